@@ -1,0 +1,242 @@
+"""EngineArgs: every `serve` flag once, as a field with its help text; spelled as vLLM spells it.
+
+`add_cli_args` turns the fields into argparse options, `create_engine_config` turns values into an
+EngineConfig. Defaults that depend on the device follow vLLM's EngineArgs.get_batch_defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from engine.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ObservabilityConfig,
+    SchedulerConfig,
+)
+from engine.env import HostDevice, cpu_has_bf16
+from engine.errors import ConfigError
+from engine.kv_sizing import GIB
+from engine.model_config import ModelConfig
+
+_DTYPES = ("auto", "bfloat16", "float16", "float32")
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def human_readable_int(text: str) -> int:
+    """`1k` = 1000, `1K` = 1024, also m/M g/G t/T (and `4GiB`); decimals with lower case only."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)(?:iB)?", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number like 4096, 4k, 4K or 4GiB")
+    number, unit = match.groups()
+    if "." in number and unit not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r}: decimals need a lower-case unit, as in 25.6k")
+    return int(float(number) * {**_UNITS, **_BINARY_UNITS, "": 1}[unit])
+
+
+def _model_len(text: str) -> int:
+    """A length, or -1 for `auto` (the longest that fits the memory)."""
+    return -1 if text in ("auto", "-1") else human_readable_int(text)
+
+
+def _flag(
+    default: Any,
+    help_text: str,
+    *,
+    parse: Callable[[str], Any] | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    return field(default=default, metadata={"help": help_text, "parse": parse, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """Flags of `python -m engine serve`; None means "resolved later", as in vLLM."""
+
+    served_model_name: str | None = _flag(None, "Name clients use; default: the model argument.")
+    host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 opens it to the network.")
+    port: int = _flag(8000, "TCP port.")
+    api_key: str | None = _flag(
+        None, "Key that /v1 requests must carry; better given as STOKER_API_KEY."
+    )
+    dtype: str = _flag("auto", "Number format of weights and activations.", choices=_DTYPES)
+    device: str = _flag("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
+    num_threads: int | None = _flag(None, "CPU threads of the model step; default: one per core.")
+    seed: int = _flag(0, "Seed of requests that bring none.")
+    max_model_len: int | None = _flag(
+        None, "Longest prompt plus output, in tokens; auto fits it to the memory.", parse=_model_len
+    )
+    max_num_batched_tokens: int | None = _flag(
+        None, "Token budget of one step.", parse=human_readable_int
+    )
+    max_num_seqs: int | None = _flag(None, "Most requests that run at once.")
+    enable_chunked_prefill: bool = _flag(True, "Split long prompts over several steps.")
+    long_prefill_token_threshold: int = _flag(
+        0, "Most prompt tokens one request gets per step; 0 is off."
+    )
+    scheduling_policy: str = _flag(
+        "fcfs", "Order of waiting requests.", choices=("fcfs", "priority")
+    )
+    block_size: int | None = _flag(None, "Tokens per KV block; default 16.")
+    gpu_memory_utilization: float = _flag(
+        0.92, "Share of the device's memory for this server (on a CPU: of the free RAM)."
+    )
+    kv_cache_memory_bytes: int | None = _flag(
+        None, "KV cache size in bytes, e.g. 2G; overrides the share.", parse=human_readable_int
+    )
+    num_gpu_blocks_override: int | None = _flag(None, "Fix the number of KV blocks (for tests).")
+    enable_prefix_caching: bool = _flag(True, "Reuse KV blocks of equal prompt beginnings.")
+    chat_template: str | None = _flag(None, "File with a Jinja chat template.")
+    enable_log_requests: bool = _flag(False, "Log the parameters of each request.")
+    disable_log_stats: bool = _flag(False, "No throughput line and no engine metrics.")
+    disable_uvicorn_access_log: bool = _flag(False, "No line per HTTP request.")
+    shutdown_timeout: float = _flag(
+        5.0, "Seconds that requests in flight get after SIGINT or SIGTERM."
+    )
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add one option per field; booleans get their `--no-` twin."""
+        types = get_type_hints(cls)
+        for entry in dataclasses.fields(cls):
+            option = "--" + entry.name.replace("_", "-")
+            meta = entry.metadata
+            if types[entry.name] is bool:
+                parser.add_argument(
+                    option,
+                    action=argparse.BooleanOptionalAction,
+                    default=entry.default,
+                    help=meta["help"],
+                )
+                continue
+            parser.add_argument(
+                option,
+                type=meta["parse"] or _plain_type(types[entry.name]),
+                default=entry.default,
+                choices=meta["choices"],
+                help=meta["help"],
+            )
+
+    @classmethod
+    def from_cli(cls, namespace: argparse.Namespace) -> EngineArgs:
+        """Collect the fields from a parsed command line."""
+        return cls(
+            **{entry.name: getattr(namespace, entry.name) for entry in dataclasses.fields(cls)}
+        )
+
+    def non_default(self) -> dict[str, Any]:
+        """Fields that differ from their default, the API key masked (for the log)."""
+        changed = {
+            entry.name: getattr(self, entry.name)
+            for entry in dataclasses.fields(self)
+            if getattr(self, entry.name) != entry.default
+        }
+        if "api_key" in changed:
+            changed["api_key"] = "***"
+        return changed
+
+    def create_engine_config(self, model: ModelConfig, host: HostDevice) -> EngineConfig:
+        """Resolve every None for `model` on `host`; ConfigError names the flag, value and limit."""
+        self._check_ranges()
+        device = host.kind if self.device == "auto" else self.device
+        tokens, seqs = _batch_defaults(host if device == "cuda" else None)
+        max_model_len = self._resolve_max_model_len(model)
+        tokens = self.max_num_batched_tokens or (
+            tokens if self.enable_chunked_prefill else max(tokens, max_model_len)
+        )
+        seqs = min(self.max_num_seqs or seqs, tokens)
+        return EngineConfig(
+            model=model,
+            cache=CacheConfig(
+                block_size=self.block_size or CacheConfig().block_size,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+                num_gpu_blocks_override=self.num_gpu_blocks_override,
+                enable_prefix_caching=self.enable_prefix_caching,
+            ),
+            scheduler=SchedulerConfig(
+                max_num_batched_tokens=tokens,
+                max_num_seqs=seqs,
+                max_model_len=max_model_len,
+                enable_chunked_prefill=self.enable_chunked_prefill,
+                long_prefill_token_threshold=self.long_prefill_token_threshold,
+                policy=self.scheduling_policy,
+            ),
+            device=DeviceConfig(
+                device=device,
+                dtype=_resolve_dtype(self.dtype, model.dtype, device),
+                num_threads=self.num_threads,
+            ),
+            observability=ObservabilityConfig(log_stats=not self.disable_log_stats),
+            seed=self.seed,
+        )
+
+    def _resolve_max_model_len(self, model: ModelConfig) -> int:
+        limit = model.max_position_embeddings
+        if self.max_model_len is None or self.max_model_len == -1:
+            return limit
+        if self.max_model_len > limit:
+            raise ConfigError(
+                f"--max-model-len {self.max_model_len} is above the {limit} positions that the model "
+                f"was made for; use {limit} or less."
+            )
+        return self.max_model_len
+
+    def _check_ranges(self) -> None:
+        _at_least("--port", self.port, 0, 65535)
+        _at_least("--max-num-seqs", self.max_num_seqs, 1)
+        _at_least("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
+        _at_least("--block-size", self.block_size, 1, 1024)
+        _at_least("--num-threads", self.num_threads, 1)
+        _at_least("--num-gpu-blocks-override", self.num_gpu_blocks_override, 2)
+        _at_least("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
+        _at_least("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0)
+        _at_least("--shutdown-timeout", self.shutdown_timeout, 0)
+        if self.max_model_len is not None and self.max_model_len != -1:
+            _at_least("--max-model-len", self.max_model_len, 2)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization} is not in (0, 1]."
+            )
+
+
+def _at_least(flag: str, value: float | None, low: float, high: float | None = None) -> None:
+    if value is None or (value >= low and (high is None or value <= high)):
+        return
+    limit = f"at least {low}" if high is None else f"from {low} to {high}"
+    raise ConfigError(f"{flag} {value} is out of range; it must be {limit}.")
+
+
+def _batch_defaults(gpu: HostDevice | None) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of `vllm serve` for this device."""
+    if gpu is None:
+        return 2048, 128
+    memory = gpu.memory_bytes or 0
+    if memory >= 160 * GIB:
+        return 16384, 1024
+    if memory >= 70 * GIB and "a100" not in gpu.name.lower():
+        return 8192, 1024
+    return 2048, 256
+
+
+def _resolve_dtype(asked: str, checkpoint: str, device: str) -> str:
+    """`auto` keeps 16-bit checkpoints as they are where the device computes them fast."""
+    if asked != "auto":
+        return asked
+    if device == "cpu":
+        return "bfloat16" if cpu_has_bf16() else "float32"
+    return "float16" if checkpoint in ("float16", "float32") else checkpoint
+
+
+def _plain_type(hint: Any) -> Callable[[str], Any]:
+    for kind in (int, float, str):
+        if hint is kind or hint == (kind | None):
+            return kind
+    raise TypeError(f"no command-line type for {hint}")

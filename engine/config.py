@@ -1,0 +1,88 @@
+"""EngineConfig: the resolved configuration of one engine, made of frozen sections.
+
+Built once by `engine.args.EngineArgs.create_engine_config`; what is learnt later (number of blocks,
+fitted lengths) is returned by whoever learns it, never written back. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import ConfigError
+from engine.model_config import ModelConfig
+
+DEFAULT_BLOCK_SIZE = 16
+"""Tokens per KV block (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """KV cache. `kv_cache_memory_bytes` overrides what `gpu_memory_utilization` would give."""
+
+    block_size: int = DEFAULT_BLOCK_SIZE
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one step; tokens and sequences."""
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 128
+    max_model_len: int = 8192
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    policy: str = "fcfs"
+    reserve_full_isl: bool = True
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("fcfs", "priority"):
+            raise ConfigError(
+                f"--scheduling-policy {self.policy!r} is not known; use fcfs or priority."
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-model-len "
+                f"{self.max_model_len} while chunked prefill is off; raise the first, lower the second, "
+                "or drop --no-enable-chunked-prefill."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How many processes run the model. World size 1 uses the `uni` executor."""
+
+    executor_backend: str = "uni"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """Where and in which number format the model runs. `device` is resolved: `cpu` or `cuda`."""
+
+    device: str = "cpu"
+    dtype: str = "bfloat16"  # bfloat16, float16 or float32
+    num_threads: int | None = None  # CPU threads of the model step; None = one per core
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservabilityConfig:
+    """What is logged and measured. `log_stats_interval_s` is the throughput line's period."""
+
+    log_stats: bool = True
+    log_stats_interval_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything EngineCore needs; travels to it as msgpack in the handshake."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    parallel: ParallelConfig = ParallelConfig()
+    device: DeviceConfig = DeviceConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
+    seed: int = 0

@@ -1,0 +1,52 @@
+"""The Executor protocol: EngineCore's view of whatever runs the model, found by name at run time.
+
+Owns the names; does not import torch. `uni` runs the worker inside the EngineCore process
+(vLLM's UniProcExecutor).
+"""
+
+from __future__ import annotations
+
+import importlib
+from concurrent.futures import Future
+from typing import Protocol, cast
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.kv_sizing import KVCacheSpec
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+
+_EXECUTORS = {"uni": "engine.worker.uniproc_executor:UniProcExecutor"}
+
+
+class Executor(Protocol):
+    """Starts the worker(s), sizes and owns the KV cache tensors, runs steps."""
+
+    def __init__(self, config: EngineConfig) -> None: ...
+
+    def load_model(self) -> None:
+        """Load the weights; logs the vLLM lines of phase 2. Raises ModelError or MemoryBudgetError."""
+
+    def determine_available_memory(self) -> int:
+        """Run the profile step and return the bytes left for the KV cache on this device."""
+
+    def get_kv_cache_spec(self) -> KVCacheSpec:
+        """Shape of one layer's page and the number of layers."""
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate `num_blocks` blocks (null block included) and warm up."""
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Start one step. The future may already be done; errors arrive through it."""
+
+    def shutdown(self) -> None:
+        """Free the device; may be called more than once."""
+
+
+def create_executor(config: EngineConfig) -> Executor:
+    """Import and construct the executor that `config.parallel.executor_backend` names."""
+    name = config.parallel.executor_backend
+    if name not in _EXECUTORS:
+        raise ConfigError(f"Unknown executor backend {name!r}; known: {', '.join(_EXECUTORS)}.")
+    module_name, _, class_name = _EXECUTORS[name].partition(":")
+    factory = getattr(importlib.import_module(module_name), class_name)
+    return cast(Executor, factory(config))

@@ -1,0 +1,78 @@
+"""What can be learnt about this host without importing torch: device, CPU number formats, memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class HostDevice:
+    """The device that `--device auto` means here. `memory_bytes` is the GPU's total, None on a CPU."""
+
+    kind: str  # cpu or cuda
+    name: str
+    memory_bytes: int | None
+
+
+def detect_device() -> HostDevice:
+    """CUDA when NVML sees a GPU and the installed torch is a CUDA build; else the CPU."""
+    if torch_cuda_version() is not None:
+        gpu = _first_gpu()
+        if gpu is not None:
+            return gpu
+    return HostDevice("cpu", platform.processor() or platform.machine(), None)
+
+
+def torch_cuda_version() -> str | None:
+    """CUDA version of the installed torch build, read from its version file; None for a CPU build."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    version_file = Path(spec.submodule_search_locations[0]) / "version.py"
+    if not version_file.is_file():
+        return None
+    match = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", version_file.read_text(), re.MULTILINE)
+    return match.group(1) if match else None
+
+
+def _first_gpu() -> HostDevice | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        if pynvml.nvmlDeviceGetCount() == 0:
+            return None
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        name = pynvml.nvmlDeviceGetName(handle)
+        total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return HostDevice("cuda", name if isinstance(name, str) else name.decode(), total)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def cpu_flags() -> frozenset[str]:
+    """Feature words of the first CPU in /proc/cpuinfo; empty where there is no such file."""
+    path = Path("/proc/cpuinfo")
+    if not path.is_file():
+        return frozenset()
+    for line in path.read_text(errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def cpu_has_bf16() -> bool:
+    """True when bf16 products run in hardware (AVX512-BF16, AMX, Arm BF16); else float32 is faster."""
+    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}) or platform.system() == "Darwin"

@@ -1,0 +1,60 @@
+"""The engine's error tree. A message says what was asked, the limit, and what to change.
+
+EngineError
+|- ConfigError            flags or model configuration that cannot work (exit 2 from the command line)
+|- ModelError             the model cannot be found, downloaded, read or is not supported (exit 1)
+|  |- ModelNotFoundError
+|  |- GatedModelError
+|  |- OfflineError
+|  `- CorruptModelError
+|- MemoryBudgetError      weights or KV cache do not fit (exit 1)
+|- EngineDeadError        EngineCore is gone; every waiting request fails with it (HTTP 503)
+`- RequestError           one request is refused (HTTP 4xx); carries the OpenAI `param`
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of every error that the engine raises on purpose."""
+
+
+class ConfigError(EngineError):
+    """A flag value or a model's config.json cannot work."""
+
+
+class ModelError(EngineError):
+    """The model cannot be served."""
+
+
+class ModelNotFoundError(ModelError):
+    """No such folder, file or repository."""
+
+
+class GatedModelError(ModelError):
+    """The repository exists, but this token (or no token) may not read it."""
+
+
+class OfflineError(ModelError):
+    """The hub cannot be reached and the cache does not hold the model."""
+
+
+class CorruptModelError(ModelError):
+    """Files are missing, truncated, or of a format that is refused (pickle)."""
+
+
+class MemoryBudgetError(EngineError):
+    """The weights or one full-length request do not fit into the memory budget."""
+
+
+class EngineDeadError(EngineError):
+    """EngineCore is dead; nothing can be generated until the server is started again."""
+
+
+class RequestError(EngineError):
+    """One request is refused. `param` names the field, `code` is a stable word or None."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code

@@ -1,0 +1,157 @@
+"""What the API server and EngineCore say to each other: msgspec structs, sent as msgpack over ZMQ.
+
+Field names follow vLLM's v1/engine/__init__.py. Text never travels: tokenising and detokenising happen
+in the API server. A frame on the input socket is (request type byte, payload).
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.sampling_params import SamplingParams
+
+
+class RequestType(bytes, enum.Enum):
+    """First frame of a message to EngineCore (values of vLLM's EngineCoreRequestType)."""
+
+    ADD = b"\x00"
+    ABORT = b"\x01"
+    UTILITY = b"\x03"
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended; `str()` gives OpenAI's word (stop, length, abort, error)."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class EventType(enum.IntEnum):
+    """Scheduler events of one request."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """One request as EngineCore sees it. `sampling_params.max_tokens` is already resolved (never None).
+
+    `eos_token_ids` is empty when the request ignores EOS. `arrival_time` is wall clock, seconds.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float
+    eos_token_ids: tuple[int, ...] = ()
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+class EngineCoreEvent(msgspec.Struct, array_like=True, frozen=True):
+    """A scheduler event with EngineCore's monotonic clock, seconds."""
+
+    type: EventType
+    timestamp: float
+
+
+class PrefillStats(msgspec.Struct, array_like=True, frozen=True):
+    """Where the prompt's KV came from; sent once, with the first token."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
+    """New tokens of one request from one step. `stop_reason` is the stop token id, None for EOS."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    events: list[EngineCoreEvent] | None = None
+    prefill_stats: PrefillStats | None = None
+    num_preemptions: int = 0
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
+    """State after one step. Gauges are snapshots; `*_delta` fields count since the previous message."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0  # 0..1 of usable blocks (the null block is not counted)
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0  # blocks that carry a prefix-cache hash, free ones included
+    num_preemptions_delta: int = 0
+    prefix_cache_queries_delta: int = 0  # tokens
+    prefix_cache_hits_delta: int = 0  # tokens
+    num_scheduled_tokens: int = 0  # computed in this step
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
+    """One message per step. `timestamp` is EngineCore's monotonic clock, seconds."""
+
+    outputs: list[EngineCoreOutput] = []
+    scheduler_stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+    utility_output: UtilityOutput | None = None
+    engine_dead: bool = False
+
+
+class UtilityRequest(msgspec.Struct, array_like=True, frozen=True):
+    """Call of a named EngineCore method, answered by a UtilityOutput with the same `call_id`."""
+
+    call_id: int
+    method: str
+
+
+class UtilityOutput(msgspec.Struct, array_like=True, frozen=True):
+    """Answer to a UtilityRequest; `error` is None on success."""
+
+    call_id: int
+    result: bool | int | float | str | None = None
+    error: str | None = None
+
+
+class HandshakeHello(msgspec.Struct, tag=True, frozen=True):
+    """EngineCore -> client: I am up and want my configuration."""
+
+    pid: int
+
+
+class HandshakeInit(msgspec.Struct, tag=True, frozen=True):
+    """Client -> EngineCore: the configuration and the socket addresses of this start."""
+
+    config: EngineConfig
+    input_address: str
+    output_address: str
+
+
+class HandshakeReady(msgspec.Struct, tag=True, frozen=True):
+    """EngineCore -> client: the model is loaded and the KV cache allocated."""
+
+    max_model_len: int
+    num_gpu_blocks: int  # the null block included
+    block_size: int
+    kv_cache_size_tokens: int
+    kv_cache_max_concurrency: float
+    dtype: str
+
+
+class HandshakeDead(msgspec.Struct, tag=True, frozen=True):
+    """EngineCore -> client: the start failed; `kind` is the error class, `message` its text."""
+
+    kind: str
+    message: str
+
+
+Handshake = HandshakeHello | HandshakeInit | HandshakeReady | HandshakeDead

@@ -1,0 +1,163 @@
+"""ModelConfig: what config.json says about a decoder, checked and typed. No weights, no torch.
+
+Reads a local folder only; finding, downloading and converting models is `engine.models.resolve`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError, CorruptModelError, ModelError, ModelNotFoundError
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama-3 style frequency scaling (`rope_type` llama3) or plain `linear` scaling."""
+
+    rope_type: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape of one Llama-type decoder. `path` is the folder with config.json and safetensors files.
+
+    `served_name` is the name clients use; `dtype` is the checkpoint's own number format.
+    """
+
+    path: str
+    served_name: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    dtype: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def from_folder(cls, folder: Path, served_name: str) -> ModelConfig:
+        """Read `folder`/config.json (and generation_config.json's EOS ids).
+
+        Raises ModelNotFoundError, CorruptModelError (unreadable JSON, missing keys) or ModelError
+        (architecture not supported, remote code wanted).
+        """
+        config_path = folder / "config.json"
+        if not folder.is_dir():
+            raise ModelNotFoundError(f"No such model folder: {folder}.")
+        if not config_path.is_file():
+            raise ModelNotFoundError(f"{folder} holds no config.json; it is not a model folder.")
+        raw = _read_json(config_path)
+        architectures = raw.get("architectures") or []
+        architecture = architectures[0] if architectures else "(none named)"
+        if architecture not in SUPPORTED_ARCHITECTURES:
+            raise ModelError(
+                f"Model architecture {architecture} is not supported; this engine runs "
+                f"{', '.join(SUPPORTED_ARCHITECTURES)}. No code from a model repository is ever run."
+            )
+        if raw.get("quantization_config"):
+            method = raw["quantization_config"].get("quant_method", "unknown")
+            raise ModelError(f"Quantised checkpoints ({method}) are not supported; use a bf16 one.")
+        generation_path = folder / "generation_config.json"
+        generation = _read_json(generation_path) if generation_path.is_file() else {}
+        try:
+            return cls._from_raw(raw, generation, folder, served_name, architecture)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptModelError(
+                f"{config_path} is incomplete or damaged: {error!r}."
+            ) from error
+
+    @classmethod
+    def _from_raw(
+        cls,
+        raw: dict[str, Any],
+        generation: dict[str, Any],
+        folder: Path,
+        served_name: str,
+        architecture: str,
+    ) -> ModelConfig:
+        heads = int(raw["num_attention_heads"])
+        hidden = int(raw["hidden_size"])
+        if raw.get("hidden_act", "silu") != "silu":
+            raise ModelError(f"Activation {raw['hidden_act']!r} is not supported; only silu is.")
+        # transformers 5 writes rope_parameters; before, rope_theta and rope_scaling stood apart.
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        theta = rope.get("rope_theta", raw.get("rope_theta", 10000.0))
+        return cls(
+            path=str(folder),
+            served_name=served_name,
+            architecture=architecture,
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=hidden,
+            intermediate_size=int(raw["intermediate_size"]),
+            num_hidden_layers=int(raw["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or hidden // heads),
+            max_position_embeddings=int(raw["max_position_embeddings"]),
+            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(theta),
+            rope_scaling=_rope_scaling(rope, int(raw["max_position_embeddings"])),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            attention_bias=bool(raw.get("attention_bias", False)),
+            mlp_bias=bool(raw.get("mlp_bias", False)),
+            dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"),
+            bos_token_id=raw.get("bos_token_id"),
+            eos_token_ids=_eos_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CorruptModelError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CorruptModelError(f"{path} holds {type(value).__name__}, not an object.")
+    return value
+
+
+def _rope_scaling(rope: dict[str, Any], max_positions: int) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind not in ("llama3", "linear"):
+        raise ModelError(f"Rope scaling {kind!r} is not supported; default, linear and llama3 are.")
+    return RopeScaling(
+        rope_type=kind,
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
+        original_max_position_embeddings=int(
+            rope.get("original_max_position_embeddings", max_positions)
+        ),
+    )
+
+
+def _eos_ids(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, int):
+        return (value,)
+    if isinstance(value, list):
+        return tuple(int(item) for item in value)
+    raise TypeError(f"eos_token_id is {value!r}")

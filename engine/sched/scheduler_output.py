@@ -1,0 +1,62 @@
+"""What the scheduler tells the model runner each step, and what comes back. No torch.
+
+New requests travel in full, known ones as a difference (as in vLLM's v1/core/sched/output.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class NewRequestData:
+    """A request that the runner does not hold: first admission, or resumed after a preemption.
+
+    `token_ids` is prompt plus output so far; the KV of the first `num_computed_tokens` already lies in
+    `block_ids` (prefix-cache hits). `num_output_tokens` says how many of `token_ids` were generated.
+    """
+
+    req_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    block_ids: list[int]
+    num_computed_tokens: int
+    sampling_params: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class CachedRequestData:
+    """Differences of requests that the runner already holds; the three lists run in parallel.
+
+    The runner appends the tokens it sampled itself, so no token ids travel here.
+    """
+
+    req_ids: list[str] = field(default_factory=list)
+    new_block_ids: list[list[int]] = field(default_factory=list)
+    num_computed_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step. `num_scheduled_tokens` keeps scheduling order: it is the batch order.
+
+    `finished_req_ids` (finished, aborted or preempted since the last step) are dropped by the runner
+    before anything else is applied.
+    """
+
+    new_requests: list[NewRequestData]
+    cached_requests: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    finished_req_ids: list[str]
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """Sampled tokens per request in batch order; an empty list where the prompt is not complete yet."""
+
+    req_ids: list[str]
+    sampled_token_ids: list[list[int]]

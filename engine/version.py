@@ -1,0 +1,3 @@
+"""The engine's version; the distribution releases app and engine together (a test holds them equal)."""
+
+__version__ = "0.1.0"
