@@ -1,3 +1,6 @@
-"""Stoker's command line: commands, supervision, model store and doctor. Holds the version literal."""
+"""Stoker's command line: commands, supervision, model store and doctor.
+
+Holds the version literal.
+"""
 
 __version__ = "0.1.0"

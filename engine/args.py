@@ -165,6 +165,7 @@ class EngineArgs:
                 max_num_batched_tokens=tokens,
                 max_num_seqs=seqs,
                 max_model_len=max_model_len,
+                auto_fit_max_model_len=self.max_model_len == -1,
                 enable_chunked_prefill=self.enable_chunked_prefill,
                 long_prefill_token_threshold=self.long_prefill_token_threshold,
                 policy=self.scheduling_policy,
@@ -176,6 +177,7 @@ class EngineArgs:
             ),
             observability=ObservabilityConfig(log_stats=not self.disable_log_stats),
             seed=self.seed,
+            shutdown_timeout_s=self.shutdown_timeout,
         )
 
     def _resolve_max_model_len(self, model: ModelConfig) -> int:
@@ -184,8 +186,8 @@ class EngineArgs:
             return limit
         if self.max_model_len > limit:
             raise ConfigError(
-                f"--max-model-len {self.max_model_len} is above the {limit} positions that the model "
-                f"was made for; use {limit} or less."
+                f"--max-model-len {self.max_model_len} is above the {limit} positions that the "
+                f"model was made for; use {limit} or less."
             )
         return self.max_model_len
 

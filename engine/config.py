@@ -35,6 +35,7 @@ class SchedulerConfig:
     max_model_len: int = 8192
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    auto_fit_max_model_len: bool = False  # --max-model-len auto: shorten it to what fits
     policy: str = "fcfs"
     reserve_full_isl: bool = True
 
@@ -46,8 +47,8 @@ class SchedulerConfig:
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-model-len "
-                f"{self.max_model_len} while chunked prefill is off; raise the first, lower the second, "
-                "or drop --no-enable-chunked-prefill."
+                f"{self.max_model_len} while chunked prefill is off; raise the first, lower the "
+                "second, or drop --no-enable-chunked-prefill."
             )
 
 
@@ -86,3 +87,4 @@ class EngineConfig:
     device: DeviceConfig = DeviceConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     seed: int = 0
+    shutdown_timeout_s: float = 5.0

@@ -1,7 +1,7 @@
 """The engine's error tree. A message says what was asked, the limit, and what to change.
 
 EngineError
-|- ConfigError            flags or model configuration that cannot work (exit 2 from the command line)
+|- ConfigError            flags or model configuration that cannot work (exit 2)
 |- ModelError             the model cannot be found, downloaded, read or is not supported (exit 1)
 |  |- ModelNotFoundError
 |  |- GatedModelError

@@ -1,7 +1,8 @@
-"""KV cache arithmetic shared by the engine and by planning: bytes -> blocks -> tokens -> concurrency.
+"""KV cache arithmetic shared by the engine and by planning: bytes -> blocks -> tokens ->
+concurrency.
 
-Rules from vLLM's v1/kv_cache_interface.py, v1/core/kv_cache_utils.py and v1/worker/utils.py. Integers
-are bytes unless the name says otherwise. No torch.
+Rules from vLLM's v1/kv_cache_interface.py, v1/core/kv_cache_utils.py and v1/worker/utils.py.
+Integers are bytes unless the name says otherwise. No torch.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class KVCacheSpec:
 
     @property
     def bytes_per_block(self) -> int:
+        """All layers' pages of one block."""
         return self.page_bytes * self.num_layers
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -48,7 +50,10 @@ class KVCapacity:
 
 
 def format_gib(num_bytes: float) -> str:
-    """Bytes as GiB rounded to two decimals without padding, as vLLM prints them (5 GiB -> `5.0`)."""
+    """Bytes as GiB rounded to two decimals without padding.
+
+    As vLLM prints them (5 GiB -> `5.0`).
+    """
     return str(round(num_bytes / GIB, 2))
 
 
@@ -58,7 +63,10 @@ def requested_memory(total_bytes: int, utilization: float) -> int:
 
 
 def kv_capacity(available_bytes: int, spec: KVCacheSpec, max_model_len: int) -> KVCapacity:
-    """Blocks, tokens and concurrency that `available_bytes` give (the null block not subtracted)."""
+    """Blocks.
+
+    Tokens and concurrency that `available_bytes` give (the null block not subtracted).
+    """
     return capacity_of_blocks(available_bytes // spec.bytes_per_block, spec, max_model_len)
 
 
@@ -98,7 +106,7 @@ def require_one_request_fits(available_bytes: int, spec: KVCacheSpec, max_model_
         raise MemoryBudgetError(
             f"To serve at least one request with the model's max seq len ({max_model_len}), "
             f"({format_gib(needed)} GiB KV cache is needed, which is larger than the available KV "
-            f"cache memory ({format_gib(usable)} GiB). Based on the available memory, the estimated "
-            f"maximum model length is {longest_model_len(available_bytes, spec)}. Try increasing "
-            "`gpu_memory_utilization` or decreasing `max_model_len`."
+            f"cache memory ({format_gib(usable)} GiB). Based on the available memory, the "
+            f"estimated maximum model length is {longest_model_len(available_bytes, spec)}. "
+            "Try increasing `gpu_memory_utilization` or decreasing `max_model_len`."
         )

@@ -1,7 +1,7 @@
 """Log lines in vLLM 0.30's shape: `(EngineCore pid=7) INFO 10-03 12:00:00 [core.py:123] message`.
 
-Lines go to stdout, one process prefix per physical line. `secret_scrubber` lets nothing that looks like
-a token or the configured API key reach a log.
+Lines go to stdout, one process prefix per physical line. `secret_scrubber` lets nothing that looks
+like a token or the configured API key reach a log.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class ProgressBar:
-    """vLLM's shard bar on stdout: `(EngineCore pid=7) desc:  25% Completed | 1/4 [00:04<00:12,  4.10s/it]`.
+    """vLLM's shard bar on stdout: `(EngineCore pid=7) desc:  25% Completed | 1/4 [00:04<00:12,
+    4.10s/it]`.
 
     Every refresh ends with a newline, as vLLM's own weight bar does.
     """

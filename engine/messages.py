@@ -1,7 +1,7 @@
 """What the API server and EngineCore say to each other: msgspec structs, sent as msgpack over ZMQ.
 
-Field names follow vLLM's v1/engine/__init__.py. Text never travels: tokenising and detokenising happen
-in the API server. A frame on the input socket is (request type byte, payload).
+Field names follow vLLM's v1/engine/__init__.py. Text never travels: tokenising and detokenising
+happen in the API server. A frame on the input socket is (request type byte, payload).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class EventType(enum.IntEnum):
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """One request as EngineCore sees it. `sampling_params.max_tokens` is already resolved (never None).
+    """One request as EngineCore sees it. `sampling_params.max_tokens` is already resolved (never
+    None).
 
     `eos_token_ids` is empty when the request ignores EOS. `arrival_time` is wall clock, seconds.
     """
@@ -84,7 +85,10 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
-    """State after one step. Gauges are snapshots; `*_delta` fields count since the previous message."""
+    """State after one step. Gauges are snapshots.
+
+    `*_delta` fields count since the previous message.
+    """
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError, CorruptModelError, ModelError, ModelNotFoundError
+from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
 
@@ -72,7 +72,7 @@ class ModelConfig:
         if architecture not in SUPPORTED_ARCHITECTURES:
             raise ModelError(
                 f"Model architecture {architecture} is not supported; this engine runs "
-                f"{', '.join(SUPPORTED_ARCHITECTURES)}. No code from a model repository is ever run."
+                f"{', '.join(SUPPORTED_ARCHITECTURES)}. Code from a model repository is never run."
             )
         if raw.get("quantization_config"):
             method = raw["quantization_config"].get("quant_method", "unknown")

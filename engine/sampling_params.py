@@ -11,9 +11,9 @@ from engine.errors import RequestError
 class SamplingParams:
     """Sampling settings of one request (field names and ranges as in vLLM's sampling_params.py).
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 is off. `max_tokens` None means the rest of the context.
-    `seed` None draws from the engine's own generator. `stop` strings are matched in the API server,
-    `stop_token_ids` in the scheduler.
+    `temperature` 0 is greedy. `top_k` 0 or -1 is off. `max_tokens` None means the rest of the
+    context. `seed` None draws from the engine's own generator. `stop` strings are matched in the
+    API server, `stop_token_ids` in the scheduler.
     """
 
     temperature: float = 1.0

@@ -1,3 +1,6 @@
-"""The engine's version; the distribution releases app and engine together (a test holds them equal)."""
+"""The engine's version.
+
+The distribution releases app and engine together (a test holds them equal).
+"""
 
 __version__ = "0.1.0"

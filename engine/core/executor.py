@@ -24,7 +24,10 @@ class Executor(Protocol):
     def __init__(self, config: EngineConfig) -> None: ...
 
     def load_model(self) -> None:
-        """Load the weights; logs the vLLM lines of phase 2. Raises ModelError or MemoryBudgetError."""
+        """Load the weights; logs the vLLM lines of phase 2.
+
+        Raises ModelError or MemoryBudgetError.
+        """
 
     def determine_available_memory(self) -> int:
         """Run the profile step and return the bytes left for the KV cache on this device."""

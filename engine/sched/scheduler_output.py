@@ -14,8 +14,9 @@ from engine.sampling_params import SamplingParams
 class NewRequestData:
     """A request that the runner does not hold: first admission, or resumed after a preemption.
 
-    `token_ids` is prompt plus output so far; the KV of the first `num_computed_tokens` already lies in
-    `block_ids` (prefix-cache hits). `num_output_tokens` says how many of `token_ids` were generated.
+    `token_ids` is prompt plus output so far; the KV of the first `num_computed_tokens` already lies
+    in `block_ids` (prefix-cache hits). `num_output_tokens` says how many of `token_ids` were
+    generated.
     """
 
     req_id: str
@@ -43,8 +44,8 @@ class CachedRequestData:
 class SchedulerOutput:
     """One step. `num_scheduled_tokens` keeps scheduling order: it is the batch order.
 
-    `finished_req_ids` (finished, aborted or preempted since the last step) are dropped by the runner
-    before anything else is applied.
+    `finished_req_ids` (finished, aborted or preempted since the last step) are dropped by the
+    runner before anything else is applied.
     """
 
     new_requests: list[NewRequestData]
@@ -56,7 +57,10 @@ class SchedulerOutput:
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
-    """Sampled tokens per request in batch order; an empty list where the prompt is not complete yet."""
+    """Sampled tokens per request in batch order.
+
+    An empty list where the prompt is not complete yet.
+    """
 
     req_ids: list[str]
     sampled_token_ids: list[list[int]]

@@ -1,0 +1,38 @@
+"""Exit codes and the error that every command raises; `app.cli` alone turns it into text and a code.
+
+StokerError carries what went wrong in one line, an optional hint (what to type), and the exit code.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """One table for all commands (docs/cli.md prints it)."""
+
+    OK = 0
+    NO = 1  # the answer is no: check failed, does not fit, unhealthy
+    USAGE = 2
+    NOT_ENOUGH_EVIDENCE = 3
+    UNREACHABLE = 4
+    ENGINE_FAILED_TO_START = 5
+    ENGINE_DIED = 6
+    ENGINE_STALLED = 7
+    LEFTOVERS_REMAIN = 8
+    TIMEOUT = 124
+    NOT_EXECUTABLE = 126
+    NOT_FOUND = 127
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class StokerError(Exception):
+    """A command cannot do what was asked."""
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, exit_code: ExitCode = ExitCode.NO
+    ) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.exit_code = exit_code

@@ -1,0 +1,229 @@
+"""AsyncMPClient: the API server's end. Starts EngineCore as a child process and talks to it over
+ZMQ.
+
+Owns the child: whatever way the server ends, `shutdown` returns only when the process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+import engine
+from engine.config import EngineConfig
+from engine.core.handshake import CoreAddresses, error_from_name
+from engine.errors import EngineDeadError, EngineError
+from engine.logger import get_logger
+from engine.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Handshake,
+    HandshakeDead,
+    HandshakeHello,
+    HandshakeInit,
+    HandshakeReady,
+    RequestType,
+    UtilityOutput,
+    UtilityRequest,
+)
+
+logger = get_logger(__name__)
+
+_TERM_GRACE_S = 3.0
+_SECRET_VARIABLES = ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+
+
+class AsyncMPClient:
+    """One EngineCore process. All methods run in the event loop that called `start`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._context = zmq.asyncio.Context(io_threads=1)
+        self._addresses = CoreAddresses.create()
+        self._process: asyncio.subprocess.Process | None = None
+        self._exit_watch: asyncio.Task[int] | None = None
+        self._is_dead = False
+        self._is_stopping = False
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
+        self._call_ids = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[UtilityOutput]] = {}
+        self._input = self._bind(zmq.PUSH, self._addresses.input)
+        self._output = self._bind(zmq.PULL, self._addresses.output)
+        self._pending_recv: asyncio.Future[bytes] | None = None
+
+    @property
+    def is_dead(self) -> bool:
+        """True once EngineCore has ended or said that it must."""
+        return self._is_dead
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of EngineCore, None before `start`."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> HandshakeReady:
+        """Spawn EngineCore and wait until its model is loaded.
+
+        Raises the EngineError that ended the start, or EngineDeadError when the process just died.
+        """
+        handshake = self._bind(zmq.PAIR, self._addresses.handshake)
+        script = Path(engine.__file__).with_name("__main__.py")
+        environment = {k: v for k, v in os.environ.items() if k not in _SECRET_VARIABLES}
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(script),
+            "core",
+            "--handshake",
+            self._addresses.handshake,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        self._exit_watch = asyncio.create_task(self._process.wait())
+        try:
+            return await self._handshake(handshake)
+        except BaseException:
+            self._is_dead = True
+            await self.shutdown(0.0)
+            raise
+        finally:
+            handshake.close(linger=0)
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue one request; EngineDeadError when there is no engine any more."""
+        self._require_alive()
+        await self._send(RequestType.ADD, request)
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """End requests nobody waits for; silently nothing when the engine is dead."""
+        if request_ids and not self._is_dead:
+            await self._send(RequestType.ABORT, list(request_ids))
+
+    async def get_output(self) -> EngineCoreOutputs:
+        """The next step's outputs; EngineDeadError once EngineCore is gone."""
+        while True:
+            outputs = self._decode(await self._recv_or_die())
+            if outputs.engine_dead:
+                self._mark_dead()
+                raise EngineDeadError("EngineCore failed; see its traceback in the log.")
+            if outputs.utility_output is None:
+                return outputs
+            call = self._calls.pop(outputs.utility_output.call_id, None)
+            if call is not None and not call.done():
+                call.set_result(outputs.utility_output)
+
+    async def call_utility(self, method: str) -> bool | int | float | str | None:
+        """Call a named EngineCore method. Needs someone to be reading `get_output`."""
+        self._require_alive()
+        call_id = next(self._call_ids)
+        self._calls[call_id] = asyncio.get_running_loop().create_future()
+        await self._send(RequestType.UTILITY, UtilityRequest(call_id, method))
+        answer = await self._calls[call_id]
+        if answer.error is not None:
+            raise EngineError(answer.error)
+        return answer.result
+
+    async def shutdown(self, timeout_s: float) -> None:
+        """Stop EngineCore: SIGTERM, up to `timeout_s` plus a grace, then SIGKILL. Idempotent."""
+        self._is_stopping = True
+        if self._process is not None and self._exit_watch is not None:
+            if not self._exit_watch.done():
+                self._signal(signal.SIGTERM)
+                await asyncio.wait({self._exit_watch}, timeout=timeout_s + _TERM_GRACE_S)
+            if not self._exit_watch.done():
+                logger.warning("[shutdown] MPClient: EngineCore still running; sending SIGKILL")
+                self._signal(signal.SIGKILL)
+            await self._exit_watch
+        self._mark_dead()
+        if self._pending_recv is not None:
+            self._pending_recv.cancel()
+        self._input.close(linger=0)
+        self._output.close(linger=0)
+        self._context.term()
+        self._addresses.remove()
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _bind(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.bind(address)
+        return socket
+
+    async def _handshake(self, socket: zmq.asyncio.Socket) -> HandshakeReady:
+        hello = await self._next_handshake(socket)
+        assert isinstance(hello, HandshakeHello), hello
+        init = HandshakeInit(self._config, self._addresses.input, self._addresses.output)
+        await socket.send(self._encode(init))
+        answer = await self._next_handshake(socket)
+        if isinstance(answer, HandshakeDead):
+            raise error_from_name(answer.kind, answer.message)
+        assert isinstance(answer, HandshakeReady), answer
+        return answer
+
+    async def _next_handshake(self, socket: zmq.asyncio.Socket) -> Handshake:
+        assert self._exit_watch is not None
+        message: asyncio.Future[bytes] = asyncio.ensure_future(socket.recv())
+        waited: set[asyncio.Future[Any]] = {message, self._exit_watch}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not message.done():
+            # A last word may still lie in the socket of a process that is already gone.
+            await asyncio.wait({message}, timeout=0.2)
+        if not message.done():
+            message.cancel()
+            raise EngineDeadError(
+                f"EngineCore ended during start-up with exit code {self._exit_watch.result()}."
+            )
+        return msgspec.msgpack.decode(message.result(), type=Handshake)
+
+    async def _recv_or_die(self) -> bytes:
+        assert self._exit_watch is not None, "start() comes first"
+        if self._pending_recv is None:
+            self._pending_recv = asyncio.ensure_future(self._output.recv())
+        if not self._pending_recv.done():
+            waited: set[asyncio.Future[Any]] = {self._pending_recv, self._exit_watch}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if self._pending_recv.done() and not self._pending_recv.cancelled():
+            message, self._pending_recv = self._pending_recv.result(), None
+            return message
+        self._mark_dead()
+        raise EngineDeadError(f"EngineCore is gone (exit code {self._exit_code()}).")
+
+    def _exit_code(self) -> int | None:
+        return self._process.returncode if self._process else None
+
+    async def _send(self, kind: RequestType, payload: object) -> None:
+        await self._input.send_multipart((kind.value, self._encode(payload)))
+
+    def _require_alive(self) -> None:
+        if self._is_dead or (self._exit_watch is not None and self._exit_watch.done()):
+            raise EngineDeadError(f"EngineCore is gone (exit code {self._exit_code()}).")
+
+    def _mark_dead(self) -> None:
+        if not self._is_dead and not self._is_stopping:
+            logger.error(
+                "[shutdown] MPClient: engine core exited unexpectedly (exit code %s)",
+                self._exit_code(),
+            )
+        self._is_dead = True
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(EngineDeadError("EngineCore is gone."))
+        self._calls.clear()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)

@@ -1,0 +1,196 @@
+"""EngineCore: model, KV cache and scheduler of one engine, and one step of it.
+
+Owns the order schedule -> execute -> update. Knows nothing of sockets or processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from engine.config import EngineConfig
+from engine.core.executor import Executor, create_executor
+from engine.errors import MemoryBudgetError
+from engine.kv_sizing import (
+    KVCacheSpec,
+    KVCapacity,
+    capacity_line,
+    capacity_of_blocks,
+    format_gib,
+    kv_capacity,
+    longest_model_len,
+    require_one_request_fits,
+)
+from engine.logger import get_logger
+from engine.messages import EngineCoreOutputs, EngineCoreRequest, HandshakeReady
+from engine.sched.request import Request, RequestStatus
+from engine.sched.scheduler import Scheduler
+from engine.version import __version__
+
+logger = get_logger(__name__)
+
+
+class EngineCore:
+    """Loads the model, sizes the cache, then runs steps.
+
+    Raises ModelError or MemoryBudgetError from the constructor when the start fails.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor_factory: Callable[[EngineConfig], Executor] = create_executor,
+    ) -> None:
+        _log_config(config)
+        self.executor = executor_factory(config)
+        self.executor.load_model()
+        start = time.monotonic()
+        self.spec = self.executor.get_kv_cache_spec()
+        available = self.executor.determine_available_memory()
+        logger.info("Available KV cache memory: %s GiB", format_gib(available))
+        self.config, self.capacity = _size_cache(config, self.spec, available)
+        device = "CPU" if config.device.device == "cpu" else "GPU"
+        max_model_len = self.config.scheduler.max_model_len
+        logger.info("%s", capacity_line(self.capacity, max_model_len, device))
+        self.executor.initialize_kv_cache(self.capacity.num_blocks)
+        logger.info(
+            "init engine (profile, create kv cache, warmup model) took %.2f s",
+            time.monotonic() - start,
+        )
+        self.scheduler = Scheduler(
+            self.config.scheduler, self.config.cache, self.capacity.num_blocks
+        )
+
+    @property
+    def ready_message(self) -> HandshakeReady:
+        """What the API server learns once the engine is up."""
+        return HandshakeReady(
+            max_model_len=self.config.scheduler.max_model_len,
+            num_gpu_blocks=self.capacity.num_blocks,
+            block_size=self.config.cache.block_size,
+            kv_cache_size_tokens=self.capacity.num_tokens,
+            kv_cache_max_concurrency=self.capacity.max_concurrency,
+            dtype=self.config.device.dtype,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """True while there is nothing to run."""
+        return not self.scheduler.has_unfinished_requests()
+
+    def add_request(self, message: EngineCoreRequest) -> None:
+        """Queue one request."""
+        cache = self.config.cache
+        self.scheduler.add_request(
+            Request(message, cache.block_size, hash_blocks=cache.enable_prefix_caching)
+        )
+
+    def abort_requests(self, request_ids: Sequence[str]) -> int:
+        """End requests whose client is gone; returns how many were alive."""
+        return len(self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED))
+
+    def abort_all(self) -> int:
+        """End everything (shutdown)."""
+        return self.abort_requests(list(self.scheduler.requests))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while blocks are in use."""
+        return self.scheduler.reset_prefix_cache()
+
+    def step(self) -> EngineCoreOutputs:
+        """Schedule, run the model, take the tokens back. The caller has checked `is_idle`."""
+        scheduled = self.scheduler.schedule()
+        outputs = []
+        if scheduled.total_num_scheduled_tokens:
+            result = self.executor.execute_model(scheduled).result()
+            outputs = self.scheduler.update_from_output(scheduled, result)
+        return EngineCoreOutputs(
+            outputs=outputs,
+            scheduler_stats=self.scheduler.make_stats(scheduled.total_num_scheduled_tokens),
+            timestamp=time.monotonic(),
+        )
+
+    def stats_message(self) -> EngineCoreOutputs:
+        """State without a step, for when an abort changed it."""
+        return EngineCoreOutputs(
+            scheduler_stats=self.scheduler.make_stats(), timestamp=time.monotonic()
+        )
+
+    def shutdown(self) -> None:
+        """Free the device."""
+        self.executor.shutdown()
+
+
+def _size_cache(
+    config: EngineConfig, spec: KVCacheSpec, available: int
+) -> tuple[EngineConfig, KVCapacity]:
+    """Check that one full-length request fits; returns the config with a fitted length.
+
+    And sizes.
+    """
+    override = config.cache.num_gpu_blocks_override
+    if override is not None:
+        logger.info(
+            "Overriding num_gpu_blocks=%d with num_gpu_blocks_override=%d",
+            available // spec.bytes_per_block,
+            override,
+        )
+        if override * spec.bytes_per_block > available:
+            raise MemoryBudgetError(
+                f"--num-gpu-blocks-override {override} needs "
+                f"{format_gib(override * spec.bytes_per_block)} GiB, but only "
+                f"{format_gib(available)} GiB are there; use at most "
+                f"{available // spec.bytes_per_block}."
+            )
+        available = override * spec.bytes_per_block
+    if config.scheduler.auto_fit_max_model_len:
+        config = _fit_max_model_len(config, spec, available)
+    max_model_len = config.scheduler.max_model_len
+    require_one_request_fits(available, spec, max_model_len)
+    if override is not None:
+        return config, capacity_of_blocks(override, spec, max_model_len)
+    return config, kv_capacity(available, spec, max_model_len)
+
+
+def _fit_max_model_len(config: EngineConfig, spec: KVCacheSpec, available: int) -> EngineConfig:
+    asked, longest = config.scheduler.max_model_len, longest_model_len(available, spec)
+    if longest >= asked:
+        logger.info(
+            "Auto-fit max_model_len: full model context length %d fits in available memory", asked
+        )
+        return config
+    if longest < 2:
+        raise MemoryBudgetError(
+            "Cannot auto-fit max_model_len: not enough memory available to serve even a single "
+            f"token ({format_gib(available)} GiB are left for the KV cache)."
+        )
+    logger.info(
+        "Auto-fit max_model_len: reduced from %d to %d to fit in available memory "
+        "(%s GiB available for KV cache)",
+        asked,
+        longest,
+        format_gib(available),
+    )
+    scheduler = dataclasses.replace(config.scheduler, max_model_len=longest)
+    return dataclasses.replace(config, scheduler=scheduler)
+
+
+def _log_config(config: EngineConfig) -> None:
+    logger.info(
+        "Initializing a V1 LLM engine (v%s) with config: model='%s', tokenizer='%s', "
+        "dtype=torch.%s, max_seq_len=%d, tensor_parallel_size=1, pipeline_parallel_size=1, "
+        "data_parallel_size=1, quantization=None, enforce_eager=True, kv_cache_dtype=auto, "
+        "device_config=%s, seed=%d, served_model_name=%s, enable_prefix_caching=%s, "
+        "enable_chunked_prefill=%s",
+        __version__,
+        config.model.path,
+        config.model.path,
+        config.device.dtype,
+        config.scheduler.max_model_len,
+        config.device.device,
+        config.seed,
+        config.model.served_name,
+        config.cache.enable_prefix_caching,
+        config.scheduler.enable_chunked_prefill,
+    )

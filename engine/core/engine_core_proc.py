@@ -1,0 +1,183 @@
+"""The EngineCore process: handshake, then a busy loop of receive, step, send.
+
+One thread does all of it: ZMQ's own I/O thread buffers what arrives while the model runs, so no
+Python thread competes for the interpreter. A second thread only watches that the parent lives.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import msgspec
+import zmq
+
+from engine.core.engine_core import EngineCore
+from engine.errors import EngineError
+from engine.logger import get_logger, setup_logging
+from engine.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Handshake,
+    HandshakeDead,
+    HandshakeHello,
+    HandshakeInit,
+    RequestType,
+    UtilityOutput,
+    UtilityRequest,
+)
+
+logger = get_logger(__name__)
+
+_PARENT_CHECK_S = 0.5
+
+
+def main(handshake_address: str) -> int:
+    """Run one EngineCore until it is told to stop; returns the process's exit code."""
+    setup_logging("EngineCore")
+    _watch_parent()
+    # Ctrl-C reaches the whole process group; the API server decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    context = zmq.Context(io_threads=1)
+    try:
+        return _run(context, handshake_address)
+    finally:
+        context.destroy(linger=1000)
+
+
+def _run(context: zmq.Context[zmq.Socket[bytes]], handshake_address: str) -> int:
+    handshake = context.socket(zmq.PAIR)
+    handshake.connect(handshake_address)
+    encode = msgspec.msgpack.Encoder().encode
+    handshake.send(encode(HandshakeHello(os.getpid())))
+    init = msgspec.msgpack.decode(handshake.recv(), type=Handshake)
+    assert isinstance(init, HandshakeInit), init
+    try:
+        core = EngineCore(init.config)
+    except EngineError as error:
+        logger.error("EngineCore failed to start.")
+        logger.error("%s: %s", type(error).__name__, error)
+        handshake.send(encode(HandshakeDead(type(error).__name__, str(error))))
+        return 1
+    except Exception as error:
+        logger.exception("EngineCore failed to start.")
+        handshake.send(encode(HandshakeDead(type(error).__name__, str(error))))
+        return 1
+    proc = EngineCoreProc(core, context, init)
+    handshake.send(encode(core.ready_message))
+    return proc.run()
+
+
+class EngineCoreProc:
+    """Sockets and the busy loop around one EngineCore."""
+
+    def __init__(
+        self, core: EngineCore, context: zmq.Context[zmq.Socket[bytes]], init: HandshakeInit
+    ) -> None:
+        self._core = core
+        self._shutdown_timeout_s = init.config.shutdown_timeout_s
+        self._stop_deadline: float | None = None
+        self._input = context.socket(zmq.PULL)
+        self._input.connect(init.input_address)
+        self._output = context.socket(zmq.PUSH)
+        self._output.setsockopt(zmq.SNDHWM, 0)
+        self._output.connect(init.output_address)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode_add = msgspec.msgpack.Decoder(EngineCoreRequest).decode
+        self._decode_abort = msgspec.msgpack.Decoder(list[str]).decode
+        self._decode_utility = msgspec.msgpack.Decoder(UtilityRequest).decode
+        # A signal only sets a flag; the socket pair wakes the poll that waits for requests.
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> int:
+        """Loop until told to stop; a step that fails ends the process with code 1."""
+        try:
+            self._busy_loop()
+        except Exception:
+            logger.exception("EngineCore encountered a fatal error.")
+            self._send(EngineCoreOutputs(engine_dead=True))
+            return 1
+        finally:
+            self._core.shutdown()
+        logger.info("[shutdown] EngineCore: exiting busy loop")
+        return 0
+
+    def _busy_loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._input, zmq.POLLIN)
+        poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        while not self._should_stop():
+            if self._core.is_idle:
+                poller.poll()
+                self._drain_wakeups()
+            self._receive()
+            if not self._core.is_idle:
+                self._send(self._core.step())
+
+    def _should_stop(self) -> bool:
+        if self._stop_deadline is None:
+            return False
+        if self._core.is_idle:
+            return True
+        if time.monotonic() < self._stop_deadline:
+            return False
+        count = self._core.abort_all()
+        logger.info("[shutdown] EngineCore: aborting in-flight requests count=%d", count)
+        return True
+
+    def _receive(self) -> None:
+        """Apply every message that has arrived; aborts are reported even when no step follows."""
+        has_aborted = False
+        while True:
+            try:
+                kind, payload = self._input.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if kind == RequestType.ADD.value:
+                self._core.add_request(self._decode_add(payload))
+            elif kind == RequestType.ABORT.value:
+                has_aborted |= self._core.abort_requests(self._decode_abort(payload)) > 0
+            elif kind == RequestType.UTILITY.value:
+                self._send(EngineCoreOutputs(utility_output=self._call(payload)))
+        if has_aborted and self._core.is_idle:
+            self._send(self._core.stats_message())
+
+    def _call(self, payload: bytes) -> UtilityOutput:
+        request = self._decode_utility(payload)
+        if request.method == "reset_prefix_cache":
+            return UtilityOutput(request.call_id, self._core.reset_prefix_cache())
+        return UtilityOutput(request.call_id, error=f"no such method: {request.method}")
+
+    def _send(self, message: EngineCoreOutputs) -> None:
+        self._output.send(self._encode(message))
+
+    def _on_sigterm(self, _signum: int, _frame: object) -> None:
+        if self._stop_deadline is None:
+            self._stop_deadline = time.monotonic() + self._shutdown_timeout_s
+            logger.info("[shutdown] EngineCore: trigger received signal=SIGTERM")
+
+    def _drain_wakeups(self) -> None:
+        try:
+            while self._wake_read.recv(64):
+                pass
+        except BlockingIOError:
+            pass
+
+
+def _watch_parent() -> None:
+    """End this process when the API server is gone, however it went (a SIGKILL tells nobody)."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

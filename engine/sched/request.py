@@ -1,0 +1,133 @@
+"""Request: one sequence as the scheduler sees it, its status and its block hashes. No torch."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Sequence
+
+from engine.messages import EngineCoreEvent, EngineCoreRequest, EventType, FinishReason
+from engine.sampling_params import SamplingParams
+from engine.sched.block_hash import BlockHash, hash_block
+
+
+class RequestStatus(enum.IntEnum):
+    """Life of a request; everything after PREEMPTED is finished (vLLM's v1/request.py)."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH_CAPPED = 4
+    FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
+
+    @property
+    def is_finished(self) -> bool:
+        """True for every status after PREEMPTED."""
+        return self > RequestStatus.PREEMPTED
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """What the client is told; None while the request lives."""
+        return _FINISH_REASONS.get(self)
+
+
+_FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+}
+
+
+class Request:
+    """State that changes every step, so a slotted class rather than a frozen value.
+
+    `num_computed_tokens` counts tokens whose KV exists or is being computed by the scheduled step.
+    `block_hashes` covers every full block of `token_ids`, in order.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "block_hashes",
+        "block_size",
+        "cache_salt",
+        "eos_token_ids",
+        "events",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "priority",
+        "request_id",
+        "sampling_params",
+        "status",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(self, message: EngineCoreRequest, block_size: int, *, hash_blocks: bool) -> None:
+        self.request_id = message.request_id
+        self.sampling_params: SamplingParams = message.sampling_params
+        self.eos_token_ids = message.eos_token_ids
+        self.priority = message.priority
+        self.arrival_time = message.arrival_time
+        self.cache_salt = message.cache_salt
+        self.token_ids = list(message.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        max_tokens = message.sampling_params.max_tokens
+        assert max_tokens is not None, "the front end resolves max_tokens"
+        self.max_tokens = max_tokens
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None  # hits at first admission
+        self.num_preemptions = 0
+        self.stop_reason: int | None = None
+        self.events: list[EngineCoreEvent] = []
+        self.block_size = block_size if hash_blocks else 0
+        self.block_hashes: list[BlockHash] = []
+        self._extend_block_hashes()
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus output so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def sort_key(self) -> tuple[int, float, str]:
+        """Order under the priority policy; smaller is served sooner."""
+        return (self.priority, self.arrival_time, self.request_id)
+
+    def append_output(self, token_ids: Sequence[int]) -> None:
+        """Add generated tokens and hash the blocks they fill."""
+        self.token_ids.extend(token_ids)
+        if self.block_size and len(self.token_ids) // self.block_size > len(self.block_hashes):
+            self._extend_block_hashes()
+
+    def record_event(self, kind: EventType) -> None:
+        """Note an event with the monotonic clock; it leaves with the next output."""
+        self.events.append(EngineCoreEvent(kind, time.monotonic()))
+
+    def take_events(self) -> list[EngineCoreEvent] | None:
+        """Events since the last call, None when there are none."""
+        if not self.events:
+            return None
+        events, self.events = self.events, []
+        return events
+
+    def _extend_block_hashes(self) -> None:
+        size = self.block_size
+        if not size:
+            return
+        hashes, tokens = self.block_hashes, self.token_ids
+        for start in range(len(hashes) * size, len(tokens) - size + 1, size):
+            parent = hashes[-1] if hashes else None
+            salt = self.cache_salt if start == 0 else None
+            hashes.append(hash_block(parent, tokens[start : start + size], salt))

@@ -1,0 +1,298 @@
+"""Scheduler: one token budget per step, running requests first, then waiting ones. No torch.
+
+There is no prefill phase and no decode phase: each step hands out tokens so that every request's
+num_computed_tokens catches up with its token count. Rules of vLLM's v1/core/sched/scheduler.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.config import CacheConfig, SchedulerConfig
+from engine.messages import (
+    EngineCoreOutput,
+    EventType,
+    PrefillStats,
+    SchedulerStats,
+)
+from engine.sched.kv_cache_manager import KVCacheManager
+from engine.sched.request import Request, RequestStatus
+from engine.sched.request_queue import create_request_queue
+from engine.sched.scheduler_output import (
+    CachedRequestData,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+)
+
+
+class Scheduler:
+    """Decides who computes how many tokens in each step, and who must give blocks back.
+
+    `num_blocks` includes the null block. Not thread-safe: EngineCore's busy loop is its only
+    caller.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int) -> None:
+        self.config = config
+        self.block_size = cache.block_size
+        self.kv_cache_manager = KVCacheManager(
+            num_blocks, cache.block_size, enable_caching=cache.enable_prefix_caching
+        )
+        self.requests: dict[str, Request] = {}
+        self.waiting = create_request_queue(config.policy)
+        self.running: list[Request] = []
+        self._finished_req_ids: list[str] = []
+        self._num_preemptions = 0
+        self._num_queries = 0
+        self._num_hits = 0
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Queue a new request."""
+        request.record_event(EventType.QUEUED)
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[Request]:
+        """End requests from outside (abort, error); unknown and finished ids are ignored."""
+        ended = []
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if request.status == RequestStatus.RUNNING:
+                self.running.remove(request)
+            else:
+                self.waiting.remove(request)
+            self._finish(request, status)
+            ended.append(request)
+        return ended
+
+    def has_unfinished_requests(self) -> bool:
+        """True while anything waits or runs."""
+        return bool(self.requests)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while blocks are in use."""
+        return self.kv_cache_manager.reset_prefix_cache()
+
+    # ---- one step ------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan one step and advance every scheduled request's num_computed_tokens."""
+        output = SchedulerOutput([], CachedRequestData(), {}, 0, [])
+        budget = self.config.max_num_batched_tokens
+        budget, has_preempted = self._schedule_running(output, budget)
+        if not has_preempted:
+            budget = self._schedule_waiting(output, budget)
+        output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
+        if output.total_num_scheduled_tokens:  # an empty step is not run, so nobody would hear them
+            output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
+        for request_id, count in output.num_scheduled_tokens.items():
+            self.requests[request_id].num_computed_tokens += count
+        return output
+
+    def _schedule_running(self, output: SchedulerOutput, budget: int) -> tuple[int, bool]:
+        """Phase 1, in admission order. Returns the budget left and whether anyone was preempted."""
+        manager, cached = self.kv_cache_manager, output.cached_requests
+        threshold = self.config.long_prefill_token_threshold
+        has_preempted = False
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            count = len(request.token_ids) - request.num_computed_tokens
+            if 0 < threshold < count:
+                count = threshold
+            count = min(count, budget, self._room(request))
+            if count <= 0:
+                index += 1
+                continue
+            new_blocks = manager.allocate_slots(request, count)
+            while new_blocks is None:
+                has_preempted = True
+                victim = self._victim()
+                victim_index = self.running.index(victim)
+                budget += self._unschedule(output, victim)
+                self._preempt(victim)
+                if victim is request:
+                    return budget, True
+                if victim_index < index:
+                    index -= 1
+                new_blocks = manager.allocate_slots(request, count)
+            cached.req_ids.append(request.request_id)
+            cached.new_block_ids.append([block.block_id for block in new_blocks])
+            cached.num_computed_tokens.append(request.num_computed_tokens)
+            output.num_scheduled_tokens[request.request_id] = count
+            budget -= count
+            index += 1
+        return budget, has_preempted
+
+    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> int:
+        """Phase 2: admit from the head of the queue until something does not fit."""
+        manager, threshold = self.kv_cache_manager, self.config.long_prefill_token_threshold
+        while budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting.peek()
+            hits = manager.get_computed_blocks(request)
+            num_hit_tokens = len(hits) * self.block_size
+            count = request.num_tokens - num_hit_tokens
+            if 0 < threshold < count:
+                count = threshold
+            if count > budget and not self.config.enable_chunked_prefill:
+                break
+            count = min(count, budget)
+            must_fit = request.num_tokens if self.config.reserve_full_isl else 0
+            if manager.allocate_slots(request, count, hits, must_fit_tokens=must_fit) is None:
+                break
+            self.waiting.pop()
+            self._admit(request, num_hit_tokens)
+            output.new_requests.append(self._new_request_data(request))
+            output.num_scheduled_tokens[request.request_id] = count
+            budget -= count
+        return budget
+
+    def _admit(self, request: Request, num_hit_tokens: int) -> None:
+        if request.num_cached_tokens is None:
+            # Counted once, at first admission; a request that returns from preemption is left out.
+            request.num_cached_tokens = num_hit_tokens
+            request.record_event(EventType.SCHEDULED)
+            if self.kv_cache_manager.enable_caching:
+                self._num_queries += request.num_tokens
+                self._num_hits += num_hit_tokens
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_hit_tokens
+        self.running.append(request)
+
+    def _new_request_data(self, request: Request) -> NewRequestData:
+        return NewRequestData(
+            req_id=request.request_id,
+            token_ids=list(request.token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            block_ids=self.kv_cache_manager.get_block_ids(request.request_id),
+            num_computed_tokens=request.num_computed_tokens,
+            sampling_params=request.sampling_params,
+            eos_token_ids=request.eos_token_ids,
+        )
+
+    def _room(self, request: Request) -> int:
+        """Positions left below max_model_len; the last one is never computed, only sampled."""
+        return self.config.max_model_len - 1 - request.num_computed_tokens
+
+    # ---- preemption ----------------------------------------------------------------------------
+
+    def _victim(self) -> Request:
+        """Who gives blocks back: the latest admitted, or the least urgent under `priority`."""
+        if self.config.policy == "priority":
+            return max(self.running, key=lambda item: item.sort_key)
+        return self.running[-1]
+
+    def _preempt(self, request: Request) -> None:
+        """Recompute later: all blocks go back and num_computed_tokens starts again at 0."""
+        self.running.remove(request)
+        self.kv_cache_manager.free(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.record_event(EventType.PREEMPTED)
+        self._num_preemptions += 1
+        self._finished_req_ids.append(request.request_id)
+        self.waiting.add_preempted(request)
+
+    def _unschedule(self, output: SchedulerOutput, request: Request) -> int:
+        """Take a victim out of the step that is being planned; returns its tokens to the budget."""
+        count = output.num_scheduled_tokens.pop(request.request_id, 0)
+        if count:
+            cached = output.cached_requests
+            index = cached.req_ids.index(request.request_id)
+            del (
+                cached.req_ids[index],
+                cached.new_block_ids[index],
+                cached.num_computed_tokens[index],
+            )
+        return count
+
+    # ---- results -------------------------------------------------------------------------------
+
+    def update_from_output(
+        self, scheduled: SchedulerOutput, result: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
+        """Append the sampled tokens, end what must end, and say what each client gets."""
+        outputs: list[EngineCoreOutput] = []
+        has_finished = False
+        for request_id, sampled in zip(result.req_ids, result.sampled_token_ids, strict=True):
+            request = self.requests.get(request_id)
+            if request is None or not sampled:
+                continue  # ended while the step ran, or its prompt is not complete yet
+            is_first = request.num_output_tokens == 0
+            tokens, status = self._accept(request, sampled)
+            if status is not None:
+                self._finish(request, status)
+                has_finished = True
+            outputs.append(self._output(request, tokens, is_first))
+        if has_finished:
+            self.running = [item for item in self.running if not item.status.is_finished]
+        return outputs
+
+    def _accept(
+        self, request: Request, sampled: list[int]
+    ) -> tuple[list[int], RequestStatus | None]:
+        """Append tokens up to the one that ends the request; later ones are dropped."""
+        params = request.sampling_params
+        for number, token in enumerate(sampled, start=1):
+            request.append_output((token,))
+            status = None
+            has_minimum = request.num_output_tokens >= params.min_tokens
+            if has_minimum and token in request.eos_token_ids:
+                status = RequestStatus.FINISHED_STOPPED
+            elif has_minimum and token in params.stop_token_ids:
+                status, request.stop_reason = RequestStatus.FINISHED_STOPPED, token
+            elif (
+                request.num_output_tokens >= request.max_tokens
+                or request.num_tokens >= self.config.max_model_len
+            ):
+                status = RequestStatus.FINISHED_LENGTH_CAPPED
+            if status is not None:
+                return sampled[:number], status
+        return sampled, None
+
+    def _finish(self, request: Request, status: RequestStatus) -> None:
+        was_running = request.status == RequestStatus.RUNNING
+        request.status = status
+        self.kv_cache_manager.free(request)
+        del self.requests[request.request_id]
+        if was_running:
+            self._finished_req_ids.append(request.request_id)
+
+    def _output(self, request: Request, tokens: list[int], is_first: bool) -> EngineCoreOutput:
+        reason = request.status.finish_reason
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=tokens,
+            finish_reason=reason,
+            stop_reason=request.stop_reason,
+            events=request.take_events(),
+            prefill_stats=(
+                PrefillStats(request.num_prompt_tokens, request.num_cached_tokens or 0)
+                if is_first
+                else None
+            ),
+            num_preemptions=request.num_preemptions if reason is not None else 0,
+        )
+
+    def make_stats(self, num_scheduled_tokens: int = 0) -> SchedulerStats:
+        """Snapshot for /metrics; the counters since the last call are taken and set back."""
+        pool = self.kv_cache_manager.block_pool
+        stats = SchedulerStats(
+            num_running_reqs=len(self.running),
+            num_waiting_reqs=len(self.waiting),
+            kv_cache_usage=pool.usage,
+            num_free_blocks=pool.num_free_blocks,
+            num_cached_blocks=pool.num_cached_blocks,
+            num_preemptions_delta=self._num_preemptions,
+            prefix_cache_queries_delta=self._num_queries,
+            prefix_cache_hits_delta=self._num_hits,
+            num_scheduled_tokens=num_scheduled_tokens,
+        )
+        self._num_preemptions = self._num_queries = self._num_hits = 0
+        return stats

@@ -1,0 +1,106 @@
+"""Random workloads: block ownership, budget, progress, and independence of the schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sched.request import RequestStatus
+from engine.sched.scheduler import Scheduler
+from tests.sched.workload import Run, make_request, make_scheduler
+
+_REQUESTS = st.lists(
+    st.tuples(
+        st.integers(1, 40),  # prompt tokens
+        st.integers(1, 24),  # output tokens
+        st.integers(0, 12),  # arrives before this step
+        st.integers(0, 2),  # prompt family: equal families share a prefix
+        st.integers(0, 3),  # priority
+    ),
+    min_size=1,
+    max_size=12,
+)
+_LIMITS = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(18, 60),
+        "tokens": st.integers(1, 64),
+        "seqs": st.integers(1, 6),
+        "caching": st.booleans(),
+        "reserve": st.booleans(),
+        "policy": st.sampled_from(["fcfs", "priority"]),
+        "threshold": st.sampled_from([0, 0, 5]),
+    }
+)
+
+
+def check_integrity(scheduler: Scheduler) -> None:
+    """free + used + null = total, and reference counts equal the tables."""
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    uses = Counter(
+        block_id
+        for request_id in scheduler.requests
+        for block_id in manager.get_block_ids(request_id)
+    )
+    free = pool.free_queue.block_ids()
+    assert len(set(free)) == len(free)
+    assert 0 not in uses
+    assert 0 not in free
+    assert set(free).isdisjoint(uses)
+    assert len(free) + len(uses) + 1 == pool.num_blocks
+    for block in pool.blocks[1:]:
+        assert block.ref_cnt == uses.get(block.block_id, 0)
+        if block.ref_cnt > 1:
+            assert manager.enable_caching
+            assert block.block_hash is not None
+    for request in scheduler.running:
+        held = len(manager.get_block_ids(request.request_id))
+        assert held == -(-request.num_computed_tokens // scheduler.block_size)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_REQUESTS, _LIMITS, st.lists(st.integers(0, 30), max_size=3))
+def test_random_workloads_keep_every_invariant(
+    work: list[tuple[int, int, int, int, int]], limits: dict[str, object], aborts: list[int]
+) -> None:
+    scheduler = make_scheduler(block_size=4, max_model_len=68, **limits)  # type: ignore[arg-type]
+    run = Run(scheduler)
+    todo = sorted(enumerate(work), key=lambda item: item[1][2])
+    aborted: set[str] = set()
+    step = 0
+    while todo or scheduler.has_unfinished_requests():
+        while todo and todo[0][1][2] <= step:
+            number, (prompt, output, arrival, family, priority) = todo.pop(0)
+            tokens = [family] * prompt
+            scheduler.add_request(
+                make_request(
+                    scheduler, str(number), tokens, output, arrival=arrival, priority=priority
+                )
+            )
+        if step in aborts and scheduler.requests:
+            victim = sorted(scheduler.requests)[step % len(scheduler.requests)]
+            scheduler.finish_requests([victim], RequestStatus.FINISHED_ABORTED)
+            aborted.add(victim)
+            check_integrity(scheduler)
+        planned, _ = run.step()
+        assert planned.total_num_scheduled_tokens == sum(planned.num_scheduled_tokens.values())
+        assert planned.total_num_scheduled_tokens <= scheduler.config.max_num_batched_tokens
+        assert all(count > 0 for count in planned.num_scheduled_tokens.values())
+        assert len(planned.num_scheduled_tokens) <= scheduler.config.max_num_seqs
+        assert len(scheduler.running) <= scheduler.config.max_num_seqs
+        check_integrity(scheduler)
+        step += 1
+        assert step < 5000, "no progress"
+    assert set(run.reasons) | aborted == {str(number) for number in range(len(work))}
+    assert scheduler.kv_cache_manager.usage == 0.0
+
+    reference = make_scheduler(num_blocks=2000, block_size=4, max_model_len=68)
+    alone = Run(reference)
+    for number, (prompt, output, _, family, _) in enumerate(work):
+        reference.add_request(make_request(reference, str(number), [family] * prompt, output))
+    alone.finish()
+    for request_id, tokens in run.outputs.items():
+        expected = alone.outputs[request_id]
+        assert tokens == (expected[: len(tokens)] if request_id in aborted else expected)

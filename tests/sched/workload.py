@@ -1,0 +1,133 @@
+"""Drives the real Scheduler without a model: the tokens come from a rule, so runs can be redone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.config import CacheConfig, SchedulerConfig
+from engine.messages import EngineCoreOutput, EngineCoreRequest
+from engine.sampling_params import SamplingParams
+from engine.sched.request import Request
+from engine.sched.scheduler import Scheduler
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+
+NEVER = 10**9
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 1000,
+    block_size: int = 4,
+    caching: bool = False,
+    tokens: int = 2048,
+    seqs: int = 256,
+    max_model_len: int = 4096,
+    policy: str = "fcfs",
+    chunked: bool = True,
+    threshold: int = 0,
+    reserve: bool = True,
+) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            max_model_len=max_model_len,
+            policy=policy,
+            enable_chunked_prefill=chunked,
+            long_prefill_token_threshold=threshold,
+            reserve_full_isl=reserve,
+        ),
+        CacheConfig(block_size=block_size, enable_prefix_caching=caching),
+        num_blocks,
+    )
+
+
+def make_request(
+    scheduler: Scheduler,
+    request_id: str,
+    prompt: int | list[int],
+    max_tokens: int,
+    *,
+    arrival: float = 0.0,
+    priority: int = 0,
+    salt: str | None = None,
+    params: SamplingParams | None = None,
+    eos: tuple[int, ...] = (),
+) -> Request:
+    token_ids = (
+        prompt
+        if isinstance(prompt, list)
+        else [(sum(map(ord, request_id)) * 7 + i * i) % 1000 for i in range(prompt)]
+    )
+    message = EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=token_ids,
+        sampling_params=params or SamplingParams(max_tokens=max_tokens),
+        arrival_time=arrival,
+        eos_token_ids=eos,
+        cache_salt=salt,
+        priority=priority,
+    )
+    manager = scheduler.kv_cache_manager
+    return Request(message, scheduler.block_size, hash_blocks=manager.enable_caching)
+
+
+def next_token(request: Request) -> int:
+    """A token that depends on the whole sequence, as a greedy model's would."""
+    return (sum(request.token_ids) * 31 + len(request.token_ids)) % 997
+
+
+class Run:
+    """Steps a scheduler like a model runner would, and keeps its own view of the runner's state."""
+
+    def __init__(self, scheduler: Scheduler, token: Callable[[Request], int] = next_token) -> None:
+        self.scheduler = scheduler
+        self.token = token
+        self.held: dict[str, int] = {}  # request id -> tokens whose KV the runner holds
+        self.tables: dict[str, list[int]] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.reasons: dict[str, str] = {}
+
+    def step(self) -> tuple[SchedulerOutput, list[EngineCoreOutput]]:
+        planned = self.scheduler.schedule()
+        self._apply(planned)
+        result = ModelRunnerOutput([], [])
+        for request_id in planned.num_scheduled_tokens:
+            request = self.scheduler.requests[request_id]
+            result.req_ids.append(request_id)
+            is_complete = request.num_computed_tokens == request.num_tokens
+            result.sampled_token_ids.append([self.token(request)] if is_complete else [])
+        outputs = self.scheduler.update_from_output(planned, result)
+        for output in outputs:
+            self.outputs.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                self.reasons[output.request_id] = str(output.finish_reason)
+        return planned, outputs
+
+    def finish(self, max_steps: int = 10_000) -> int:
+        steps = 0
+        while self.scheduler.has_unfinished_requests():
+            assert steps < max_steps, "the scheduler makes no progress"
+            self.step()
+            steps += 1
+        return steps
+
+    def _apply(self, planned: SchedulerOutput) -> None:
+        """What a model runner would do with the message; checks that the differences add up."""
+        for request_id in planned.finished_req_ids:
+            self.held.pop(request_id, None)
+            self.tables.pop(request_id, None)
+        for new in planned.new_requests:
+            assert new.req_id not in self.held
+            self.held[new.req_id] = new.num_computed_tokens
+            self.tables[new.req_id] = list(new.block_ids)
+        cached = planned.cached_requests
+        for request_id, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            assert self.held[request_id] == computed
+            self.tables[request_id].extend(blocks)
+        for request_id, count in planned.num_scheduled_tokens.items():
+            self.held[request_id] += count
+            block_size = self.scheduler.block_size
+            assert len(self.tables[request_id]) * block_size >= self.held[request_id]
