@@ -58,6 +58,12 @@ class KVCacheManager:
         right away.
         """
         table = self._tables.get(request.request_id, [])
+        if table and not hits and not must_fit_tokens:
+            end = request.num_computed_tokens + num_new_tokens
+            if end <= len(table) * self.block_size:  # the usual decode step: nothing to allocate
+                if self.enable_caching:
+                    self._register_full_blocks(request, end)
+                return []
         num_computed = request.num_computed_tokens + len(hits) * self.block_size
         num_held = len(table) + len(hits)
         needed = self._blocks_for(num_computed + num_new_tokens) - num_held
@@ -92,9 +98,10 @@ class KVCacheManager:
 
     def _register_full_blocks(self, request: Request, num_tokens: int) -> None:
         done = self._num_hashed[request.request_id]
-        full = min(num_tokens, request.num_tokens) // self.block_size
+        full = num_tokens // self.block_size
         if full <= done:
             return
+        full = min(full, request.num_tokens // self.block_size)
         table = self._tables[request.request_id]
         for index in range(done, full):
             self.block_pool.cache_block(table[index], request.block_hashes[index])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Sequence
 
 from engine.messages import EngineCoreEvent, EngineCoreRequest, EventType, FinishReason
 from engine.sampling_params import SamplingParams
@@ -105,9 +104,9 @@ class Request:
         """Order under the priority policy; smaller is served sooner."""
         return (self.priority, self.arrival_time, self.request_id)
 
-    def append_output(self, token_ids: Sequence[int]) -> None:
-        """Add generated tokens and hash the blocks they fill."""
-        self.token_ids.extend(token_ids)
+    def append_output(self, token_id: int) -> None:
+        """Add a generated token and hash the block that it fills."""
+        self.token_ids.append(token_id)
         if self.block_size and len(self.token_ids) // self.block_size > len(self.block_hashes):
             self._extend_block_hashes()
 

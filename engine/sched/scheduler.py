@@ -98,6 +98,8 @@ class Scheduler:
         """Phase 1, in admission order. Returns the budget left and whether anyone was preempted."""
         manager, cached = self.kv_cache_manager, output.cached_requests
         threshold = self.config.long_prefill_token_threshold
+        # The last position is never computed, only sampled.
+        max_model_len = self.config.max_model_len
         has_preempted = False
         index = 0
         while index < len(self.running) and budget > 0:
@@ -105,7 +107,7 @@ class Scheduler:
             count = len(request.token_ids) - request.num_computed_tokens
             if 0 < threshold < count:
                 count = threshold
-            count = min(count, budget, self._room(request))
+            count = min(count, budget, max_model_len - 1 - request.num_computed_tokens)
             if count <= 0:
                 index += 1
                 continue
@@ -122,7 +124,9 @@ class Scheduler:
                     index -= 1
                 new_blocks = manager.allocate_slots(request, count)
             cached.req_ids.append(request.request_id)
-            cached.new_block_ids.append([block.block_id for block in new_blocks])
+            cached.new_block_ids.append(
+                [block.block_id for block in new_blocks] if new_blocks else []
+            )
             cached.num_computed_tokens.append(request.num_computed_tokens)
             output.num_scheduled_tokens[request.request_id] = count
             budget -= count
@@ -174,10 +178,6 @@ class Scheduler:
             sampling_params=request.sampling_params,
             eos_token_ids=request.eos_token_ids,
         )
-
-    def _room(self, request: Request) -> int:
-        """Positions left below max_model_len; the last one is never computed, only sampled."""
-        return self.config.max_model_len - 1 - request.num_computed_tokens
 
     # ---- preemption ----------------------------------------------------------------------------
 
@@ -238,23 +238,26 @@ class Scheduler:
         self, request: Request, sampled: list[int]
     ) -> tuple[list[int], RequestStatus | None]:
         """Append tokens up to the one that ends the request; later ones are dropped."""
-        params = request.sampling_params
         for number, token in enumerate(sampled, start=1):
-            request.append_output((token,))
-            status = None
-            has_minimum = request.num_output_tokens >= params.min_tokens
-            if has_minimum and token in request.eos_token_ids:
-                status = RequestStatus.FINISHED_STOPPED
-            elif has_minimum and token in params.stop_token_ids:
-                status, request.stop_reason = RequestStatus.FINISHED_STOPPED, token
-            elif (
-                request.num_output_tokens >= request.max_tokens
-                or request.num_tokens >= self.config.max_model_len
-            ):
-                status = RequestStatus.FINISHED_LENGTH_CAPPED
+            status = self._accept_one(request, token)
             if status is not None:
                 return sampled[:number], status
         return sampled, None
+
+    def _accept_one(self, request: Request, token: int) -> RequestStatus | None:
+        params = request.sampling_params
+        request.append_output(token)
+        num_tokens = len(request.token_ids)
+        num_output = num_tokens - request.num_prompt_tokens
+        if num_output >= params.min_tokens:
+            if token in request.eos_token_ids:
+                return RequestStatus.FINISHED_STOPPED
+            if token in params.stop_token_ids:
+                request.stop_reason = token
+                return RequestStatus.FINISHED_STOPPED
+        if num_output >= request.max_tokens or num_tokens >= self.config.max_model_len:
+            return RequestStatus.FINISHED_LENGTH_CAPPED
+        return None
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         was_running = request.status == RequestStatus.RUNNING

@@ -1,0 +1,36 @@
+"""Every test runs with state and runtime folders of its own; the model cache is the real one.
+
+Sharing the cache is on purpose: the default model is downloaded and converted once per machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+_SECRETS = ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "STOKER_URL")
+
+
+@pytest.fixture(autouse=True)
+def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the user's servers, logs, keys or the hub."""
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in _SECRETS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_folder(repo_root: Path) -> Path:
+    """Collected logs and metrics of real servers, beside the checkout; tests skip without it."""
+    folder = repo_root.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("no ../shared beside this checkout")
+    return folder
