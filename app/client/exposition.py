@@ -1,0 +1,114 @@
+"""Parser of the Prometheus text format. Knows the syntax, no metric name.
+
+Lines that cannot be read are counted in `Exposition.num_skipped`, never fatal: one odd line
+must not blank a dashboard.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.client.histograms import Histogram
+
+_SAMPLE = re.compile(
+    r"""\s*(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)\s*
+        (?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?
+        \s*(?P<value>[^\s]+)
+        (?:\s+-?[\d.eE+]+)?          # time stamp
+        (?:\s+\#.*)?\s*$             # exemplar of OpenMetrics
+    """,
+    re.VERBOSE,
+)
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|Inf|NaN)", re.I)
+_ESCAPE = re.compile(r"\\(.)")
+_UNESCAPED = {"n": "\n"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line: the value of a name under its labels."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """One scrape: samples by name in file order, and the declared type of each family."""
+
+    samples: Mapping[str, tuple[Sample, ...]]
+    types: Mapping[str, str]
+    num_skipped: int = 0
+
+    def has_prefix(self, prefix: str) -> bool:
+        """Whether any sample's name starts with `prefix`."""
+        return any(name.startswith(prefix) for name in self.samples)
+
+    def get(self, name: str) -> tuple[Sample, ...]:
+        """The samples called `name`, or that name with the `_total` of counters."""
+        return self.samples.get(name) or self.samples.get(f"{name}_total") or ()
+
+    def histogram(self, name: str) -> Histogram | None:
+        """The histogram `name`, summed over every label but `le`; None when it is absent."""
+        counts: dict[float, float] = {}
+        for sample in self.samples.get(f"{name}_bucket", ()):
+            bound = _number(sample.labels.get("le", ""))
+            if bound is not None and not math.isnan(sample.value):
+                counts[bound] = counts.get(bound, 0.0) + sample.value
+        if not counts:
+            return None
+        bounds = tuple(sorted(counts))
+        sums = [sample.value for sample in self.samples.get(f"{name}_sum", ())]
+        return Histogram(bounds, tuple(counts[bound] for bound in bounds), sum(sums))
+
+
+def parse_exposition(text: str) -> Exposition:
+    """Parse the text of one GET /metrics."""
+    samples: dict[str, list[Sample]] = {}
+    types: dict[str, str] = {}
+    num_skipped = 0
+    for line in text.split("\n"):
+        if line.lstrip().startswith("#"):
+            _note_type(line, types)
+        elif line.strip() and not _note_sample(line, samples):
+            num_skipped += 1
+    frozen = {name: tuple(found) for name, found in samples.items()}
+    return Exposition(frozen, types, num_skipped)
+
+
+def _note_type(line: str, types: dict[str, str]) -> None:
+    words = line.lstrip()[1:].split()
+    if len(words) == 3 and words[0] == "TYPE":
+        types[words[1]] = words[2]
+
+
+def _note_sample(line: str, samples: dict[str, list[Sample]]) -> bool:
+    match = _SAMPLE.match(line)
+    if not match:
+        return False
+    value = _number(match["value"])
+    labels = _labels(match["labels"] or "")
+    if value is None or labels is None:
+        return False
+    samples.setdefault(match["name"], []).append(Sample(labels, value))
+    return True
+
+
+def _labels(text: str) -> dict[str, str] | None:
+    labels: dict[str, str] = {}
+    position = 0
+    while position < len(text) and text[position:].strip():
+        match = _LABEL.match(text, position)
+        if not match:
+            return None
+        labels[match[1]] = _ESCAPE.sub(lambda m: _UNESCAPED.get(m[1], m[1]), match[2])
+        position = match.end()
+    return labels
+
+
+def _number(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) else None

@@ -1,0 +1,53 @@
+"""Makes foreign text (model answers, log lines) safe to write to a terminal.
+
+Escape sequences could move the cursor, set the title or the clipboard; text direction marks could
+hide words. Both are removed. `EscapeFilter` does the same for text that arrives in pieces.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SEQUENCE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, screen
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC up to their terminator
+    r"|\x9b[0-?]*[ -/]*[@-~]"  # CSI as one 8-bit character
+    r"|\x1b(?![\[\]PX^_])[ -/]*[0-~]",  # two-character escapes and character sets
+    re.DOTALL,
+)
+_UNFINISHED = re.compile(
+    r"(?:\x1b|\x1b\[[0-?]*[ -/]*|\x9b[0-?]*[ -/]*|\x1b[ -/]+|\x1b[\]PX^_][^\x07\x9c]*)\Z", re.DOTALL
+)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_LONGEST_HELD = 4096
+
+
+def strip_escapes(text: str) -> str:
+    """`text` without escape sequences and control characters; newlines and tabs stay."""
+    return _CONTROL.sub("", _SEQUENCE.sub("", text))
+
+
+def clean_line(line: str) -> str:
+    """One log line as a terminal would have left it: the last state of a redrawn progress bar."""
+    return strip_escapes(line.rstrip("\r\n").rsplit("\r", 1)[-1]).expandtabs(8)
+
+
+class EscapeFilter:
+    """`strip_escapes` over pieces: an escape sequence may be cut anywhere between two of them."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """The part of the text so far that is safe to write now."""
+        text = _SEQUENCE.sub("", self._held + piece)
+        match = _UNFINISHED.search(text)
+        # A terminator that never comes must not swallow the rest of the answer.
+        cut = match.start() if match and len(text) - match.start() <= _LONGEST_HELD else len(text)
+        self._held = text[cut:]
+        return _CONTROL.sub("", text[:cut])
+
+    def flush(self) -> str:
+        """What is left when the text ends, without the escape byte of an unfinished sequence."""
+        held, self._held = self._held, ""
+        return "" if re.fullmatch(r"[\x1b\x9b].?[0-?]*[ -/]*", held) else strip_escapes(held)

@@ -1,0 +1,154 @@
+"""HTTP clients for one server: address, key, time limits, and httpx's errors turned into ours.
+
+Tests enter through `transport` (httpx.MockTransport). Owns no endpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from app.client.errors import InvalidUrl, Unreachable
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT_S = 10.0
+# An answer may pause for minutes while a long prompt is computed; connecting may not.
+STREAM_TIMEOUT_S = 600.0
+CONNECT_TIMEOUT_S = 3.0
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+_ENDPOINT_SUFFIXES = ("/v1", "/metrics", "/health", "/v1/models", "/v1/chat/completions")
+
+
+def normalise_base_url(text: str) -> str:
+    """`localhost:8000`, `:8000`, `8000`, `http://h:p/v1/` and the like as `http://host:port`."""
+    address = text.strip()
+    if address.isdigit():
+        address = f":{address}"
+    if "://" not in address:
+        address = f"http://{address}"
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidUrl(_refusal(text, str(error))) from error
+    _check(text, parts.scheme, parts.hostname, port, "@" in parts.netloc)
+    host = _ANY_ADDRESS.get(parts.hostname or "", parts.hostname or "")
+    netloc = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{netloc}{f':{port}' if port else ''}{_prefix(parts.path)}"
+
+
+def _prefix(path: str) -> str:
+    """A path before the endpoints (a reverse proxy's), with a pasted endpoint cut off."""
+    path = path.rstrip("/")
+    for suffix in sorted(_ENDPOINT_SUFFIXES, key=len, reverse=True):
+        if path.endswith(suffix):
+            return path.removesuffix(suffix)
+    return path
+
+
+def _check(text: str, scheme: str, host: str | None, port: int | None, has_login: bool) -> None:
+    if scheme not in ("http", "https"):
+        raise InvalidUrl(_refusal(text, f"the scheme {scheme!r} is not http or https"))
+    if has_login:
+        raise InvalidUrl("the address carries a login; put the key into STOKER_API_KEY instead")
+    if not host and port is None:
+        raise InvalidUrl(_refusal(text, "it names no host"))
+    if host and any(char.isspace() or char in "\"'<>\\^`{|}" for char in host):
+        raise InvalidUrl(_refusal(text, "the host has a character that no host name has"))
+
+
+def _refusal(text: str, reason: str) -> str:
+    return f"{text!r} is not a server address: {reason}; write it like {DEFAULT_URL}"
+
+
+def open_client(
+    base_url: str,
+    *,
+    api_key: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    transport: httpx.BaseTransport | None = None,
+) -> httpx.Client:
+    """A client whose relative paths start at `base_url`; the caller closes it."""
+    import httpx
+
+    base = _checked_base_url(base_url)
+    return httpx.Client(
+        base_url=base,
+        headers=_headers(api_key),
+        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+        transport=transport,
+        trust_env=_may_use_proxy(base),
+        follow_redirects=True,
+    )
+
+
+def open_async_client(
+    base_url: str,
+    *,
+    api_key: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> httpx.AsyncClient:
+    """The asynchronous twin of `open_client`."""
+    import httpx
+
+    base = _checked_base_url(base_url)
+    return httpx.AsyncClient(
+        base_url=base,
+        headers=_headers(api_key),
+        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+        transport=transport,
+        trust_env=_may_use_proxy(base),
+        follow_redirects=True,
+    )
+
+
+def _checked_base_url(base_url: str) -> str:
+    import httpx
+
+    base = normalise_base_url(base_url)
+    try:
+        httpx.URL(base)
+    except httpx.InvalidURL as error:
+        raise InvalidUrl(_refusal(base_url, str(error))) from error
+    return base
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def _may_use_proxy(base_url: str) -> bool:
+    """A proxy from the environment cannot reach this machine's own loopback."""
+    return urlsplit(base_url).hostname not in _LOOPBACK
+
+
+@contextlib.contextmanager
+def connection_errors(base_url: str) -> Iterator[None]:
+    """Turn httpx's transport errors into `Unreachable`, with the reason in words."""
+    import httpx
+
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise Unreachable(f"{base_url} did not answer in time") from error
+    except httpx.ConnectError as error:
+        raise Unreachable(f"no server answers at {base_url} ({_reason(error)})") from error
+    except (httpx.TransportError, httpx.DecodingError) as error:
+        raise Unreachable(f"the connection to {base_url} broke ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    lowered = text.lower()
+    if "refused" in lowered or "all connection attempts failed" in lowered:
+        return "connection refused"
+    if "name or service not known" in lowered or "nodename nor servname" in lowered:
+        return "unknown host name"
+    return text

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from app.client.histograms import Percentile
+from tui import formatting
+from tui.keys import key_text
+from tui.widgets.history_graph import bar, graph_rows
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        formatting.count(None),
+        formatting.rate(None),
+        formatting.percent(None),
+        formatting.seconds(None),
+        formatting.percentile(None),
+        formatting.count(math.inf),
+    ],
+)
+def test_unknown_is_a_dash(text: str) -> None:
+    assert text == "-"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0.00 ms"),
+        (0.00123, "1.23 ms"),
+        (0.0411, "41.1 ms"),
+        (0.6123, "612 ms"),
+        (0.9999, "1.00 s"),
+        (2.1625, "2.16 s"),
+        (123.4, "123 s"),
+    ],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert formatting.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.25, "0.2"), (9.94, "9.9"), (9.96, "10"), (12345.6, "12,346")]
+)
+def test_rate(value: float, text: str) -> None:
+    assert formatting.rate(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.44, "0.4 s"), (12, "12 s"), (75, "1 min 15 s"), (7300, "2 h 1 min")]
+)
+def test_age(value: float, text: str) -> None:
+    assert formatting.age(value) == text
+
+
+@pytest.mark.parametrize(
+    ("found", "text", "interval"),
+    [
+        (Percentile(0.612, 0.5, 0.75, 9), "~612 ms", "(500,750]"),
+        (Percentile(2.2, 1.0, 2.5, 9), "~2.20 s", "(1,2.5]"),
+        (Percentile(1.02, 1.0, 1.05, 9), "1.02 s", ""),
+        (Percentile(0.004, 0.0, 0.01, 9), "< 10.0 ms", ""),
+        (Percentile(80.0, 80.0, math.inf, 9), "> 80.0 s", ""),
+    ],
+)
+def test_percentiles_say_what_is_known(found: Percentile, text: str, interval: str) -> None:
+    assert formatting.percentile(found) == text
+    assert formatting.bucket(found) == interval
+
+
+def test_graph_scales_to_its_peak_and_keeps_gaps() -> None:
+    assert graph_rows([0, None, 8, 16], 5, 2) == ["    █", " ▁ ██"]
+    assert graph_rows([1, 2, 4], 2, 1) == ["▄█"]
+    assert graph_rows([], 3, 1) == ["   "]
+    assert graph_rows([1.0], 0, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"),
+    [(0, "▁▁▁▁"), (0.01, "▆▁▁▁"), (0.5, "▆▆▁▁"), (0.99, "▆▆▆▁"), (1, "▆▆▆▆"), (1.7, "▆▆▆▆")],
+)
+def test_bar_is_full_or_empty_only_at_the_ends(share: float, drawn: str) -> None:
+    assert bar(share, 4) == drawn
+    assert bar(None, 4) == "    "
+
+
+def test_names_of_keys() -> None:
+    assert key_text("q,ctrl+c,f10") == "q, Ctrl-C, F10"
+    assert key_text("plus,question_mark,space") == "+, ?, Space"

@@ -1,0 +1,66 @@
+"""The help screen: keys, taken from the bindings themselves, and how to read the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from rich.table import Table
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from tui.keys import key_text
+
+_READING = (
+    ("-", "the server does not expose this, or there is no data yet; it never means 0"),
+    ("used", "KV blocks that requests hold; a block of vLLM's pool is kept empty by design"),
+    ("cached", "KV blocks that hold a prefix which a new request can reuse, free ones included"),
+    ("tokens/s", "counter increase between two samples; a server restart is noted at the top"),
+    ("~ < >", "estimate inside a wide histogram bucket; below the first, above the last bound"),
+    ("n", "observations behind the three percentiles"),
+    ("hits", "share of prompt tokens found in the prefix cache"),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    """Closes with Escape, q or the key that opened it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,f1,h", "dismiss", "Back", id="help.close"),
+    ]
+
+    def __init__(self, bindings: Iterable[Binding]) -> None:
+        super().__init__()
+        self._key_bindings = [binding for binding in bindings if binding.description]
+
+    def compose(self) -> ComposeResult:
+        """One scrollable box."""
+        with VerticalScroll(id="help") as box:
+            box.border_title = "Help"
+            box.border_subtitle = "Esc closes"
+            yield Static(self._keys(), id="help-keys")
+            yield Static(_reading(), id="help-reading")
+
+    def _keys(self) -> Table:
+        table = _table()
+        for binding in self._key_bindings:
+            table.add_row(key_text(binding.key), binding.tooltip or binding.description)
+        table.add_row("Ctrl-P", "every command by name")
+        return table
+
+
+def _reading() -> Table:
+    table = _table()
+    for term, meaning in _READING:
+        table.add_row(term, meaning)
+    return table
+
+
+def _table() -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True, min_width=15)
+    table.add_column()
+    return table
