@@ -94,7 +94,6 @@ class AsyncMPClient:
         try:
             return await self._handshake(handshake)
         except BaseException:
-            self._is_dead = True
             await self.shutdown(0.0)
             raise
         finally:
@@ -148,9 +147,7 @@ class AsyncMPClient:
         self._mark_dead()
         if self._pending_recv is not None:
             self._pending_recv.cancel()
-        self._input.close(linger=0)
-        self._output.close(linger=0)
-        self._context.term()
+        self._context.destroy(linger=0)
         self._addresses.remove()
 
     # ---- inside --------------------------------------------------------------------------------

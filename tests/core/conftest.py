@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.args import EngineArgs
+from engine.config import EngineConfig
+from engine.env import HostDevice
+from engine.model_config import ModelConfig
+from tests.tiny_model import write_tiny_llama
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+def engine_config(folder: Path, **flags: object) -> EngineConfig:
+    """Config of the tiny model in float32 on the CPU, with a small cache."""
+    args = EngineArgs(**{"dtype": "float32", "kv_cache_memory_bytes": 1 << 20, **flags})  # type: ignore[arg-type]
+    model = ModelConfig.from_folder(folder, "tiny")
+    return args.create_engine_config(model, HostDevice("cpu", "cpu", None))

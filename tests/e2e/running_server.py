@@ -1,0 +1,140 @@
+"""Starts the real `stoker serve` (or the bare engine) on a free port, for end-to-end tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+STOKER = Path(sys.executable).with_name("stoker")
+ENGINE = [sys.executable, str(ROOT / "engine" / "__main__.py")]
+START_TIMEOUT_S = 120
+
+
+@dataclass
+class Server:
+    """One started server: its process, URL, and what it wrote so far."""
+
+    process: subprocess.Popen[str]
+    url: str
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def tree(self) -> list[psutil.Process]:
+        """The process and all its descendants."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def engine_core(self) -> psutil.Process:
+        return next(item for item in self.tree() if "--handshake" in item.cmdline())
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Signal it and wait; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(
+    command: list[str],
+    port: int,
+    *,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    wait: bool = True,
+) -> Iterator[Server]:
+    """Run `command`, wait for /health 200, and make sure that nothing is left afterwards."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+    )
+    server = Server(process, f"http://127.0.0.1:{port}")
+    reader = threading.Thread(target=_read, args=(process, server.lines), daemon=True)
+    reader.start()
+    try:
+        if wait:
+            wait_until_ready(server)
+        yield server
+    finally:
+        if process.poll() is None:
+            for item in server.tree():
+                item.kill()
+        process.wait(timeout=30)
+        reader.join(timeout=10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _read(process: subprocess.Popen[str], lines: list[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+
+
+def wait_until_ready(server: Server) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while health(server.url) != 200:
+        assert server.process.poll() is None, f"ended early:\n{server.text}"
+        assert time.monotonic() < deadline, f"not ready:\n{server.text}"
+        time.sleep(0.05)
+
+
+def health(url: str) -> int | None:
+    """Status of /health, None when nobody answers."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except OSError:
+        return None
+
+
+def get_json(url: str) -> dict[str, object]:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return dict(json.load(response))
+
+
+def gauge(url: str, name: str) -> float:
+    """One value of /metrics."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        for line in response.read().decode().splitlines():
+            if line.startswith(name) and not line.startswith("#"):
+                return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"{name} is not in /metrics")
+
+
+def wait_for_gauge(url: str, name: str, value: float, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while gauge(url, name) != value:
+        assert time.monotonic() < deadline, f"{name} stays at {gauge(url, name)}, not {value}"
+        time.sleep(0.05)

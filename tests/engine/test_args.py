@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from engine.args import EngineArgs, human_readable_int
+from engine.env import HostDevice
+from engine.errors import ConfigError
+from engine.kv_sizing import GIB
+from engine.model_config import ModelConfig
+
+MODEL = ModelConfig(
+    path="/models/m",
+    served_name="m",
+    architecture="LlamaForCausalLM",
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+    rope_scaling=None,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    mlp_bias=False,
+    dtype="bfloat16",
+    bos_token_id=1,
+    eos_token_ids=(2,),
+)
+CPU = HostDevice("cpu", "cpu", None)
+
+
+def parse(*words: str) -> EngineArgs:
+    parser = argparse.ArgumentParser()
+    EngineArgs.add_cli_args(parser)
+    return EngineArgs.from_cli(parser.parse_args(words))
+
+
+def gpu(gib: int, name: str = "NVIDIA H100") -> HostDevice:
+    return HostDevice("cuda", name, gib * GIB)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("4096", 4096), ("4k", 4000), ("4K", 4096), ("25.6k", 25_600), ("2G", 2 * GIB), ("1GiB", GIB)],
+)
+def test_numbers_with_units(text: str, value: int) -> None:
+    assert human_readable_int(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "4X", "1.5K", "-3"])
+def test_numbers_that_are_none(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        human_readable_int(text)
+
+
+def test_every_flag_has_help_and_a_default_that_is_not_reported() -> None:
+    assert all(entry.metadata["help"] for entry in dataclasses.fields(EngineArgs))
+    assert parse().non_default() == {}
+
+
+def test_flags_are_spelled_as_vllm_spells_them_and_the_key_is_masked() -> None:
+    args = parse(
+        "--max-model-len", "2K", "--no-enable-prefix-caching", "--api-key", "s3cret", "--port", "9"
+    )
+    assert args.non_default() == {
+        "max_model_len": 2048,
+        "enable_prefix_caching": False,
+        "api_key": "***",
+        "port": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("host", "tokens", "seqs"),
+    [
+        (CPU, 2048, 128),
+        (gpu(24), 2048, 256),
+        (gpu(80), 8192, 1024),
+        (gpu(80, "NVIDIA A100"), 2048, 256),
+        (gpu(180), 16_384, 1024),
+    ],
+)
+def test_defaults_follow_the_device(host: HostDevice, tokens: int, seqs: int) -> None:
+    config = parse().create_engine_config(MODEL, host)
+    assert config.scheduler.max_num_batched_tokens == tokens
+    assert config.scheduler.max_num_seqs == seqs
+    assert config.scheduler.max_model_len == 4096
+    assert config.device.device == host.kind
+
+
+def test_without_chunked_prefill_a_step_holds_a_whole_prompt() -> None:
+    config = parse("--no-enable-chunked-prefill").create_engine_config(MODEL, CPU)
+    assert config.scheduler.max_num_batched_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--max-model-len", "8192"), "--max-model-len 8192 is above the 4096 positions"),
+        (("--port", "70000"), "--port 70000 is out of range"),
+        (("--gpu-memory-utilization", "1.5"), r"1.5 is not in \(0, 1\]"),
+        (("--max-num-seqs", "0"), "--max-num-seqs 0 is out of range"),
+        (
+            ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "100"),
+            "raise the first, lower the second",
+        ),
+    ],
+)
+def test_values_that_cannot_work_are_refused_with_their_limit(
+    words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(*words).create_engine_config(MODEL, CPU)
+
+
+def test_auto_length_starts_from_the_models_own() -> None:
+    config = parse("--max-model-len", "auto").create_engine_config(MODEL, CPU)
+    assert config.scheduler.max_model_len == 4096
+    assert config.scheduler.auto_fit_max_model_len

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
+from engine.model_config import ModelConfig, RopeScaling
+
+RAW: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+}
+
+
+def folder_with(tmp_path: Path, **changes: Any) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({**RAW, **changes}))
+    return tmp_path
+
+
+def test_defaults_come_from_the_other_fields(tmp_path: Path) -> None:
+    config = ModelConfig.from_folder(folder_with(tmp_path), "name")
+    assert (config.head_dim, config.num_key_value_heads, config.rope_theta) == (16, 4, 10_000.0)
+    assert config.eos_token_ids == (2,)
+    assert config.rope_scaling is None
+
+
+def test_old_and_new_rope_keys_are_read(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 128}
+    old = ModelConfig.from_folder(
+        folder_with(tmp_path, rope_theta=500_000.0, rope_scaling=scaling), "name"
+    )
+    new = ModelConfig.from_folder(
+        folder_with(tmp_path, rope_parameters={**scaling, "rope_theta": 500_000.0}), "name"
+    )
+    assert old == new
+    assert old.rope_scaling == RopeScaling(
+        rope_type="llama3", factor=8.0, original_max_position_embeddings=128
+    )
+
+
+def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    assert ModelConfig.from_folder(folder, "name").eos_token_ids == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"architectures": ["FooForCausalLM"]}, ModelError, "FooForCausalLM is not supported"),
+        ({"hidden_size": None}, CorruptModelError, "incomplete or damaged"),
+        ({"hidden_act": "gelu"}, ModelError, "only silu"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}}, ModelError, "'yarn' is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, ModelError, r"\(awq\)"),
+    ],
+)
+def test_what_cannot_be_served_is_named(
+    tmp_path: Path, changes: dict[str, Any], error: type[ModelError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ModelConfig.from_folder(folder_with(tmp_path, **changes), "name")
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="No such model folder"):
+        ModelConfig.from_folder(tmp_path / "nothing", "name")
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        ModelConfig.from_folder(tmp_path, "name")
+    (tmp_path / "config.json").write_text("{broken")
+    with pytest.raises(CorruptModelError, match="not valid JSON"):
+        ModelConfig.from_folder(tmp_path, "name")

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from engine.errors import RequestError
+from engine.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": -0.1},
+        {"temperature": 2.1},
+        {"temperature": math.nan},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -2},
+        {"min_p": 1.1},
+        {"max_tokens": 0},
+        {"min_tokens": 9, "max_tokens": 5},
+        {"seed": 2**63},
+        {"stop": ("a", "b", "c", "d", "e")},
+        {"stop": ("",)},
+    ],
+)
+def test_values_out_of_range_name_the_field(changes: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**changes).validate()
+    assert caught.value.param == next(iter(changes))
+
+
+def test_limits_are_allowed() -> None:
+    params = SamplingParams(temperature=2.0, top_p=1.0, top_k=-1, min_p=1.0, max_tokens=1)
+    assert params.validate() is params
+    assert not params.is_greedy
+    assert SamplingParams(temperature=0.0).is_greedy
