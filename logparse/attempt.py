@@ -1,0 +1,224 @@
+"""What is known of one start of a server: facts, phases, failing lines, readiness.
+
+The parser makes a new one when the log shows another start. Knows rules only as data.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from logparse.failures import FailureTracker
+from logparse.line import stamp_seconds
+from logparse.phases import PhaseTracker
+from logparse.records import (
+    Event,
+    FactFound,
+    Facts,
+    FactValue,
+    Outcome,
+    ServerReady,
+    ServerStopped,
+)
+from logparse.redact import safe_text
+from logparse.rules import Keep, Mark, Rule, Take, Value, convert
+
+_MAX_VALUES = 64  # ranks, devices or models with a value of their own
+_MAX_ARGUMENTS = 20000
+
+
+class AttemptState:
+    """One start, fed with matched rules and failing lines in order."""
+
+    def __init__(self, first_line: int) -> None:
+        self.first_line = first_line
+        self.has_beginning = False
+        self.version_owners: set[tuple[str | None, str | None]] = set()
+        self.is_ready = False
+        self.is_stopping = False
+        self.is_stopped = False
+        self.is_cut = False
+        self.died = False
+        self.failures = FailureTracker()
+        self.late_failures = FailureTracker()
+        self.phases = PhaseTracker()
+        self.hits: dict[str, int] = {}
+        self._has_address = False
+        self._ready_stamp: str | None = None
+        self._first_stamp: str | None = None
+        self._last_stamp: str | None = None
+        self._values: dict[str, dict[str, Value]] = {}
+        self._ranks: dict[str, int] = {}
+
+    # -- lines ---------------------------------------------------------------
+
+    def note_stamp(self, stamp: str) -> None:
+        """Every stamped line, also those without a rule."""
+        if self._first_stamp is None:
+            self._first_stamp = stamp
+        self._last_stamp = stamp
+
+    def apply(
+        self, rule: Rule, match: re.Match[str], process: str | None, line_number: int
+    ) -> list[Event]:
+        """A line that a rule explains."""
+        if rule.engine:
+            self.hits[rule.engine] = self.hits.get(rule.engine, 0) + 1
+        events: list[Event] = []
+        for take in rule.takes:
+            events += self._take(take, match, process, line_number)
+        if rule.phase is not None and not self.is_ready:
+            events += self._advance(rule, process, line_number)
+        if rule.mark is not None:
+            events += self._note_mark(rule.mark, line_number)
+        return events
+
+    def _advance(self, rule: Rule, process: str | None, line_number: int) -> list[Event]:
+        assert rule.phase is not None
+        self.failures.survived(process)
+        is_new = self.phases.is_ahead(rule.phase)
+        if not is_new and not rule.ends_phase:
+            return []
+        at = self._clock(self._last_stamp)
+        first_at = self._clock(self._first_stamp)
+        events = self.phases.enter(rule.phase, at, first_at, line_number) if is_new else []
+        if rule.ends_phase:
+            self.phases.note_end(rule.phase, at)
+        return events
+
+    def _take(
+        self, take: Take, match: re.Match[str], process: str | None, line_number: int
+    ) -> list[Event]:
+        if take.rank <= self._ranks.get(take.key, -1) and take.keep is Keep.FIRST:
+            return []
+        texts = tuple(text for group in take.groups if (text := match[group]) is not None)
+        if len(texts) != len(take.groups):
+            return []
+        value = convert(take.unit, texts)
+        if value is None or value == "None":
+            return []
+        if isinstance(value, str):
+            value = take.prefix + safe_text(value, _MAX_ARGUMENTS)
+        if not self._keep(take, value, process):
+            return []
+        shown = self._shown(take.key)
+        return [FactFound(line_number, take.key, shown)] if shown is not None else []
+
+    def _keep(self, take: Take, value: Value, process: str | None) -> bool:
+        """Store the value by the rule's policy; whether anything changed."""
+        rank = self._ranks.get(take.key, -1)
+        if take.rank < rank:
+            return False
+        kept = self._values.setdefault(take.key, {})
+        if take.rank > rank:
+            self._ranks[take.key] = take.rank
+            kept.clear()
+        slot = _slot(take.keep, value, process)
+        if kept.get(slot) == value or (slot not in kept and len(kept) >= _MAX_VALUES):
+            return False
+        kept[slot] = value
+        return True
+
+    def _shown(self, key: str) -> FactValue | None:
+        values = list(dict.fromkeys(self._values.get(key, {}).values()))
+        if not values:
+            return None
+        if len(values) == 1:
+            return values[0]
+        numbers = tuple(value for value in values if isinstance(value, int | float))
+        return numbers if len(numbers) == len(values) else values[-1]
+
+    def _note_mark(self, mark: Mark, line_number: int) -> list[Event]:
+        if mark in (Mark.BEGINS, Mark.VERSION):
+            self.has_beginning = True
+        elif mark is Mark.LISTENING:
+            self._has_address = True
+        elif mark is Mark.READY:
+            return self._become_ready(line_number)
+        elif mark is Mark.ROUTES and self._has_address and not self.is_ready:
+            self._ready_stamp = self._last_stamp
+        elif mark is Mark.CUT:
+            self.is_cut = True
+        elif mark is Mark.DIED:
+            self._note_death()
+        elif mark is Mark.STOPPING:
+            self.is_stopping = True
+        elif mark is Mark.STOPPED and not self.is_stopped:
+            self.is_stopped = True
+            return [ServerStopped(line_number)]
+        return []
+
+    def _note_death(self) -> None:
+        if self.is_ready and not self.died:
+            self.died = True
+            # What single requests raised in the API server before is not why the engine died.
+            self.late_failures.survived("APIServer")
+
+    def _become_ready(self, line_number: int) -> list[Event]:
+        if self.is_ready:
+            return []
+        self.is_ready = True
+        self._ready_stamp = self._last_stamp
+        events = self.phases.complete(self._clock(self._last_stamp), line_number)
+        url = self._shown("server_url")
+        return [*events, ServerReady(line_number, url if isinstance(url, str) else None)]
+
+    def lose_readiness(self) -> None:
+        """The address could not be taken after all."""
+        self.is_ready = False
+        self._ready_stamp = None
+        self._has_address = False
+
+    # -- reading -------------------------------------------------------------
+
+    @staticmethod
+    def _clock(stamp: str | None) -> float | None:
+        return stamp_seconds(stamp) if stamp is not None else None
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it answered; the address and the routes are enough when nothing follows."""
+        return self.is_ready or self._ready_stamp is not None
+
+    @property
+    def ready_at(self) -> float | None:
+        """The log's clock when the server was ready."""
+        return self._clock(self._ready_stamp)
+
+    @property
+    def started_at(self) -> float | None:
+        """The log's clock at the first stamped line."""
+        return self._clock(self._first_stamp)
+
+    def facts(self) -> Facts:
+        """All facts, typed."""
+        values: dict[str, Any] = {key: self._shown(key) for key in self._values}
+        return Facts(**values)
+
+    def engine(self, num_source_headers: int) -> str | None:
+        """Whose log this is, by the lines that only that engine prints."""
+        if self.hits.get("stoker") or self.failures.names_own_error:
+            return "stoker"
+        if self.hits:
+            return max(self.hits, key=lambda name: self.hits[name])
+        return "vllm" if num_source_headers else None
+
+    def outcome(self, *, is_server_log: bool, has_cause: bool) -> Outcome:
+        """How this start ended."""
+        if not is_server_log:
+            return Outcome.NOT_A_SERVER_LOG
+        if self.is_ready or (self.was_ready and not has_cause):
+            return Outcome.READY
+        if has_cause:
+            return Outcome.FAILED
+        if self.is_cut or not self.has_beginning:
+            return Outcome.TRUNCATED
+        return Outcome.RUNNING
+
+
+def _slot(keep: Keep, value: Value, process: str | None) -> str:
+    if keep is Keep.EACH:
+        return repr(value)
+    if keep is Keep.LAST_PER_PROCESS:
+        return process or ""
+    return ""

@@ -1,0 +1,240 @@
+"""Collects lines that may be the cause of a failure, and chooses the first real one.
+
+Owns the order of evidence: the first exception that is not a wrapper, raised deepest; not the last
+traceback, which repeats it. The wording of the causes is in `problem_rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from logparse.problem_rules import PROBLEM_RULES
+from logparse.problems import DEATH_LINES, ProblemRule, is_wrapper
+
+_EXCEPTION = re.compile(
+    r"[A-Za-z_][\w.]{0,200}?(?:Error|Exception|Exit|Interrupt|OutOfResources)(?:: |$)"
+)
+# In a traceback, any first line without indentation that starts with a (dotted) name.
+_RAISED = re.compile(r"[A-Za-z_][\w.]{0,300}(?:: |$)")
+_USAGE = re.compile(r"[\w./-][\w./ -]{0,120}?: error: (?=\S)")
+# Our own engine's errors: they tell whose log it is when the start failed before its first line.
+_OWN_ERROR = re.compile(
+    r"(?:engine\.errors\.)?(?:ConfigError|MemoryBudgetError|ModelError|ModelNotFoundError|"
+    r"GatedModelError"
+    r"|OfflineError|CorruptModelError): "
+)
+_VALUE_ERROR = "Value error, "
+_TRACEBACK = "Traceback (most recent call last)"
+
+_MAX_TEXT = 6000
+_MAX_CANDIDATES = 60
+_MAX_ERROR_LINES = 300
+_MAX_CONTINUATIONS = 8
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A line that may name the cause; `more` are the lines of the same message that follow it."""
+
+    line_number: int
+    process: str | None
+    text: str
+    kind: str  # exception, usage, death, error
+    functions: tuple[str, ...] = ()
+    more: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> str:
+        """The text that patterns are matched against."""
+        return "\n".join((self.text, *self.more))
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The chosen line and, when its wording is known, the rule that explains it."""
+
+    candidate: Candidate
+    rule: ProblemRule | None
+    values: dict[str, str]
+    key_line: Candidate
+
+
+@dataclass(slots=True)
+class _Traceback:
+    functions: list[str] = field(default_factory=list)
+    is_ignored: bool = False
+
+
+class FailureTracker:
+    """The failing lines of one start."""
+
+    def __init__(self) -> None:
+        self._strong: list[Candidate] = []
+        self._errors: list[Candidate] = []
+        self._open: dict[tuple[str | None, str | None], _Traceback] = {}
+        self._continued: dict[tuple[str | None, str | None], Candidate] = {}
+        self._ignore_next = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something was seen that ends a start."""
+        return bool(self._strong)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the failing start has certainly ended (last wrapper, or a usage error)."""
+        return any(c.kind == "usage" or is_wrapper(c.text) for c in self._strong)
+
+    @property
+    def names_own_error(self) -> bool:
+        """Whether one of our own engine's errors was raised."""
+        return any(_OWN_ERROR.match(c.text) for c in self._strong)
+
+    def observe(
+        self, line_number: int, process: str | None, level: str | None, message: str
+    ) -> Candidate | None:
+        """Take an ERROR line or a line without a level; the new candidate, if it is one."""
+        if level is None and message.startswith("Exception ignored in"):
+            self._ignore_next = True
+            return None
+        key = (process, level)
+        if message.startswith(_TRACEBACK):
+            if len(self._open) >= _MAX_CANDIDATES:
+                self._open.clear()
+            self._open[key] = _Traceback(is_ignored=self._ignore_next)
+            self._ignore_next = False
+            self._continued.pop(key, None)
+            return None
+        text = message.lstrip()
+        opened = self._open.get(key)
+        if opened is not None:
+            if text is not message or not text:
+                _note_function(opened, text)
+                return None
+            del self._open[key]
+            if opened.is_ignored:
+                return None
+        return self._classify(line_number, key, text, opened, is_indented=text is not message)
+
+    def _classify(
+        self,
+        line_number: int,
+        key: tuple[str | None, str | None],
+        text: str,
+        opened: _Traceback | None,
+        *,
+        is_indented: bool,
+    ) -> Candidate | None:
+        process, level = key
+        kind = _kind(text, level, is_raised=opened is not None)
+        if kind is None:
+            self._continue(key, text)
+            return None
+        if is_indented and kind == "exception" and not text.startswith(_VALUE_ERROR):
+            return None
+        functions = tuple(opened.functions) if opened is not None else ()
+        candidate = Candidate(line_number, process, text[:_MAX_TEXT], kind, functions)
+        kept, limit = (
+            (self._errors, _MAX_ERROR_LINES) if kind == "error" else (self._strong, _MAX_CANDIDATES)
+        )
+        if len(kept) >= limit:
+            return None
+        kept.append(candidate)
+        if len(self._continued) >= _MAX_CANDIDATES:
+            self._continued.clear()
+        self._continued[key] = candidate
+        return candidate
+
+    def _continue(self, key: tuple[str | None, str | None], text: str) -> None:
+        candidate = self._continued.get(key)
+        if candidate is None or not text:
+            return
+        candidate.more.append(text[:_MAX_TEXT])
+        if len(candidate.more) >= _MAX_CONTINUATIONS:
+            del self._continued[key]
+
+    def survived(self, process: str | None) -> None:
+        """The start went on in this process: what it raised before was caught and did no harm."""
+        if self._strong or self._errors:
+            self._strong = [c for c in self._strong if c.process != process]
+            self._errors = [c for c in self._errors if c.process != process]
+            self._continued.clear()
+
+    def cause(self, *, trusts_error_lines: bool) -> Cause | None:
+        """The first cause. With `trusts_error_lines`, an ERROR line alone is a failure too."""
+        strong = [c for c in self._strong if not is_wrapper(c.text)]
+        known = _first_known(strong)
+        if strong and (known is None or known.candidate.process != strong[0].process):
+            first = _match(strong[0]) or Cause(strong[0], None, {}, strong[0])
+            known = (
+                known if known is not None and first.rule is None and _is_death(first) else first
+            )
+        if known is None:
+            known = _first_known(self._strong) or self._from_errors(trusts_error_lines)
+        if known is None and self._strong:
+            known = Cause(self._strong[0], None, {}, self._strong[0])
+        return self._with_first_line(known) if known is not None else None
+
+    def _from_errors(self, trusts_error_lines: bool) -> Cause | None:
+        errors = [c for c in self._errors if not is_wrapper(c.text)]
+        known = _first_known([c for c in errors if (m := _match(c)) and m.rule and m.rule.is_fatal])
+        if known is None and trusts_error_lines and errors:
+            return _first_known(errors) or Cause(errors[0], None, {}, errors[0])
+        return known
+
+    def _with_first_line(self, cause: Cause) -> Cause:
+        """The same cause, shown by the first line that names it, with the values of all that do."""
+        if cause.rule is None:
+            return cause
+        values = dict(cause.values)
+        first = cause.key_line
+        for candidate in (*self._errors, *self._strong):
+            found = cause.rule.match(candidate.whole)
+            if found is None or candidate is cause.candidate:
+                continue
+            values = {**found, **values}
+            if candidate.kind == "error" and candidate.line_number < first.line_number:
+                first = candidate
+        return Cause(cause.candidate, cause.rule, values, first)
+
+
+def _kind(text: str, level: str | None, *, is_raised: bool) -> str | None:
+    if level is None and (DEATH_LINES.match(text) is not None):
+        return "death"
+    if text.startswith(_VALUE_ERROR) or _EXCEPTION.match(text):
+        return "exception"
+    if is_raised and _RAISED.match(text):
+        return "exception"
+    if level is None:
+        return "usage" if ": error: " in text[:160] and _USAGE.match(text) else None
+    return "error"
+
+
+def _is_death(cause: Cause) -> bool:
+    return cause.candidate.kind == "death"
+
+
+def _note_function(opened: _Traceback, text: str) -> None:
+    if text.startswith('File "'):
+        _, found, name = text.rpartition(", in ")
+        if found and len(opened.functions) < 200:
+            opened.functions.append(name[:80])
+
+
+def _match(candidate: Candidate) -> Cause | None:
+    for entry in PROBLEM_RULES:
+        if not entry.allows(candidate.functions):
+            continue
+        values = entry.match(candidate.whole)
+        if values is not None:
+            return Cause(candidate, entry, values, candidate)
+    return None
+
+
+def _first_known(candidates: list[Candidate]) -> Cause | None:
+    for candidate in candidates:
+        found = _match(candidate)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,51 @@
+"""Progress bars: vLLM's shard bar, tqdm's own form, and lines that a carriage return overwrites."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_BAR = re.compile(
+    r"\d{1,3}%(?: Completed \||\|[^|]{0,200}\|)\s{0,8}(?P<done>\d{1,12})/(?P<total>\d{1,12}) \["
+)
+
+
+_MAX_TITLE = 200
+
+
+class Progress(NamedTuple):
+    """The state of one bar."""
+
+    text: str
+    done: int
+    total: int
+
+
+def is_bar(text: str) -> bool:
+    """A cheap test; `read_bar` may still say None (units that are not plain counts)."""
+    return ("%" in text and ("% Completed |" in text or "%|" in text)) or "it/s]" in text
+
+
+def read_bar(text: str) -> Progress | None:
+    """The last state in `text`, which may hold several states glued together."""
+    last, before = None, 0
+    for match in _BAR.finditer(text):
+        if last is not None:
+            before = text.find("]", last.end(), match.start()) + 1
+        last = match
+    if last is None:
+        return None
+    title = text[max(before, last.start() - _MAX_TITLE) : last.start()]
+    return Progress(title.strip(" :"), int(last["done"]), int(last["total"]))
+
+
+def drop_overwritten(line: str) -> list[str]:
+    """The parts of a line that a terminal would still show: text, and the last state of a bar."""
+    parts = [part for part in line.split("\r") if part.strip()]
+    bars = [index for index, part in enumerate(parts) if is_bar(part) and _is_pure_bar(part)]
+    dropped = set(bars[:-1])
+    return [part for index, part in enumerate(parts) if index not in dropped]
+
+
+def _is_pure_bar(part: str) -> bool:
+    return part.rstrip().endswith("]")

@@ -1,0 +1,65 @@
+"""Makes text of a log safe to show: secrets masked, no control characters.
+
+Every piece of a log that leaves logparse goes through `safe_text`.
+"""
+
+from __future__ import annotations
+
+import re
+
+MASK = "***"
+
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_])"
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")  # nearly all of them
+
+_SECRET_NAME = (
+    r"(?:(?:\w{1,20}_)?(?:api[_-]?keys?|secret|password)"
+    r"|(?:hf|auth|access|api|bearer|refresh|github)[_-]token|token)"
+)
+# Each keeps group 1 and drops the rest.
+_SECRETS = (
+    re.compile(r"()\b(?:hf_[A-Za-z0-9]{6,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,})"),
+    re.compile(r"(\bBearer\s{1,3})[A-Za-z0-9._~+/=-]{4,}", re.IGNORECASE),
+    re.compile(r"(--(?:api-key|hf-token|admin-api-key)[ =]{1,3})[^\s'\",]+"),
+    # A dict or Namespace of arguments: the value is quoted, or a list of quoted values.
+    re.compile(
+        rf"(['\"]?\b{_SECRET_NAME}['\"]?\s{{0,2}}[:=]\s{{0,2}})"
+        r"(?:\[[^\]]{0,2000}\]|'[^']{1,500}'|\"[^\"]{1,500}\")",
+        re.IGNORECASE,
+    ),
+    # An environment variable or header: upper case, the value is one word.
+    re.compile(r"(\b[A-Z][A-Z0-9_]{0,40}(?:TOKEN|API_KEY|SECRET|PASSWORD)=)[^\s'\"]+"),
+    re.compile(r"([?&](?:api_key|access_token|token|key)=)[^&\s'\"]+"),
+    re.compile(r"(://[^/\s:@]{1,80}:)[^/\s@]{1,200}(?=@)"),
+)
+
+
+def strip_ansi(text: str) -> str:
+    """Without terminal colours and titles."""
+    if "\x1b" in text:
+        text = _COLOUR.sub("", text)
+        if "\x1b" in text:
+            text = _ANSI.sub("", text)
+    return text
+
+
+def mask_secrets(text: str) -> str:
+    """Tokens, keys and passwords become ***."""
+    for pattern in _SECRETS:
+        text = pattern.sub(rf"\1{MASK}", text)
+    return text
+
+
+def safe_text(text: str, limit: int = 4000) -> str:
+    """Text that may be printed: masked, one line, no control characters, `limit` long."""
+    cut = strip_ansi(text[: 8 * limit])
+    # Masked before it is cut, so that the cut cannot leave half a secret unrecognised.
+    return mask_secrets(_printable(cut))[:limit].rstrip()
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char for char in text.replace("\t", " ") if char.isprintable())

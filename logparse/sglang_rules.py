@@ -1,0 +1,87 @@
+"""The lines of an SGLang server, as far as capacity and readiness need them. It prints GB and
+means GiB.
+"""
+
+from __future__ import annotations
+
+from logparse.rules import Keep, Mark, Rule, Take, Unit, rule
+
+_NUM = r"([\d.]{1,20})"
+_E = "sglang"
+
+SGLANG_RULES: tuple[Rule, ...] = (
+    rule(
+        "sglang-args",
+        "server_args=ServerArgs(",
+        r"model_path='([^']{1,400})'",
+        "All arguments.",
+        engine=_E,
+        takes=(Take("model", Unit.TEXT, keep=Keep.FIRST),),
+        phase=1,
+        mark=Mark.VERSION,
+    ),
+    rule(
+        "sglang-distributed",
+        "Init torch distributed begin",
+        r"",
+        "A scheduler starts.",
+        engine=_E,
+        phase=2,
+    ),
+    rule("sglang-load", "Load weight begin", r"", "The weights are read.", engine=_E, phase=2),
+    rule(
+        "sglang-weights",
+        "Load weight end.",
+        r" elapsed=" + _NUM + r" s,.{0,200}? mem usage=" + _NUM + " GB",
+        "Time and memory of the weights.",
+        engine=_E,
+        takes=(Take("model_load_s", Unit.SECONDS), Take("weights_gib", Unit.GIB, (2,))),
+        phase=2,
+        ends_phase=True,
+    ),
+    rule(
+        "sglang-kv",
+        "KV Cache is allocated.",
+        r" #tokens: (\d{1,12}), K size: " + _NUM + " GB, V size: " + _NUM + " GB",
+        "Token slots and memory (keys and values) of the KV cache.",
+        engine=_E,
+        takes=(Take("kv_tokens", Unit.COUNT), Take("kv_memory_gib", Unit.GIB, (2, 3))),
+        phase=4,
+    ),
+    rule(
+        "sglang-graphs",
+        ("Capture cuda graph end.", "Capture piecewise CUDA graph end."),
+        r" Time elapsed: " + _NUM + r" s\. mem usage=" + _NUM + " GB",
+        "CUDA graphs: plain, then piecewise.",
+        engine=_E,
+        takes=(Take("graph_capture_s", Unit.SECONDS), Take("graph_gib", Unit.GIB, (2,))),
+        phase=4,
+    ),
+    rule(
+        "sglang-capacity",
+        "max_total_num_tokens=",
+        r"\d{1,12},.{0,300}? context_len=(\d{1,12})",
+        "Capacity and the longest sequence.",
+        engine=_E,
+        takes=(Take("max_model_len", Unit.COUNT, keep=Keep.LAST, rank=2),),
+        phase=4,
+        ends_phase=True,
+    ),
+    rule(
+        "sglang-ready",
+        "The server is fired up and ready to roll!",
+        r"",
+        "Ready.",
+        engine=_E,
+        phase=5,
+        mark=Mark.READY,
+    ),
+    rule(
+        "sglang-stop",
+        "SIGTERM received.",
+        r"",
+        "SGLang was asked to stop.",
+        engine=_E,
+        mark=Mark.STOPPING,
+    ),
+)

@@ -1,0 +1,583 @@
+"""The lines of `vllm serve` 0.6 to 0.30 and of our own engine, which writes the same shapes.
+
+One entry per shape; where a release changed the wording, the start or the pattern has both.
+"""
+
+from __future__ import annotations
+
+from logparse.rules import Keep, Mark, Rule, Take, Unit, rule
+
+_NUM = r"(-?[\d.]{1,20})"
+_COUNT = r"([\d,]{1,20})"
+_LOGO_VERSION = (" ▄▄ ▄█", "▄▄ ▄█")  # some copies trim the first column
+_LOGO_MODEL = ("  █▄█▀", " █▄█▀", "█▄█▀")
+
+_VERSION = Take("engine_version", Unit.TEXT, keep=Keep.FIRST, rank=2)
+_MODEL = Take("model", Unit.TEXT, keep=Keep.FIRST, rank=2)
+
+_CONFIG_STARTS = (
+    "Initializing a V1 LLM engine (v",
+    "Initializing a V0 LLM engine (v",
+    "Initializing an LLM engine (v",
+)
+# (name on the engine's configuration line, pattern of its value, fact, unit)
+_CONFIG_FIELDS = (
+    ("max_seq_len", r"(\d{1,12})", "max_model_len", Unit.COUNT),
+    ("dtype", r"(?:torch\.)?(\w{1,30})", "dtype", Unit.TEXT),
+    ("quantization", r"'?([\w-]{1,60})", "quantization", Unit.TEXT),
+    ("kv_cache_dtype", r"'?([\w-]{1,60})", "kv_cache_dtype", Unit.TEXT),
+    ("tensor_parallel_size", r"(\d{1,6})", "tensor_parallel_size", Unit.COUNT),
+    ("pipeline_parallel_size", r"(\d{1,6})", "pipeline_parallel_size", Unit.COUNT),
+    ("data_parallel_size", r"(\d{1,6})", "data_parallel_size", Unit.COUNT),
+    ("enforce_eager", r"(True|False)", "enforce_eager", Unit.FLAG),
+    ("device_config", r"(?:DeviceConfig\(type=')?([a-z]{1,20})", "platform", Unit.TEXT),
+)
+# (argument, pattern of its value, fact, unit): what was asked for, not what was settled on.
+_ARGUMENTS = (
+    ("max_model_len", r"(\d{1,12})\b", "requested_max_model_len", Unit.COUNT),
+    ("port", r"(\d{1,5})\b", "requested_port", Unit.COUNT),
+    ("model", r"'([^']{1,400})'", "model", Unit.TEXT),
+)
+
+
+def _config_rules() -> tuple[Rule, ...]:
+    return tuple(
+        rule(
+            f"config-{name.replace('_', '-')}",
+            _CONFIG_STARTS,
+            rf".{{0,20000}}?[ ,(]{name}={value}",
+            f"{name} as resolved, from the engine's configuration line.",
+            takes=(Take(fact, unit, keep=Keep.FIRST, rank=2),),
+        )
+        for name, value, fact, unit in _CONFIG_FIELDS
+    )
+
+
+def _argument_rules() -> tuple[Rule, ...]:
+    return tuple(
+        rule(
+            f"argument-{name.replace('_', '-')}",
+            ("non-default args: {", "args: Namespace("),
+            rf".{{0,20000}}?\b{name}'?(?:: |=){value}",
+            f"--{name.replace('_', '-')} as the user gave it.",
+            takes=(Take(fact, unit, keep=Keep.FIRST, rank=0),),
+        )
+        for name, value, fact, unit in _ARGUMENTS
+    )
+
+
+_CONFIGURATION = (
+    rule(
+        "server-version",
+        ("vLLM API server version ", "vLLM server version "),
+        r"([^\s,]{1,80})(?:, serving model (\S{1,400}))?",
+        "The server's version; since 0.30 with the model, when the logo is switched off.",
+        takes=(_VERSION, Take("model", Unit.TEXT, (2,), Keep.FIRST, 2)),
+        phase=1,
+        mark=Mark.VERSION,
+    ),
+    rule(
+        "stoker-version",
+        "Stoker server version ",
+        r"([^\s,]{1,80})(?:, serving model (\S{1,400}))?",
+        "Our own engine's version and model.",
+        engine="stoker",
+        takes=(_VERSION, Take("model", Unit.TEXT, (2,), Keep.FIRST, 2)),
+        phase=1,
+        mark=Mark.VERSION,
+    ),
+    rule(
+        "logo-version",
+        _LOGO_VERSION,
+        r"[ ▀▄█]{4,60}  version (\S{1,80})",
+        "The logo's line with the version.",
+        takes=(_VERSION,),
+        phase=1,
+        mark=Mark.VERSION,
+    ),
+    rule(
+        "logo-model",
+        _LOGO_MODEL,
+        r"[ ▀▄█]{4,60}  model   (\S{1,400})",
+        "The logo's line with the model.",
+        takes=(_MODEL,),
+        phase=1,
+    ),
+    rule(
+        "platform",
+        "Automatically detected platform ",
+        r"(\w{1,20})\.",
+        "The kind of device (up to 0.10; each process prints it).",
+        takes=(Take("platform", Unit.TEXT, keep=Keep.FIRST),),
+        mark=Mark.BEGINS,
+    ),
+    rule(
+        "no-platform",
+        "No platform detected, vLLM is running on ",
+        r"(\w{1,40})",
+        "No device that this build can use was found.",
+        takes=(Take("platform", Unit.TEXT, keep=Keep.FIRST),),
+        mark=Mark.BEGINS,
+    ),
+    rule(
+        "platform-plugin",
+        "Platform plugin ",
+        r"(\w{1,40}) is activated",
+        "An out-of-tree device plugin.",
+        takes=(Take("platform", Unit.TEXT, keep=Keep.FIRST),),
+        mark=Mark.BEGINS,
+    ),
+    rule(
+        "non-default-args",
+        "non-default args: ",
+        r"(\{.{0,20000})",
+        "The flags that the user gave.",
+        takes=(Take("non_default_args", Unit.TEXT, keep=Keep.FIRST),),
+        phase=1,
+        mark=Mark.BEGINS,
+    ),
+    rule(
+        "args-namespace",
+        "args: ",
+        r"(Namespace\(.{0,20000})",
+        "All flags (up to 0.9).",
+        takes=(Take("non_default_args", Unit.TEXT, keep=Keep.FIRST, rank=0),),
+        phase=1,
+        mark=Mark.BEGINS,
+    ),
+    rule(
+        "architecture",
+        "Resolved architecture: ",
+        r"(\w{1,120})",
+        "The model class, from config.json.",
+        takes=(Take("architecture", Unit.TEXT, keep=Keep.FIRST),),
+        phase=1,
+    ),
+    rule(
+        "tasks-of-model",
+        "This model supports multiple tasks: ",
+        r"",
+        "Printed before 0.10 instead of the architecture.",
+        phase=1,
+    ),
+    rule(
+        "max-model-len",
+        "Using max model len ",
+        r"(\d{1,12})",
+        "The longest sequence. A draft model prints its own, later.",
+        takes=(Take("max_model_len", Unit.COUNT, keep=Keep.FIRST),),
+        phase=1,
+    ),
+    rule(
+        "chunked-prefill",
+        "Chunked prefill is enabled with max_num_batched_tokens=",
+        r"(\d{1,12})",
+        "The token budget of one step.",
+        takes=(Take("max_num_batched_tokens", Unit.COUNT, keep=Keep.FIRST),),
+        phase=1,
+    ),
+    rule("eager", "Enforce eager set", r"", "No compilation and no graphs will follow.", phase=1),
+)
+
+_ENGINE_AND_WEIGHTS = (
+    rule(
+        "engine-config",
+        _CONFIG_STARTS,
+        r"([^)]{1,80})\) with config: (?:model='([^']{1,400})')?",
+        "The engine process starts, with the resolved configuration on one long line.",
+        takes=(
+            Take("engine_version", Unit.TEXT, keep=Keep.FIRST),
+            Take("model", Unit.TEXT, (2,), Keep.FIRST),
+        ),
+        phase=2,
+    ),
+    rule(
+        "attention-backend",
+        "Using ",
+        r"([A-Z][A-Z0-9_]{2,60}) attention backend out of potential backends",
+        "The attention implementation, chosen from those that fit.",
+        takes=(Take("attention_backend", Unit.TEXT, keep=Keep.FIRST, rank=2),),
+        phase=2,
+    ),
+    rule(
+        "attention-backend-named",
+        "Using ",
+        r"(Flash Attention|FlashInfer|XFormers|Torch SDPA|Triton|[A-Z][A-Z0-9_]{4,60}) backend(?: "
+        r"on V\d engine)?\.",
+        "The attention implementation (user's choice, or before 0.11).",
+        takes=(Take("attention_backend", Unit.TEXT, keep=Keep.FIRST),),
+        phase=2,
+    ),
+    rule(
+        "load-start",
+        ("Starting to load model ", "Loading model from scratch..."),
+        r"",
+        "A worker begins to load the weights.",
+        phase=2,
+    ),
+    rule(
+        "load-weights",
+        "Loading weights took ",
+        _NUM + r" seconds",
+        "Reading the files and copying them to the device.",
+        takes=(Take("load_weights_s", Unit.SECONDS),),
+        phase=2,
+        ends_phase=True,
+    ),
+    rule(
+        "weights",
+        "Model loading took ",
+        _NUM + r" Gi?B(?: memory)?(?: and " + _NUM + r" seconds)?",
+        "What the weights of this rank occupy.",
+        takes=(Take("weights_gib", Unit.GIB), Take("model_load_s", Unit.SECONDS, (2,))),
+        phase=2,
+        ends_phase=True,
+    ),
+    rule(
+        "weights-old",
+        "Loading model weights took ",
+        _NUM + r" Gi?B(?: and " + _NUM + r" seconds)?",
+        "As Model loading took; up to 0.8 it said GB and meant GiB.",
+        takes=(Take("weights_gib", Unit.GIB), Take("model_load_s", Unit.SECONDS, (2,))),
+        phase=2,
+        ends_phase=True,
+    ),
+)
+
+_COMPILATION = (
+    rule(
+        "compile-cache-dir",
+        "Using cache directory: ",
+        r".{1,1000} for vLLM's torch.compile",
+        "Where compiled graphs are kept.",
+        phase=3,
+    ),
+    rule(
+        "dynamo",
+        "Dynamo bytecode transform time: ",
+        _NUM + r" s",
+        "Tracing, the first step of torch.compile.",
+        takes=(Take("dynamo_s", Unit.SECONDS),),
+        phase=3,
+    ),
+    rule(
+        "compile-range",
+        "Compiling a graph for ",
+        r"(?:compile range|dynamic shape|general shape|shape)",
+        "One graph compiled; the next start finds it in the cache.",
+        phase=3,
+    ),
+    rule(
+        "compile-cached",
+        ("Directly load the compiled graph", "Directly load AOT compilation from path"),
+        r"",
+        "A graph taken from the cache.",
+        phase=3,
+    ),
+    rule(
+        "compile",
+        ("torch.compile took ", "torch.compile takes "),
+        _NUM + r" s in total",
+        "The whole of torch.compile on this rank.",
+        takes=(Take("compile_s", Unit.SECONDS),),
+        phase=3,
+        ends_phase=True,
+    ),
+    rule(
+        "first-run",
+        "Initial profiling/warmup run took ",
+        _NUM + r" s",
+        "The first forward pass after compiling.",
+        takes=(Take("warmup_run_s", Unit.SECONDS),),
+        phase=3,
+        ends_phase=True,
+    ),
+    rule(
+        "cpu-warmup",
+        "Warming up model for the compilation...",
+        r"",
+        "The CPU backend compiles here and prints no total.",
+        phase=3,
+    ),
+    rule(
+        "cpu-warmup-done",
+        "Warming up done.",
+        r"",
+        "CPU compilation is over.",
+        phase=3,
+        ends_phase=True,
+    ),
+)
+
+_MEMORY_AND_GRAPHS = (
+    rule(
+        "profiling-v0",
+        "Memory profiling takes ",
+        _NUM + r" seconds",
+        "The V0 engine measured the peak of activations.",
+        phase=4,
+    ),
+    rule(
+        "kv-memory-v0",
+        "model weights take ",
+        r"[^;]{1,40};[^;]{1,80};[^;]{1,80}; the rest of the memory reserved for KV Cache is "
+        + _NUM
+        + "GiB",
+        "The V0 engine's share for the KV cache.",
+        takes=(Take("kv_memory_gib", Unit.GIB),),
+        phase=4,
+    ),
+    rule(
+        "graph-estimate",
+        "Estimated CUDA graph memory: ",
+        _NUM,
+        "Set aside before the cache.",
+        phase=4,
+    ),
+    rule(
+        "kv-memory",
+        "Available KV cache memory: ",
+        _NUM + " GiB",
+        "What is left for the KV cache on this rank.",
+        takes=(Take("kv_memory_gib", Unit.GIB),),
+        phase=4,
+    ),
+    rule(
+        "kv-memory-fixed",
+        "Initial free memory ",
+        _NUM + r" GiB, reserved " + _NUM + r" GiB memory for KV Cache as specified by",
+        "The size that --kv-cache-memory-bytes asked for.",
+        takes=(Take("kv_memory_gib", Unit.GIB, (2,)),),
+        phase=4,
+    ),
+    rule(
+        "kv-memory-cpu",
+        ("Auto set (", "Explicitly set ("),
+        _NUM + r"/[\d.]{1,20}\) GiB for KV cache",
+        "The CPU backend's KV cache, of the memory of that node.",
+        takes=(Take("kv_memory_gib", Unit.GIB),),
+        phase=4,
+    ),
+    rule(
+        "kv-tokens",
+        (
+            "GPU KV cache size: ",
+            "CPU KV cache size: ",
+            "XPU KV cache size: ",
+            "TPU KV cache size: ",
+        ),
+        _COUNT
+        + r" tokens(?:, Maximum concurrency for "
+        + _COUNT
+        + r" tokens per request: "
+        + _NUM
+        + "x)?",
+        "Token slots of the KV cache, and how many full-length requests they hold.",
+        takes=(
+            Take("kv_tokens", Unit.COUNT),
+            Take("max_model_len", Unit.COUNT, (2,), Keep.LAST, 0),
+            Take("max_concurrency", Unit.NUMBER, (3,)),
+        ),
+        phase=4,
+    ),
+    rule(
+        "concurrency",
+        "Maximum concurrency for ",
+        _COUNT + r" tokens per request: " + _NUM + "x",
+        "How many full-length requests fit (a line of its own until 0.28).",
+        takes=(
+            Take("max_model_len", Unit.COUNT, (1,), Keep.LAST, 0),
+            Take("max_concurrency", Unit.NUMBER, (2,)),
+        ),
+        phase=4,
+    ),
+    rule(
+        "kv-blocks",
+        "# ",
+        r"(?:GPU|cuda|cpu|rocm|hpu|xpu|tpu|neuron) blocks: (\d{1,12})",
+        "KV blocks of 16 tokens (V0, and V1 of 0.7).",
+        takes=(Take("kv_blocks", Unit.COUNT, keep=Keep.LAST),),
+        phase=4,
+    ),
+    rule(
+        "max-model-len-fitted",
+        "Auto-fit max_model_len: reduced from ",
+        r"\d{1,12} to (\d{1,12})",
+        "--max-model-len auto found the length that fits.",
+        takes=(Take("max_model_len", Unit.COUNT, (1,), Keep.LAST, 3),),
+        phase=4,
+    ),
+    rule(
+        "graphs-v0",
+        ("Capturing cudagraphs for decoding.", "Capturing the model for CUDA graphs."),
+        r"",
+        "The V0 engine begins to capture graphs.",
+        phase=4,
+    ),
+    rule(
+        "graphs",
+        "Graph capturing finished in ",
+        _NUM + r" secs(?:, took " + _NUM + " GiB)?",
+        "CUDA graphs: time and memory. The V2 runner prints an estimate first.",
+        takes=(
+            Take("graph_capture_s", Unit.SECONDS, (1,), Keep.LAST_PER_PROCESS),
+            Take("graph_gib", Unit.GIB, (2,), Keep.LAST_PER_PROCESS),
+        ),
+        phase=4,
+    ),
+    rule(
+        "engine-init",
+        "init engine (profile, create kv cache, warmup model) took ",
+        _NUM + r" s",
+        "Profiling, cache and warm-up together; the engine is up, the server is not yet.",
+        takes=(Take("engine_init_s", Unit.SECONDS, keep=Keep.LAST),),
+        phase=4,
+        ends_phase=True,
+    ),
+)
+
+_SERVING = (
+    rule(
+        "tasks",
+        ("Supported tasks: ", "Supported_tasks: "),
+        r"[\[(](.{0,300})[\])]",
+        "What the model can be asked for.",
+        takes=(Take("supported_tasks", Unit.TEXT, keep=Keep.LAST),),
+        phase=5,
+    ),
+    rule(
+        "listening",
+        ("Starting vLLM server on ", "Starting vLLM API server on "),
+        r"(\S{1,300})",
+        "The address. Requests are answered a moment later.",
+        takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST, rank=2),),
+        phase=5,
+        mark=Mark.LISTENING,
+    ),
+    rule(
+        "listening-numbered",
+        "Starting vLLM API server ",
+        r"\d{1,4} on (\S{1,300})",
+        "The address, with the number of the API server (0.9 to 0.2x).",
+        takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST, rank=2),),
+        phase=5,
+        mark=Mark.LISTENING,
+    ),
+    rule(
+        "stoker-listening",
+        "Starting Stoker server on ",
+        r"(\S{1,300})",
+        "Our own engine's address.",
+        engine="stoker",
+        takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST, rank=2),),
+        phase=5,
+        mark=Mark.LISTENING,
+    ),
+    rule(
+        "routes",
+        ("Available routes are:", "Route: "),
+        r"",
+        "The HTTP routes.",
+        phase=5,
+        mark=Mark.ROUTES,
+    ),
+)
+
+# uvicorn's own lines; SGLang and vLLM both have them, so they count for no engine.
+_UVICORN = (
+    rule(
+        "application-ready",
+        "Application startup complete.",
+        r"",
+        "Ready: requests are answered from here on.",
+        engine="",
+        phase=5,
+        mark=Mark.READY,
+    ),
+    rule(
+        "uvicorn-address",
+        "Uvicorn running on ",
+        r"(\w{2,8}://\S{1,300})",
+        "The address (may be missing).",
+        engine="",
+        takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST),),
+        phase=5,
+    ),
+    rule(
+        "application-stopped",
+        ("Application shutdown complete.", "Finished server process"),
+        r"",
+        "The HTTP server has stopped.",
+        engine="",
+        mark=Mark.STOPPED,
+    ),
+)
+
+_RUNTIME = (
+    rule(
+        "throughput",
+        ("Engine ", "Avg prompt throughput: "),
+        r"(?:\d{1,6}: Avg prompt throughput: )?"
+        + _NUM
+        + r" tokens/s, Avg generation throughput: "
+        + _NUM
+        + r" tokens/s, Running: (\d{1,9}) reqs, (?:Swapped: \d{1,9} reqs, )?(?:Waiting|Pending): "
+        r"(\d{1,9}) reqs"
+        r"[^%]{0,200}?KV cache usage: " + _NUM + "%",
+        "The periodic line. Silence after it means idle, not dead.",
+        takes=(
+            Take("prompt_tokens_per_s", Unit.NUMBER, (1,), Keep.LAST),
+            Take("generation_tokens_per_s", Unit.NUMBER, (2,), Keep.LAST),
+            Take("num_running", Unit.COUNT, (3,), Keep.LAST),
+            Take("num_waiting", Unit.COUNT, (4,), Keep.LAST),
+            Take("kv_usage_percent", Unit.NUMBER, (5,), Keep.LAST),
+        ),
+    ),
+    rule(
+        "shutdown",
+        ("[shutdown] API server:", "Shutting down FastAPI HTTP server"),
+        r"",
+        "The server was asked to stop.",
+        mark=Mark.STOPPING,
+    ),
+    rule(
+        "engine-fatal",
+        "EngineCore encountered a fatal error.",
+        r"",
+        "The engine cannot go on.",
+        mark=Mark.DIED,
+    ),
+    rule(
+        "engine-died",
+        "Engine core proc ",
+        r".{1,80} died unexpectedly",
+        "The engine process is gone.",
+        mark=Mark.DIED,
+    ),
+    rule(
+        "engine-exited",
+        "[shutdown] MPClient: engine core exited unexpectedly",
+        r"",
+        "The engine process is gone.",
+        mark=Mark.DIED,
+    ),
+    rule(
+        "worker-died",
+        "Worker proc ",
+        r".{1,80} died unexpectedly",
+        "A worker process is gone, and the engine with it.",
+        mark=Mark.DIED,
+    ),
+)
+
+VLLM_RULES: tuple[Rule, ...] = (
+    *_CONFIGURATION,
+    *_argument_rules(),
+    *_config_rules(),
+    *_ENGINE_AND_WEIGHTS,
+    *_COMPILATION,
+    *_MEMORY_AND_GRAPHS,
+    *_SERVING,
+    *_UVICORN,
+    *_RUNTIME,
+)

@@ -1,0 +1,109 @@
+"""Any text is read without an exception, in linear time, and alike in every way of feeding it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logparse import LogParser, explain, parse_lines, to_document
+from logparse.source import decoded_lines
+
+SAMPLE = (Path(__file__).parents[1] / "data" / "seed_example10.log").read_text().splitlines()
+PIECES = st.sampled_from(
+    [
+        *SAMPLE,
+        "Traceback (most recent call last):",
+        '  File "x.py", line 1, in f',
+        "ValueError: no",
+        "INFO:     Application startup complete.",
+        "ERROR 10-03 12:00:00 [a.py:1] EngineCore failed to start.",
+        "vllm: error: unrecognized arguments: --x",
+        "\r  3%|# | 1/35 [00:01<00:02, 3it/s]\r100%|##| 35/35 [00:01<00:02, 3it/s]INFO 10-03 12:00",
+        "name-1  | (EngineCore pid=9) ",
+        "Killed",
+        "build: 7780 (abc)",
+        "load_tensors:        CUDA0 model buffer size =  7165.44 MiB",
+    ]
+)
+LINES = st.lists(
+    st.one_of(PIECES, st.text(max_size=200), st.tuples(PIECES, st.text(max_size=30)).map("".join)),
+    max_size=40,
+)
+
+
+@given(LINES)
+@settings(max_examples=300, deadline=None)
+def test_any_lines_give_a_report(lines: list[str]) -> None:
+    parser = LogParser()
+    for line in lines:
+        parser.feed(line)
+    report = parser.report()
+    assert report == parse_lines(lines)
+    assert report.lines.total == len(lines)
+    text = explain(report).text()
+    assert all(char.isprintable() or char == "\n" for char in text)
+    document = to_document(report)
+    assert document["outcome"] == report.outcome.value
+    if report.outcome.value != "failed":
+        assert document["root_cause"] is None
+
+
+@given(LINES)
+@settings(max_examples=100, deadline=None)
+def test_asking_for_a_report_on_the_way_changes_nothing(lines: list[str]) -> None:
+    parser = LogParser()
+    for line in lines:
+        parser.feed(line)
+        parser.report()
+    assert parser.report() == parse_lines(lines)
+
+
+@given(st.binary(max_size=2000))
+def test_any_bytes_are_lines(data: bytes) -> None:
+    lines = list(decoded_lines(io.BytesIO(data)))
+    assert len(lines) == data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+    parse_lines(lines)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "a",
+        " ",
+        "(",
+        "(a pid=1",
+        "(a pid=1) ",
+        "INFO 10-03 12:00:00 [a.py:1] ",
+        "1%|",
+        "\r5%|#| 1/2 [",
+        "9: ",
+        "a | ",
+        "Error: ",
+        "a.",
+        "'api_key': '",
+        "://a:",
+        "\x1b[0;3",
+        "Bearer ",
+        "Value error, ",
+        "> ",
+        ": error: ",
+        "x=",
+        "model='",
+        "KV ",
+        "~",
+        "=",
+        "token=",
+    ],
+)
+def test_a_line_of_a_megabyte_is_read_at_once(unit: str) -> None:
+    # The time limit of the whole test run catches a pattern that is worse than linear.
+    long = unit * (1_000_000 // len(unit))
+    for line in (long, f"(EngineCore pid=1) {long}", f"ERROR 10-03 12:00:00 [a.py:1] {long}",
+                 f"args: Namespace({long}", f"ValueError: {long}"):  # fmt: skip
+        parser = LogParser()
+        parser.feed(line)
+        explain(parser.report()).text()
