@@ -1,4 +1,4 @@
-"""Exit codes and the error that every command raises; `app.cli` alone turns it into text and a code.
+"""Exit codes and the error that every command raises; `app.cli` alone turns it into text.
 
 StokerError carries what went wrong in one line, an optional hint (what to type), and the exit code.
 """

@@ -1,0 +1,214 @@
+"""The command `stoker`: a lazy table of commands and the one funnel from errors to exit codes.
+
+A command's module is imported when it is invoked or asked for its own help; the root's `--help` and
+`--version` import nothing of it. Each module offers a typer app or function, named in the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from app import __version__
+from app.errors import ExitCode, StokerError
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """One line of the help and where the command lives, as `module:function`."""
+
+    name: str
+    group: str
+    summary: str
+    target: str
+
+
+COMMANDS = (
+    CommandEntry("serve", "Run", "Serve a model and watch it.", "app.commands.serve:app"),
+    CommandEntry("chat", "Run", "Chat with a running server.", "app.commands.chat:chat"),
+    CommandEntry("models", "Run", "List, get, show and remove models.", "app.commands.models:app"),
+    CommandEntry("top", "Watch", "Live dashboard of a running server.", "app.commands.top:top"),
+    CommandEntry("logs", "Watch", "Explain a server's log.", "app.commands.logs:logs"),
+    CommandEntry("doctor", "Watch", "Check what this machine can run.", "app.commands.doctor:app"),
+)
+
+EXAMPLES = (
+    ("stoker serve", "serve the built-in model on http://127.0.0.1:8000"),
+    ("stoker serve ./my-model --port 9000", "serve a folder with safetensors files"),
+    ('echo "Why is the sky blue?" | stoker chat', "ask it"),
+    ("stoker top http://gpu-host:8000", "watch any vLLM-compatible server"),
+    ("stoker logs server.log", "what a start did, how long, and what went wrong"),
+)
+
+GLOBAL_OPTIONS = (
+    ("--version", "Print the version."),
+    ("--help, -h", "This text; `stoker COMMAND --help` for a command's."),
+    ("--debug", "Show the traceback of an error."),
+    ("--color auto|always|never", "Colour; auto follows the terminal and NO_COLOR."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Invocation:
+    """The command line after the global options are taken out."""
+
+    args: tuple[str, ...]
+    debug: bool
+    color: str
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point: run the command line and exit with its code."""
+    code = run(list(sys.argv[1:] if argv is None else argv))
+    sys.exit(_flush(code))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    return exit_code_of(lambda: _dispatch(_split_global_options(argv)), debug="--debug" in argv)
+
+
+def exit_code_of(action: Callable[[], int], *, debug: bool) -> int:
+    """The funnel: every error becomes a line or two on stderr and an exit code."""
+    try:
+        return action()
+    except StokerError as error:
+        return _report(error, debug)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return _silence_stdout()
+    except Exception as error:  # nothing may end in a bare traceback
+        return _report_unexpected(error, debug)
+
+
+def root_help() -> str:
+    """Text of `stoker --help`: examples first, then the commands by group."""
+    lines = ["Usage: stoker COMMAND [OPTIONS]", ""]
+    lines += ["Run and watch LLM inference servers from the terminal.", "", "Examples:"]
+    width = max(len(command) for command, _ in EXAMPLES)
+    lines += [f"  {command:<{width}}  {meaning}" for command, meaning in EXAMPLES]
+    for group in dict.fromkeys(entry.group for entry in COMMANDS):
+        lines += ["", f"{group}:"]
+        lines += [f"  {e.name:<8}  {e.summary}" for e in COMMANDS if e.group == group]
+    width = max(len(option) for option, _ in GLOBAL_OPTIONS)
+    lines += ["", "Options:"]
+    lines += [f"  {option:<{width}}  {meaning}" for option, meaning in GLOBAL_OPTIONS]
+    return "\n".join(lines)
+
+
+def _split_global_options(argv: list[str]) -> _Invocation:
+    """Take `--debug` and `--color` out, wherever they stand before a `--`."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    rest: list[str] = []
+    color = "auto"
+    words = iter(argv[:end])
+    for word in words:
+        if word == "--debug":
+            continue
+        if word == "--color":
+            color = next(words, "")
+        elif word.startswith("--color="):
+            color = word.partition("=")[2]
+        else:
+            rest.append(word)
+    if color not in ("auto", "always", "never"):
+        raise StokerError(
+            f"--color {color!r} is not known",
+            hint="use auto, always or never",
+            exit_code=ExitCode.USAGE,
+        )
+    return _Invocation((*rest, *argv[end:]), "--debug" in argv[:end], color)
+
+
+def _dispatch(invocation: _Invocation) -> int:
+    args = invocation.args
+    if not args or args[0] in ("--help", "-h") or args == ("help",):
+        print(root_help())
+        return ExitCode.OK
+    if args[0] in ("--version", "-V"):
+        print(f"stoker {__version__}")
+        return ExitCode.OK
+    if args[0] == "help":
+        args = (*args[1:], "--help")
+    entry = _find_command(args[0])
+    from app.output import apply_color_choice
+
+    apply_color_choice(invocation.color)
+    return _invoke(entry, args[1:])
+
+
+def _find_command(name: str) -> CommandEntry:
+    for entry in COMMANDS:
+        if entry.name == name:
+            return entry
+    kind = "option" if name.startswith("-") else "command"
+    near = difflib.get_close_matches(name, [entry.name for entry in COMMANDS], n=1, cutoff=0.5)
+    raise StokerError(
+        f"no such {kind}: {name}",
+        hint=f"did you mean `stoker {near[0]}`?" if near else "`stoker --help` lists the commands",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _invoke(entry: CommandEntry, args: Sequence[str]) -> int:
+    from app.command_line import CommandLineError, build_command, run_command
+
+    module_name, _, attribute = entry.target.partition(":")
+    command = build_command(getattr(importlib.import_module(module_name), attribute))
+    try:
+        return run_command(command, list(args), f"stoker {entry.name}")
+    except CommandLineError as error:
+        raise StokerError(
+            _first_letter_lower(error.format_message().rstrip(".")),
+            hint=f"`stoker {entry.name} --help` lists the options",
+            exit_code=ExitCode.USAGE,
+        ) from error
+
+
+def _report(error: StokerError, debug: bool) -> int:
+    if debug:
+        _print_traceback(error)
+    print(f"error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    return error.exit_code
+
+
+def _report_unexpected(error: Exception, debug: bool) -> int:
+    if debug:
+        _print_traceback(error)
+    print(f"error: unexpected {type(error).__name__}: {error}", file=sys.stderr)
+    if not debug:
+        print("hint: run again with --debug for the traceback", file=sys.stderr)
+    return ExitCode.NO
+
+
+def _print_traceback(error: Exception) -> None:
+    import traceback
+
+    traceback.print_exception(error)
+
+
+def _flush(code: int) -> int:
+    """Write out what is buffered; a reader that went away is no error to report."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _silence_stdout()
+    return code
+
+
+def _silence_stdout() -> int:
+    """After a broken pipe: keep the interpreter's own flush at exit from complaining."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.OK
+
+
+def _first_letter_lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,86 @@
+"""Turns the commands' functions into typer commands with our help layout; never imports rich.
+
+A target is a plain function (one command) or a `typer.Typer` (a command with sub-commands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from app.errors import ExitCode
+
+if TYPE_CHECKING:
+    from typer._click.exceptions import ClickException
+
+    CommandLineError = ClickException
+else:
+    # The base of every complaint about the command line, wherever this typer keeps its click.
+    CommandLineError = typer.BadParameter.__mro__[2]
+
+HELP_SETTINGS = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
+PASS_THROUGH_SETTINGS = {
+    **HELP_SETTINGS,
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+}
+
+
+class GroupedCommand(TyperCommand):
+    """Help with one section per `rich_help_panel`, in the order of the parameters."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, grouped."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                panel = getattr(param, "rich_help_panel", None) or "Options"
+                sections.setdefault(panel, []).append(record)
+        for panel, records in sections.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
+
+
+def new_app(**settings: Any) -> typer.Typer:
+    """A Typer without completion options, rich markup or its own tracebacks."""
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings=HELP_SETTINGS,
+        **settings,
+    )
+
+
+def build_command(target: Callable[..., Any] | typer.Typer) -> Any:
+    """The click command of `target`, a plain function or an app."""
+    if isinstance(target, typer.Typer):
+        return typer.main.get_command(target)
+    app = new_app()
+    app.command(cls=GroupedCommand)(target)
+    return typer.main.get_command(app)
+
+
+def run_command(command: Any, args: list[str], prog_name: str) -> int:
+    """Parse `args` and run; returns the code given to `typer.Exit` or returned by the function.
+
+    A sub-command is looked up here: a typer group would parse its own options first, and that alone
+    loads pydantic. A group without a sub-command shows its help.
+    """
+    subcommands = getattr(command, "commands", {})
+    if args and args[0] in subcommands:
+        return run_command(subcommands[args[0]], args[1:], f"{prog_name} {args[0]}")
+    if subcommands and not args:
+        args = ["--help"]
+    try:
+        with command.make_context(prog_name, args) as context:
+            result = command.invoke(context)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.Abort:
+        return ExitCode.INTERRUPTED
+    return int(result or 0)

@@ -1,0 +1,154 @@
+"""`stoker models list|pull|rm|show`: parse and print only; the work is app.ops.model_store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from app.command_line import GroupedCommand, new_app
+
+if TYPE_CHECKING:
+    from app.ops.model_store import ModelStore, StoredModel
+
+app = new_app(
+    help="""List, get, show and remove models.
+
+\b
+Examples:
+  stoker models list
+  stoker models pull smollm2-135m
+  stoker models pull HuggingFaceTB/SmolLM2-360M-Instruct
+  stoker models show smollm2-135m --json
+  stoker models rm smollm2-135m
+""",
+)
+
+_JSON = typer.Option(False, "--json", help="One JSON document on stdout.")
+_PLAIN = typer.Option(False, "--plain", help="Tab-separated lines on stdout.")
+
+
+@app.command("list", cls=GroupedCommand)
+def list_models(json: bool = _JSON, plain: bool = _PLAIN) -> None:
+    """Models on this machine and the built-in ones."""
+    from app import output
+    from app.ops.model_store import list_hub_models
+
+    models = (*_store().list_models(), *list_hub_models())
+    if json:
+        output.print_json("stoker.models", {"models": [_as_dict(model) for model in models]})
+    elif plain:
+        output.print_plain((m.name, m.state, m.size_bytes, m.source, m.path) for m in models)
+    else:
+        _print_table(models)
+
+
+@app.command("pull", cls=GroupedCommand)
+def pull(
+    name: str = typer.Argument(..., metavar="NAME", help="Built-in name or Hugging Face id."),
+) -> None:
+    """Get a model, so that serving it needs no network later."""
+    from app import output
+    from app.ops.child_process import require_engine_extra
+    from app.ops.model_files import resolve_model
+
+    require_engine_extra()
+    store = _store()
+    builtin = store.builtin(name)
+    if builtin is None:
+        path = resolve_model(name)
+    else:
+        from app.progress import ModelProgress
+
+        with ModelProgress(name) as progress:
+            path = store.ensure(builtin, progress)
+    print(path)
+    output.say(f"next: stoker serve {name}")
+
+
+@app.command("rm", cls=GroupedCommand)
+def remove(
+    name: str = typer.Argument(..., metavar="NAME", help="A model of Stoker's cache."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+) -> None:
+    """Delete a model from Stoker's cache (never from the Hugging Face cache)."""
+    from app import output
+    from app.errors import ExitCode, StokerError
+    from app.ops.model_store import NOT_DOWNLOADED
+
+    store = _store()
+    known = {model.name: model for model in store.list_models()}
+    model = known.get(name)
+    if model is not None and model.state == NOT_DOWNLOADED:
+        raise StokerError(f"{name} is not on this machine, so there is nothing to delete")
+    if not yes and model is not None:
+        if not output.is_interactive():
+            raise StokerError(
+                f"deleting {name} needs a yes", hint="add --yes", exit_code=ExitCode.USAGE
+            )
+        if not output.confirm(f"Delete {name} ({output.human_bytes(model.size_bytes)})?"):
+            raise StokerError("nothing was deleted")
+    folder = store.remove(name)
+    output.say(f"deleted {folder}")
+
+
+@app.command("show", cls=GroupedCommand)
+def show(
+    name: str = typer.Argument(..., metavar="NAME", help="Built-in name, folder or hub id."),
+    json: bool = _JSON,
+    plain: bool = _PLAIN,
+) -> None:
+    """Shape, parameters, size and licence of a model on this machine."""
+    from app import output
+    from app.ops.model_files import describe_model
+
+    facts = describe_model(_store(), name)
+    if json:
+        output.print_json("stoker.model", facts)
+    elif plain:
+        output.print_plain(facts.items())
+    else:
+        width = max(len(key) for key in facts)
+        for key, value in facts.items():
+            print(f"{key.replace('_', ' '):<{width}}  {_shown(key, value)}")
+
+
+def _store() -> ModelStore:
+    from app.ops.model_store import ModelStore
+    from app.paths import models_dir
+
+    return ModelStore(models_dir())
+
+
+def _as_dict(model: StoredModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "source": model.source,
+        "path": None if model.path is None else str(model.path),
+        "size_bytes": model.size_bytes,
+        "state": model.state,
+    }
+
+
+def _print_table(models: tuple[StoredModel, ...]) -> None:
+    from rich.table import Table
+
+    from app import output
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "state", "size", "where"):
+        table.add_column(title, overflow="fold", justify="right" if title == "size" else "left")
+    for model in models:
+        where = f"{model.source}: {model.path}" if model.path else model.source
+        table.add_row(model.name, model.state, output.human_bytes(model.size_bytes), where)
+    output.data_console().print(table)
+
+
+def _shown(key: str, value: object) -> str:
+    from app import output
+
+    if value is None:
+        return "-"
+    if key.endswith("_bytes") and isinstance(value, int):
+        return output.human_bytes(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)

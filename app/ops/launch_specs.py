@@ -1,0 +1,174 @@
+"""What is started: the argument list, environment and address of one server.
+
+Flags of our engine are checked here against `engine.args`, before any process exists. A secret is
+in `secrets` and the child's environment only, never in the argument list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from app.errors import ExitCode, StokerError
+from app.ops.child_process import engine_command
+from app.ops.model_catalogue import DEFAULT_MODEL
+from app.ops.ports import url_host
+from engine.args import EngineArgs
+from engine.env import detect_device
+from engine.errors import ConfigError, ModelError
+from engine.model_config import ModelConfig
+
+ENGINES = ("stoker",)
+API_KEY_VARIABLE = "STOKER_API_KEY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRequest:
+    """The checked command line of `stoker serve`; an API key that stood there is kept apart."""
+
+    model: str
+    args: EngineArgs
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def served_name(self) -> str:
+        """The name clients use."""
+        return self.args.served_model_name or self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """One server that can be started; `repr` shows no secret."""
+
+    engine: str
+    argv: tuple[str, ...]
+    model: str
+    host: str
+    port: int
+    shutdown_timeout_s: float
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine finds the server."""
+        return f"http://{url_host(self.host)}:{self.port}"
+
+    def environment(self) -> dict[str, str]:
+        """The child's environment: ours, secrets added, output unbuffered."""
+        return {**os.environ, "PYTHONUNBUFFERED": "1", **self.secrets}
+
+
+def parse_serve_request(words: Sequence[str]) -> ServeRequest:
+    """Check MODEL and engine flags; StokerError with exit code 2 names the flag and a near one."""
+    parser = _EngineFlagParser(prog="stoker serve", add_help=False)
+    EngineArgs.add_cli_args(parser)
+    namespace, rest = parser.parse_known_args([_with_dashes(word) for word in words])
+    unknown = [word for word in rest if word.startswith("-") and word != "--"]
+    if unknown:
+        raise parser.unknown_flag(unknown[0])
+    models = [word for word in rest if word != "--"]
+    if len(models) > 1:
+        raise _usage(f"one model is served, but {len(models)} were named: {' '.join(models)}")
+    model = models[0] if models else DEFAULT_MODEL
+    _require_existing_path(model)
+    args = EngineArgs.from_cli(namespace)
+    if not 1 <= args.port <= 65535:
+        raise _usage(f"--port {args.port} is out of range", "use a port from 1024 to 65535")
+    return ServeRequest(
+        model=model, args=dataclasses.replace(args, api_key=None), api_key=args.api_key
+    )
+
+
+def check_fits_model(request: ServeRequest, folder: Path) -> None:
+    """Check the flags against the model in `folder` as the engine will, without starting it."""
+    try:
+        config = ModelConfig.from_folder(folder, request.served_name)
+        request.args.create_engine_config(config, detect_device())
+    except ConfigError as error:
+        raise _usage(str(error).rstrip(".")) from error
+    except ModelError as error:
+        raise StokerError(str(error).rstrip(".")) from error
+
+
+def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> LaunchSpec:
+    """Our own engine on `model_path` (a folder, a file, or an id that the engine finds itself)."""
+    args = dataclasses.replace(request.args, served_model_name=request.served_name)
+    return LaunchSpec(
+        engine="stoker",
+        argv=engine_command("serve", model_path, *as_flags(args)),
+        model=request.model,
+        host=args.host,
+        port=args.port,
+        shutdown_timeout_s=args.shutdown_timeout,
+        secrets={API_KEY_VARIABLE: api_key} if api_key else {},
+    )
+
+
+def as_flags(args: EngineArgs) -> list[str]:
+    """The flags that differ from their defaults, in the engine's spelling; never the API key."""
+    flags = []
+    for entry in dataclasses.fields(args):
+        value = getattr(args, entry.name)
+        if value == entry.default or entry.name == "api_key":
+            continue
+        option = entry.name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            flags.append(f"--{option}={value}")
+    return flags
+
+
+def engine_flag_help() -> list[tuple[str, str]]:
+    """(flag, help) of every engine flag, for `stoker serve --help`."""
+    records = []
+    for entry in dataclasses.fields(EngineArgs):
+        option = "--" + entry.name.replace("_", "-")
+        choices = entry.metadata["choices"]
+        if isinstance(entry.default, bool):
+            option = f"--[no-]{option[2:]}"
+        elif choices:
+            option += " " + "|".join(choices)
+        else:
+            option += " VALUE"
+        shown = "" if entry.default is None else f" [default: {entry.default}]"
+        records.append((option, entry.metadata["help"] + shown))
+    return records
+
+
+class _EngineFlagParser(argparse.ArgumentParser):
+    """Raises StokerError where argparse would print and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _usage(message.removeprefix("argument "))
+
+    def unknown_flag(self, word: str) -> StokerError:
+        flag = word.partition("=")[0]
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else "`stoker serve --help` lists the flags"
+        return _usage(f"no such flag: {flag}", hint)
+
+
+def _with_dashes(word: str) -> str:
+    """vLLM takes underscores for dashes in flag names; so do we."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _require_existing_path(model: str) -> None:
+    """What is spelled as a path must exist; a bare or `org/name` word may be an id on the hub."""
+    is_path = model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/"))
+    if is_path and not Path(model).expanduser().exists():
+        raise _usage(f"no such model folder or file: {model}")
+
+
+def _usage(message: str, hint: str | None = None) -> StokerError:
+    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)

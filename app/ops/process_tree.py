@@ -1,0 +1,67 @@
+"""All processes of one server: the child, its descendants and whatever else shares its session.
+
+A process is known by pid and start time, so that a reused pid is never signalled. Zombies count as
+gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+
+
+class ProcessTree:
+    """Remembers every process seen below `root_pid`, also after its parent has gone."""
+
+    def __init__(self, root_pid: int) -> None:
+        self._root_pid = root_pid
+        self._seen: dict[int, psutil.Process] = {}
+
+    def refresh(self) -> None:
+        """Look for processes not seen before; cheap enough to call once a second."""
+        for process in (*self._descendants(), *self._session_members()):
+            if not self._is_known(process):
+                self._seen[process.pid] = process
+
+    def alive(self) -> tuple[psutil.Process, ...]:
+        """Processes seen so far that still run."""
+        return tuple(process for process in self._seen.values() if _is_alive(process))
+
+    def num_seen(self) -> int:
+        """How many processes there have been."""
+        return len(self._seen)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Signal every process that still runs, children before their parents."""
+        self.refresh()
+        for process in reversed(self.alive()):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.send_signal(number)
+
+    def _is_known(self, process: psutil.Process) -> bool:
+        return self._seen.get(process.pid) == process  # compares pid and start time
+
+    def _descendants(self) -> Iterator[psutil.Process]:
+        for known in (self._root_pid, *self._seen):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = self._seen.get(known) or psutil.Process(known)
+                yield process
+                yield from process.children(recursive=True)
+
+    def _session_members(self) -> Iterator[psutil.Process]:
+        """Orphans: their parent is gone, but the session they were born in stays on them."""
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+                if os.getsid(pid) == self._root_pid:
+                    yield psutil.Process(pid)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

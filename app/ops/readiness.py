@@ -1,0 +1,43 @@
+"""Decides when a started server is ready: /health says so, and nothing else does."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+
+POLL_S = 0.1
+
+
+class StartOutcome(enum.Enum):
+    """How the wait for a server ended."""
+
+    READY = "ready"
+    EXITED = "exited"
+    TIMED_OUT = "timed out"
+    STOP_REQUESTED = "stop requested"
+
+
+def wait_until_ready(
+    *,
+    is_ready: Callable[[], bool],
+    is_alive: Callable[[], bool],
+    is_stop_requested: Callable[[], bool],
+    timeout_s: float,
+    on_tick: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> StartOutcome:
+    """Ask again and again; a server that is gone is never ready, whoever answers on its port."""
+    deadline = clock() + timeout_s
+    while True:
+        on_tick()
+        if is_stop_requested():
+            return StartOutcome.STOP_REQUESTED
+        if not is_alive():
+            return StartOutcome.EXITED
+        if is_ready() and is_alive():
+            return StartOutcome.READY
+        if clock() >= deadline:
+            return StartOutcome.TIMED_OUT
+        sleep(POLL_S)

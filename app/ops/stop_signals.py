@@ -1,0 +1,50 @@
+"""Turns SIGINT, SIGTERM and SIGHUP into a flag, so that the main loop stops the server in order.
+
+A second signal asks to hurry. Handlers only set flags and call one function that does the same.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignals:
+    """Context manager for the main thread; `received` is the first signal that came."""
+
+    def __init__(self, on_second: Callable[[], None]) -> None:
+        self.received: signal.Signals | None = None
+        self._on_second = on_second
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in _WATCHED:
+            previous = signal.getsignal(number)
+            if previous is signal.SIG_IGN:  # nohup, or a shell's background job
+                continue
+            self._previous[number] = previous
+            signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+
+    def is_requested(self) -> bool:
+        """True once a signal has come."""
+        return self.received is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = signal.Signals(number)
+        else:
+            self._on_second()

@@ -1,0 +1,164 @@
+"""Runs one server as a child: starts it, keeps its log, and stops it so that nothing is left.
+
+Knows nothing of phases, screens or models. Signals reach it as calls to `stop` and `hurry`.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from app.errors import StokerError
+from app.ops.child_process import spawn
+from app.ops.launch_specs import LaunchSpec
+from app.ops.log_sink import LogSink
+from app.ops.ports import is_port_free
+from app.ops.process_tree import ProcessTree
+
+_POLL_S = 0.05
+_LOG_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopTimes:
+    """Seconds that each step of stopping may take."""
+
+    grace_s: float = 3.0  # on top of the server's own shutdown timeout
+    group_s: float = 3.0  # after SIGTERM to every process
+    kill_s: float = 3.0  # after SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class StopReport:
+    """What is known after stopping. `leftovers` are pids that survived even SIGKILL."""
+
+    num_ended: int
+    leftovers: tuple[int, ...]
+    is_port_free: bool
+    was_killed: bool
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing of the server remains."""
+        return not self.leftovers and self.is_port_free
+
+
+class Supervisor:
+    """One server process tree. Start it from the main thread: the child dies with that thread."""
+
+    def __init__(self, spec: LaunchSpec, sink: LogSink, times: StopTimes | None = None) -> None:
+        self._spec = spec
+        self._sink = sink
+        self._times = times or StopTimes()
+        self._is_hurried = False  # a plain bool: signal handlers write it
+        self._process: subprocess.Popen[bytes] | None = None
+        self._drain: threading.Thread | None = None
+        self._tree: ProcessTree | None = None
+        self._create_time = 0.0
+
+    def start(self) -> None:
+        """Start the server and the thread that drains its output."""
+        try:
+            process = spawn(self._spec.argv, stdout=subprocess.PIPE, env=self._spec.environment())
+        except StokerError:
+            self._sink.close()
+            raise
+        assert process.stdout is not None
+        self._process = process
+        self._create_time = _create_time(process.pid)
+        self._tree = ProcessTree(process.pid)
+        self._drain = threading.Thread(
+            target=self._sink.drain, args=(process.stdout,), name="log-sink", daemon=True
+        )
+        self._drain.start()
+
+    @property
+    def pid(self) -> int:
+        """Pid of the server's first process."""
+        return self._running().pid
+
+    @property
+    def create_time(self) -> float:
+        """When that process started, seconds since the epoch."""
+        return self._create_time
+
+    def is_alive(self) -> bool:
+        """True while the server's first process runs."""
+        return self._running().poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit status of the first process; negative for a signal, None while it runs."""
+        return self._running().poll()
+
+    def watch(self) -> None:
+        """Note processes that have appeared; call it about once a second."""
+        if self._tree is not None:
+            self._tree.refresh()
+
+    def hurry(self) -> None:
+        """Skip the waiting in `stop`, also in one that runs now (a second Ctrl-C)."""
+        self._is_hurried = True
+
+    def stop(self) -> StopReport:
+        """SIGTERM to the server, then to all its processes, then SIGKILL; then see what is left."""
+        process, tree = self._running(), self._tree
+        assert tree is not None
+        tree.refresh()
+        was_killed = False
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            patience = self._spec.shutdown_timeout_s + self._times.grace_s
+            self._wait(lambda: process.poll() is not None, patience)
+        if not self._everything_gone(tree):
+            tree.signal_all(signal.SIGTERM)
+            self._wait(lambda: self._everything_gone(tree), self._times.group_s)
+        if not self._everything_gone(tree):
+            was_killed = True
+            tree.signal_all(signal.SIGKILL)
+            self._is_hurried = False  # a killed process needs a moment in any case
+            self._wait(lambda: self._everything_gone(tree), self._times.kill_s)
+        self.finish_log()
+        return self._report(tree, was_killed)
+
+    def finish_log(self) -> None:
+        """Wait until the last lines are in the log; a grandchild may still hold the pipe open."""
+        if self._drain is not None:
+            self._drain.join(_LOG_GRACE_S)
+
+    def _report(self, tree: ProcessTree, was_killed: bool) -> StopReport:
+        leftovers = tuple(process.pid for process in tree.alive())
+        self._wait(lambda: is_port_free(self._spec.host, self._spec.port), self._times.kill_s)
+        return StopReport(
+            num_ended=tree.num_seen() - len(leftovers),
+            leftovers=leftovers,
+            is_port_free=is_port_free(self._spec.host, self._spec.port),
+            was_killed=was_killed,
+        )
+
+    def _everything_gone(self, tree: ProcessTree) -> bool:
+        self._running().poll()  # reaps the child, so that it is no zombie
+        tree.refresh()
+        return not tree.alive()
+
+    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_done() and time.monotonic() < deadline and not self._is_hurried:
+            time.sleep(_POLL_S)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "start() comes first"
+        return self._process
+
+
+def _create_time(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:  # it has ended and is reaped already
+        return 0.0

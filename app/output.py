@@ -1,0 +1,98 @@
+"""How commands print: data on stdout (text, JSON, tab-separated), talk on stderr through rich.
+
+A pipe never receives colour or cursor movement; NO_COLOR, FORCE_COLOR, CLICOLOR_FORCE, TERM=dumb
+and `--color` decide for a terminal. Rich is imported on first use only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+def apply_color_choice(choice: str) -> None:
+    """Turn `--color auto|always|never` into the variables that rich and textual read themselves."""
+    if choice == "never":
+        os.environ["NO_COLOR"] = "1"
+        os.environ.pop("FORCE_COLOR", None)
+    elif choice == "always":
+        os.environ["FORCE_COLOR"] = "1"
+        os.environ.pop("NO_COLOR", None)
+    elif os.environ.get("CLICOLOR_FORCE", "0") not in ("", "0"):
+        os.environ.setdefault("FORCE_COLOR", "1")
+
+
+def talk_console() -> Console:
+    """Console on stderr for progress, hints and warnings."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def data_console() -> Console:
+    """Console on stdout for tables and reports that people read."""
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """One plain line of talk on stderr."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def print_json(schema: str, payload: Mapping[str, Any], *, schema_version: int = 1) -> None:
+    """One JSON document on stdout; adding keys keeps `schema_version`, renaming raises it."""
+    document = {"schema": schema, "schema_version": schema_version, **payload}
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def print_plain(rows: Iterable[Sequence[object]]) -> None:
+    """One record per line, fields separated by tabs; None is `-`."""
+    for row in rows:
+        print("\t".join(_field(value) for value in row))
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, so that a log line cannot steer the terminal."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for char in text
+    )
+
+
+def human_bytes(count: float | None) -> str:
+    """Binary size with its unit, e.g. `256.6 MiB`; `-` when unknown."""
+    if count is None:
+        return "-"
+    if count >= _GIB:
+        return f"{count / _GIB:.2f} GiB"
+    if count >= _MIB:
+        return f"{count / _MIB:.1f} MiB"
+    return f"{count / 1024:.1f} KiB" if count >= 1024 else f"{count:.0f} B"
+
+
+def is_interactive() -> bool:
+    """True when a person can be asked: stdin and stderr are terminals."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm(question: str) -> bool:
+    """Ask on stderr; anything but y or yes is no. Call it only when `is_interactive()`."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _field(value: object) -> str:
+    if value is None:
+        return "-"
+    return printable(str(value)).replace("\t", " ").replace("\n", " ")

@@ -1,0 +1,29 @@
+"""Runs what `stoker serve --no-tui` runs after its command line is checked, on the fake engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from app.cli import exit_code_of
+from app.commands.serve import _run
+from app.ops.launch_specs import LaunchSpec
+
+
+def main() -> int:
+    port, mode, timeout = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    engine = str(Path(__file__).with_name("fake_engine.py"))
+    spec = LaunchSpec(
+        engine="fake",
+        argv=(sys.executable, engine, "--port", str(port), "--mode", mode),
+        model="fake",
+        host="127.0.0.1",
+        port=port,
+        shutdown_timeout_s=0.5,
+        secrets={"STOKER_API_KEY": "very-secret-key"},
+    )
+    return exit_code_of(lambda: _run(spec, None, "fake", timeout, False), debug=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app import cli
+from app.errors import ExitCode, StokerError
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def stoker(tmp_path: Path) -> Run:
+    """Run the command in a process of its own, with folders of its own."""
+    environment = {
+        **os.environ,
+        "STOKER_CACHE_DIR": str(tmp_path / "cache"),
+        "STOKER_STATE_DIR": str(tmp_path / "state"),
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+    }
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from app.cli import main; main()", *args]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+    return run
+
+
+def test_version(stoker: Run) -> None:
+    done = stoker("--version")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stoker 0.1.0\n", "")
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("help",)])
+def test_help_shows_examples_then_every_command(args: tuple[str, ...], stoker: Run) -> None:
+    done = stoker(*args)
+
+    assert done.returncode == 0
+    assert done.stdout.index("Examples:") < done.stdout.index("  serve ")
+    for entry in cli.COMMANDS:
+        assert f"  {entry.name:<8}  {entry.summary}" in done.stdout
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in cli.COMMANDS])
+def test_every_command_has_help(name: str, stoker: Run) -> None:
+    done = stoker(name, "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: stoker {name}")
+    assert done.stderr == ""
+    assert stoker("help", name).stdout == done.stdout
+
+
+def test_a_near_command_is_suggested(stoker: Run) -> None:
+    done = stoker("sevre")
+
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr == "error: no such command: sevre\nhint: did you mean `stoker serve`?\n"
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("doctor", "--jsn"), "error: no such option: --jsn"),
+        (("doctor", "extra"), "error: got unexpected extra argument"),
+        (("models", "lst"), "error: no such command 'lst'"),
+        (("--frob",), "error: no such option: --frob"),
+        (("--color", "pink", "doctor"), "error: --color 'pink' is not known"),
+        (("serve", "--startup-timeout", "soon"), "error: invalid value for '--startup-timeout'"),
+        (("serve", "--engine", "vlm"), "error: no such engine: vlm"),
+        (("serve", "--max-modl-len", "4"), "error: no such flag: --max-modl-len"),
+        (("serve", "./missing"), "error: no such model folder or file: ./missing"),
+    ],
+)
+def test_usage_errors_are_two_lines_and_code_2(
+    args: tuple[str, ...], message: str, stoker: Run
+) -> None:
+    done = stoker(*args)
+
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) <= 2
+    assert done.stdout == ""
+
+
+def test_a_busy_port_is_found_before_anything_is_made(stoker: Run, tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        done = stoker("serve", "--port", str(port))
+
+    assert done.returncode == ExitCode.NO
+    assert done.stderr.startswith(f"error: port {port} is in use by ")
+    assert f"--port {port + 1}" in done.stderr
+    assert not (tmp_path / "cache" / "models").exists()
+
+
+def test_a_key_file_that_cannot_be_read(stoker: Run) -> None:
+    done = stoker("serve", "--api-key-file", "/no/such/file")
+
+    assert done.returncode == ExitCode.USAGE
+    assert "/no/such/file" in done.stderr
+
+
+def test_models_of_an_empty_cache(stoker: Run) -> None:
+    listed = stoker("models", "list", "--plain")
+    removed = stoker("models", "rm", "smollm2-135m", "--yes")
+    shown = stoker("models", "show", "smollm2-135m")
+
+    assert listed.stdout == "smollm2-135m\tnot downloaded\t-\tbuilt-in\t-\n"
+    assert (removed.returncode, shown.returncode) == (1, 1)
+    assert "nothing to delete" in removed.stderr
+    assert "stoker models pull smollm2-135m" in shown.stderr
+
+
+def test_deleting_asks_for_a_yes_where_nobody_can_answer(stoker: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "models" / "mine"
+    folder.mkdir(parents=True)
+
+    refused = stoker("models", "rm", "mine")
+    assert refused.returncode == ExitCode.USAGE
+    assert folder.is_dir()
+    assert stoker("models", "rm", "mine", "--yes").returncode == 0
+    assert not folder.exists()
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = [sys.executable, "-c", "from app.cli import main; main()", "--help"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=60)
+
+    assert done.stderr == b""
+    assert done.returncode == 0
+
+
+def test_the_funnel(capfd: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> int:
+        raise StokerError("it is closed", hint="knock", exit_code=ExitCode.UNREACHABLE)
+
+    def interrupt() -> int:
+        raise KeyboardInterrupt
+
+    def break_down() -> int:
+        raise ValueError("odd")
+
+    assert cli.exit_code_of(refuse, debug=False) == 4
+    assert capfd.readouterr().err == "error: it is closed\nhint: knock\n"
+    assert cli.exit_code_of(interrupt, debug=False) == 130
+    assert capfd.readouterr().err == ""
+    assert cli.exit_code_of(break_down, debug=False) == 1
+    assert capfd.readouterr().err == (
+        "error: unexpected ValueError: odd\nhint: run again with --debug for the traceback\n"
+    )
+    assert cli.exit_code_of(break_down, debug=True) == 1
+    assert 'raise ValueError("odd")' in capfd.readouterr().err
+
+
+def test_global_options_stand_anywhere_before_a_double_dash() -> None:
+    split = cli._split_global_options(["--debug", "chat", "--color=never", "--", "--debug"])
+
+    assert (split.args, split.debug, split.color) == (("chat", "--", "--debug"), True, "never")

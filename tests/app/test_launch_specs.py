@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.errors import ExitCode, StokerError
+from app.ops.launch_specs import (
+    as_flags,
+    check_fits_model,
+    engine_flag_help,
+    parse_serve_request,
+    stoker_spec,
+)
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+}
+
+
+def refusal(*words: str) -> StokerError:
+    with pytest.raises(StokerError) as caught:
+        parse_serve_request(words)
+    assert caught.value.exit_code == ExitCode.USAGE
+    return caught.value
+
+
+def test_without_words_the_builtin_model_is_served() -> None:
+    request = parse_serve_request([])
+
+    assert (request.model, request.served_name) == ("smollm2-135m", "smollm2-135m")
+    assert as_flags(request.args) == []
+
+
+def test_a_flag_value_is_not_taken_for_the_model() -> None:
+    request = parse_serve_request(["--max-model-len", "2k", "--max_num_seqs=4", "org/model"])
+
+    assert request.model == "org/model"
+    assert as_flags(request.args) == ["--max-model-len=2000", "--max-num-seqs=4"]
+
+
+def test_booleans_keep_their_twin() -> None:
+    request = parse_serve_request(["--no-enable-prefix-caching", "--disable-log-stats"])
+
+    assert as_flags(request.args) == ["--no-enable-prefix-caching", "--disable-log-stats"]
+
+
+def test_a_near_flag_is_suggested() -> None:
+    error = refusal("--max-modl-len", "2048")
+
+    assert str(error) == "no such flag: --max-modl-len"
+    assert error.hint == "did you mean --max-model-len?"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a", "b"), "one model is served, but 2 were named: a b"),
+        (("--port", "0"), "--port 0 is out of range"),
+        (("--port", "70000"), "--port 70000 is out of range"),
+        (("--dtype", "int3"), "--dtype: invalid choice: 'int3'"),
+        (("--max-num-seqs", "many"), "--max-num-seqs: invalid int value: 'many'"),
+        (("./no-such-folder",), "no such model folder or file: ./no-such-folder"),
+        (("missing.gguf",), "no such model folder or file: missing.gguf"),
+    ],
+)
+def test_what_cannot_work_is_refused(words: tuple[str, ...], message: str) -> None:
+    assert str(refusal(*words)).startswith(message)
+
+
+def test_the_key_reaches_the_child_by_the_environment_alone() -> None:
+    request = parse_serve_request(["--api-key", "topsecret", "org/model"])
+    spec = stoker_spec(request, "org/model", request.api_key)
+
+    assert request.api_key == "topsecret"
+    assert spec.environment()["STOKER_API_KEY"] == "topsecret"
+    assert "topsecret" not in " ".join(spec.argv)
+    assert "topsecret" not in repr(request) + repr(spec)
+
+
+def test_the_engine_is_started_by_its_own_path() -> None:
+    request = parse_serve_request(["--port", "9001", "--host", "0.0.0.0"])
+    spec = stoker_spec(request, "/models/x", None)
+
+    assert spec.argv[0] == sys.executable
+    assert Path(spec.argv[1]).parts[-2:] == ("engine", "__main__.py")
+    assert Path(spec.argv[1]).is_absolute()
+    assert spec.argv[2:4] == ("serve", "/models/x")
+    assert "--served-model-name=smollm2-135m" in spec.argv
+    assert spec.url == "http://127.0.0.1:9001"
+    assert "STOKER_API_KEY" not in spec.secrets
+
+
+def test_flags_are_checked_against_the_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    check_fits_model(parse_serve_request([str(tmp_path), "--max-model-len", "512"]), tmp_path)
+
+    with pytest.raises(StokerError, match="above the 512 positions") as too_long:
+        check_fits_model(parse_serve_request([str(tmp_path), "--max-model-len", "513"]), tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(StokerError, match="not valid JSON") as damaged:
+        check_fits_model(parse_serve_request([str(tmp_path)]), tmp_path)
+
+    assert too_long.value.exit_code == ExitCode.USAGE
+    assert damaged.value.exit_code == ExitCode.NO
+
+
+def test_the_help_names_every_flag_once() -> None:
+    flags = [flag.split()[0] for flag, _ in engine_flag_help()]
+
+    assert len(set(flags)) == len(flags)
+    assert "--max-model-len" in flags
+    assert "--[no-]enable-prefix-caching" in flags

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app import output, paths
+
+
+def test_plain_fields_stay_on_their_line(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_plain([("a\tb", None, "c\nd\x1b[31m", 3)])
+
+    assert capsys.readouterr().out == "a b\t-\tc d\ufffd[31m\t3\n"
+
+
+def test_json_names_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json("stoker.test", {"x": None})
+
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"schema": "stoker.test", "schema_version": 1, "x": None}
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "-"),
+        (12, "12 B"),
+        (2048, "2.0 KiB"),
+        (269_000_000, "256.5 MiB"),
+        (24 << 30, "24.00 GiB"),
+    ],
+)
+def test_sizes(count: int | None, text: str) -> None:
+    assert output.human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("choice", "before", "after"),
+    [
+        ("never", {"FORCE_COLOR": "1"}, {"NO_COLOR": "1"}),
+        ("always", {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}),
+        ("auto", {"CLICOLOR_FORCE": "1"}, {"CLICOLOR_FORCE": "1", "FORCE_COLOR": "1"}),
+        ("auto", {"CLICOLOR_FORCE": "0"}, {"CLICOLOR_FORCE": "0"}),
+        ("auto", {"NO_COLOR": "1"}, {"NO_COLOR": "1"}),
+    ],
+)
+def test_colour_choice(
+    choice: str, before: dict[str, str], after: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = dict(before)
+    monkeypatch.setattr("os.environ", environment)
+
+    output.apply_color_choice(choice)
+
+    assert environment == after
+
+
+def test_folders_are_private_and_can_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path / "c"))
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "s"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    assert paths.models_dir() == tmp_path / "c" / "models"
+    assert paths.logs_dir() == tmp_path / "s" / "logs"
+    assert paths.runtime_dir() == tmp_path / "s" / "run"
+    for folder in ("c", "c/models", "s", "s/logs", "s/run"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
+
+
+def test_xdg_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STOKER_CACHE_DIR", "STOKER_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    (tmp_path / "XDG_RUNTIME_DIR").mkdir()
+
+    assert paths.cache_dir() == tmp_path / "XDG_CACHE_HOME" / "stoker"
+    assert paths.state_dir() == tmp_path / "XDG_STATE_HOME" / "stoker"
+    assert paths.runtime_dir() == tmp_path / "XDG_RUNTIME_DIR" / "stoker"

@@ -1,0 +1,169 @@
+"""`stoker serve --no-tui` as a process of its own, on the fake engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.errors import ExitCode
+from app.ops.ports import is_port_free
+from tests.app.test_supervisor import free_port, is_running, wait_for
+
+SCRIPT = Path(__file__).with_name("serve_fake.py")
+
+
+class Serving:
+    """The process, its port and its state folder."""
+
+    def __init__(self, state: Path, mode: str, timeout_s: float) -> None:
+        self.port = free_port()
+        self.state = state
+        environment = {**os.environ, "STOKER_STATE_DIR": str(state)}
+        command = [sys.executable, str(SCRIPT), str(self.port), mode, str(timeout_s)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+
+    def wait_until_ready(self) -> list[psutil.Process]:
+        """Wait for the line on stdout; the processes of the server."""
+        assert self.process.stdout is not None
+        self.ready_line = self.process.stdout.readline()
+        assert self.ready_line.startswith(f"ready at http://127.0.0.1:{self.port} (")
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, rest of stdout, stderr."""
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+    def records(self) -> list[dict[str, object]]:
+        return [json.loads(path.read_text()) for path in self.state.glob("run/servers/*.json")]
+
+    def log(self) -> str:
+        (path,) = self.state.glob("logs/*.log")
+        return path.read_text()
+
+
+Serve = Callable[..., Serving]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    started: list[Serving] = []
+
+    def start(mode: str, timeout_s: float = 60.0) -> Serving:
+        started.append(Serving(tmp_path / "state", mode, timeout_s))
+        return started[-1]
+
+    yield start
+    for serving in started:
+        if serving.process.poll() is None:
+            serving.process.kill()
+        serving.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_requested_stop_is_clean(number: signal.Signals, serve: Serve) -> None:
+    serving = serve("grandchild")
+    children = serving.wait_until_ready()
+    (record,) = serving.records()
+    assert record["url"] == f"http://127.0.0.1:{serving.port}"
+    assert record["pid"] in [child.pid for child in children]
+
+    serving.process.send_signal(number)
+    code, _, err = serving.end()
+
+    assert code == ExitCode.OK
+    assert f"stopped: 2 processes ended, port {serving.port} free" in err
+    assert "starting fake on" in err
+    assert len(children) == 2
+    assert not any(is_running(child) for child in children)
+    assert is_port_free("127.0.0.1", serving.port)
+    assert serving.records() == []
+
+
+def test_the_key_is_on_no_screen_in_no_log_and_no_argument(serve: Serve) -> None:
+    serving = serve("good")
+    (child,) = serving.wait_until_ready()
+    arguments = " ".join(child.cmdline())
+    record = serving.records()
+    serving.process.send_signal(signal.SIGINT)
+    _, out, err = serving.end()
+
+    assert "the key is ***" in serving.log()
+    shown = (serving.ready_line, out, err, serving.log(), arguments, str(record))
+    assert not any("very-secret-key" in text for text in shown)
+
+
+def test_a_failed_start_is_explained(serve: Serve) -> None:
+    serving = serve("crash-at-start")
+    code, out, err = serving.end()
+
+    assert code == ExitCode.ENGINE_FAILED_TO_START
+    assert out == ""
+    assert "failed to start (exit status 1)" in err
+    assert "Address already in use" in err
+    assert f"the whole log: {serving.state}" in err
+    assert "Traceback" not in err
+    assert serving.records() == []
+
+
+def test_a_later_death_has_its_own_code(serve: Serve) -> None:
+    serving = serve("crash-later")
+    serving.wait_until_ready()
+    code, _, err = serving.end()
+
+    assert code == ExitCode.ENGINE_DIED
+    assert "died (killed by signal 9)" in err
+    assert serving.records() == []
+
+
+def test_a_start_that_takes_too_long_is_stopped(serve: Serve) -> None:
+    serving = serve("never-ready", timeout_s=1.5)
+    code, _, err = serving.end()
+
+    assert code == ExitCode.TIMEOUT
+    assert "not ready after 2 s" in err
+    assert "--startup-timeout" in err
+
+
+def test_a_signal_before_readiness_ends_the_start(serve: Serve) -> None:
+    serving = serve("never-ready")
+    wait_for(lambda: bool(serving.records()))
+
+    serving.process.send_signal(signal.SIGINT)
+    code, _, err = serving.end()
+
+    assert code == ExitCode.INTERRUPTED
+    assert "stopped: 1 process ended" in err
+
+
+def test_a_second_ctrl_c_does_not_wait(serve: Serve) -> None:
+    serving = serve("ignore-term")
+    (child,) = serving.wait_until_ready()
+
+    serving.process.send_signal(signal.SIGINT)
+    serving.process.send_signal(signal.SIGTERM)
+    code, _, _ = serving.end()
+
+    assert code == ExitCode.OK
+    assert not is_running(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_the_server_dies_with_a_killed_stoker(serve: Serve) -> None:
+    serving = serve("ignore-term")
+    (child,) = serving.wait_until_ready()
+
+    serving.process.kill()
+    serving.end()
+
+    wait_for(lambda: not is_running(child))
