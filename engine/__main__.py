@@ -1,0 +1,81 @@
+"""`python -m engine serve MODEL`, or the same with this file's path: the engine's command line.
+
+Started by path, it loads the package `engine` from its own folder and from nowhere else, so that a
+folder of that name in the current directory or on PYTHONPATH is never imported instead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+
+
+def _load_own_package() -> None:
+    # Python puts a script's folder first; `errors`, `logger` and others would be top-level modules.
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+    spec = importlib.util.spec_from_file_location(
+        "engine", _HERE / "__init__.py", submodule_search_locations=[str(_HERE)]
+    )
+    assert spec is not None, _HERE
+    assert spec.loader is not None, _HERE
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["engine"] = package
+    spec.loader.exec_module(package)
+
+
+def main(argv: list[str]) -> int:
+    """Run one subcommand; returns the exit code."""
+    import argparse
+
+    from engine.args import EngineArgs
+    from engine.version import __version__
+
+    parser = argparse.ArgumentParser(prog="python -m engine", description="Stoker's engine.")
+    parser.add_argument("--version", action="version", version=f"stoker engine {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="serve a model over HTTP")
+    serve.add_argument("model", help="model folder, .gguf file, or name")
+    EngineArgs.add_cli_args(serve)
+    core = commands.add_parser("core", help="the engine process (started by `serve`)")
+    core.add_argument("--handshake", required=True, metavar="ADDRESS")
+    namespace = parser.parse_args([_with_dashes(word) for word in argv])
+    if namespace.command == "core":
+        from engine.core.engine_core_proc import main as core_main
+
+        return core_main(namespace.handshake)
+    return _serve(namespace.model, EngineArgs.from_cli(namespace))
+
+
+def _serve(model: str, args: object) -> int:
+    import dataclasses
+
+    from engine.args import EngineArgs
+    from engine.server.launch import run
+
+    assert isinstance(args, EngineArgs)
+    # Taken out of the environment, so that no child process inherits it.
+    key = os.environ.pop("STOKER_API_KEY", None)
+    if args.api_key is None and key:
+        args = dataclasses.replace(args, api_key=key)
+    return run(model, args)
+
+
+def _with_dashes(word: str) -> str:
+    """`--max_model_len=9` -> `--max-model-len=9`, as vLLM accepts both."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+if __name__ == "__main__":
+    if not __package__:
+        _load_own_package()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:  # Ctrl-C before the server took the signal over
+        sys.exit(130)

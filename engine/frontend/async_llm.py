@@ -1,0 +1,178 @@
+"""AsyncLLM: the front end's one object; requests go in, RequestOutputs come out.
+
+Owns the task that reads EngineCore's outputs, and aborts what nobody waits for. Starting and ending
+the EngineCore process is the client's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from engine.errors import EngineDeadError, EngineError
+from engine.frontend.input_processor import InputProcessor
+from engine.frontend.iteration_stats import IterationStats, ParentRequest, StatSink
+from engine.frontend.output_processor import OutputProcessor
+from engine.frontend.outputs import RequestOutput
+from engine.frontend.tokenizer import Tokenizer
+from engine.logger import get_logger
+from engine.messages import EngineCoreOutputs, EngineCoreRequest, HandshakeReady, SchedulerStats
+
+logger = get_logger(__name__)
+
+
+class EngineCoreClient(Protocol):
+    """What AsyncLLM needs of EngineCore; `engine.core.client` has the real one."""
+
+    async def start(self) -> HandshakeReady:
+        """Start EngineCore; raises the EngineError that ended the start."""
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue one request; EngineDeadError when there is no engine."""
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """End requests early; unknown ids are ignored."""
+
+    async def get_output(self) -> EngineCoreOutputs:
+        """The next step's outputs; EngineDeadError once EngineCore is gone."""
+
+    async def call_utility(self, method: str) -> bool | int | float | str | None:
+        """Call a named EngineCore method."""
+
+    @property
+    def is_dead(self) -> bool:
+        """True once EngineCore has ended."""
+
+    async def shutdown(self, timeout_s: float) -> None:
+        """End EngineCore; returns when its process is gone."""
+
+
+class AsyncLLM:
+    """Generates text with a running EngineCore. `start` needs a running event loop."""
+
+    def __init__(
+        self,
+        client: EngineCoreClient,
+        tokenizer: Tokenizer,
+        input_processor: InputProcessor,
+        sinks: Sequence[StatSink] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.input_processor = input_processor
+        self.dead = asyncio.Event()
+        self._client = client
+        self._processor = OutputProcessor(tokenizer)
+        self._sinks = tuple(sinks)
+        self._error: EngineError | None = None
+        self._handler: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to read EngineCore's outputs; the client has been started before."""
+        self._handler = asyncio.create_task(self._read_outputs(), name="output-handler")
+        self._handler.add_done_callback(self._on_handler_done)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in flight."""
+        return self._processor.num_unfinished
+
+    async def generate(
+        self, request: EngineCoreRequest, parent: ParentRequest | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run one request; outputs carry what is new since the previous one.
+
+        Closing or cancelling the generator aborts the request. Raises EngineDeadError when
+        EngineCore is down or goes down.
+        """
+        if self._error is not None:
+            raise self._error
+        box = self._processor.add_request(request, parent)
+        self._idle.clear()
+        try:
+            await self._client.add_request(request)
+            while True:
+                output = await box.get()
+                yield output
+                if output.is_finished:
+                    return
+        finally:
+            # Still known: the consumer left before the end. This may run during a cancellation, in
+            # which nothing can be awaited any more, so the message goes out from a task of its own.
+            self._drop([request.request_id], EngineError("the request was given up"))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False while blocks are in use."""
+        return bool(await self._client.call_utility("reset_prefix_cache"))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until no request is in flight, `timeout_s` at most."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            logger.info(
+                "[shutdown] API server: aborting in-flight requests count=%d", self.num_unfinished
+            )
+
+    async def shutdown(self, error: EngineError) -> None:
+        """Stop: requests still in flight end with `error`, aborts are sent, reading ends."""
+        self._error = self._error or error
+        self._drop(self._processor.unfinished_ids, error)
+        if self._aborts:
+            await asyncio.wait(set(self._aborts))
+        if self._handler is not None:
+            self._handler.cancel()
+            await asyncio.wait({self._handler})
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    async def _read_outputs(self) -> None:
+        while True:
+            outputs = await self._client.get_output()
+            step = self._processor.process(outputs, time.time())
+            self._record(outputs.scheduler_stats, step.stats)
+            if step.stopped_ids:
+                await self._client.abort_requests(step.stopped_ids)
+            self._note_idle()
+            # Outputs may be waiting already; let those who got some of these send them first.
+            await asyncio.sleep(0)
+
+    def _on_handler_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        cause = task.exception()
+        if isinstance(cause, EngineDeadError):
+            self._error = cause
+        else:
+            logger.error("AsyncLLM output handler failed.", exc_info=cause)
+            self._error = EngineDeadError("The output handler of the API server failed.")
+        logger.error("EngineCore died: %s", self._error)
+        self._processor.fail_all(self._error)
+        self._note_idle()
+        self.dead.set()
+
+    def _drop(self, request_ids: Sequence[str], error: EngineError) -> None:
+        stats = self._processor.abort(request_ids, error)
+        if not stats.num_aborted:
+            return
+        self._record(None, stats)
+        self._note_idle()
+        task = asyncio.create_task(self._send_abort(list(request_ids)))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _send_abort(self, request_ids: list[str]) -> None:
+        await self._client.abort_requests(request_ids)
+        logger.debug("Aborted request(s) %s.", ",".join(request_ids))
+
+    def _record(self, scheduler: SchedulerStats | None, stats: IterationStats) -> None:
+        for sink in self._sinks:
+            sink.record(scheduler, stats)
+
+    def _note_idle(self) -> None:
+        if not self._processor.num_unfinished:
+            self._idle.set()

@@ -1,0 +1,90 @@
+"""InputProcessor: checks one prompt against the model's limits and makes the EngineCoreRequest.
+
+Everything that can be wrong with a request is refused here, before EngineCore sees it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from engine.errors import RequestError
+from engine.messages import EngineCoreRequest
+from engine.sampling_params import SamplingParams
+
+_CONTEXT_CODE = "context_length_exceeded"
+
+
+class InputProcessor:
+    """Limits of one loaded model. `max_model_len` is the length that EngineCore reported."""
+
+    def __init__(
+        self, *, vocab_size: int, max_model_len: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self._eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
+
+    def process(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        arrival_time: float,
+        prompt_param: str = "prompt",
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> EngineCoreRequest:
+        """Return the checked request; RequestError says which limit it breaks."""
+        self.check_prompt(prompt_token_ids, prompt_param)
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=self._resolve(params, len(prompt_token_ids)),
+            arrival_time=arrival_time,
+            eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
+
+    def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
+        """Refuse an empty prompt, one that fills the context, and ids outside the vocabulary."""
+        if not token_ids:
+            raise RequestError("The prompt is empty; it must hold at least one token.", param=param)
+        if len(token_ids) >= self.max_model_len:
+            raise RequestError(
+                f"This model's maximum context length is {self.max_model_len} tokens, but the "
+                f"prompt has {len(token_ids)} input tokens and leaves no room for output. Shorten "
+                f"it to {self.max_model_len - 1} tokens or fewer.",
+                param=param,
+                code=_CONTEXT_CODE,
+            )
+        self.check_token_ids(token_ids, param)
+
+    def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Refuse ids outside the vocabulary."""
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            wrong = next(i for i in token_ids if not 0 <= i < self.vocab_size)
+            raise RequestError(
+                f"{param}: token id {wrong} is out of vocabulary; ids run from 0 to "
+                f"{self.vocab_size - 1}.",
+                param=param,
+            )
+
+    def _resolve(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        room = self.max_model_len - num_prompt_tokens
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise RequestError(
+                f"max_tokens {params.max_tokens} is too large: this model's maximum context length "
+                f"is {self.max_model_len} tokens and the prompt has {num_prompt_tokens} input "
+                f"tokens, so at most {room} can be generated.",
+                param="max_tokens",
+                code=_CONTEXT_CODE,
+            )
+        self.check_token_ids(params.stop_token_ids, "stop_token_ids")
+        return dataclasses.replace(
+            params,
+            max_tokens=room if params.max_tokens is None else params.max_tokens,
+            top_k=min(params.top_k, self.vocab_size),
+        ).validate()

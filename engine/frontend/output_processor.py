@@ -1,0 +1,195 @@
+"""OutputProcessor: EngineCore's tokens become text, per request, and reach whoever waits for it.
+
+Owns the state of every request in flight, stop strings included. Does not talk to EngineCore: it
+returns the ids that must be aborted there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.errors import EngineError
+from engine.frontend.detokenizer import IncrementalDetokenizer
+from engine.frontend.iteration_stats import (
+    FinishedRequestStats,
+    IterationStats,
+    ParentRequest,
+    RequestTimes,
+)
+from engine.frontend.outputs import OutputBox, RequestOutput
+from engine.frontend.stop_strings import StopStringMatcher
+from engine.frontend.tokenizer import Tokenizer
+from engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+
+
+@dataclass(slots=True)
+class _RequestState:
+    request: EngineCoreRequest
+    parent: ParentRequest
+    box: OutputBox
+    detokenizer: IncrementalDetokenizer
+    stops: StopStringMatcher
+    times: RequestTimes
+    num_generation_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedStep:
+    """What the caller still has to do after one step."""
+
+    stopped_ids: list[str]
+    stats: IterationStats
+
+
+class OutputProcessor:
+    """All requests in flight, by id."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._states: dict[str, _RequestState] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in flight."""
+        return len(self._states)
+
+    @property
+    def unfinished_ids(self) -> list[str]:
+        """Their ids, oldest first."""
+        return list(self._states)
+
+    def add_request(
+        self, request: EngineCoreRequest, parent: ParentRequest | None = None
+    ) -> OutputBox:
+        """Start following a request; its outputs will appear in the returned box."""
+        assert request.request_id not in self._states, f"{request.request_id} is in flight"
+        params = request.sampling_params
+        box = OutputBox()
+        self._states[request.request_id] = _RequestState(
+            request=request,
+            parent=parent or ParentRequest(1),
+            box=box,
+            detokenizer=IncrementalDetokenizer(
+                self._tokenizer,
+                request.prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+            ),
+            stops=StopStringMatcher(params.stop, include_stop=params.include_stop_str_in_output),
+            times=RequestTimes(request.arrival_time),
+        )
+        return box
+
+    def process(self, outputs: EngineCoreOutputs, now: float) -> ProcessedStep:
+        """Deliver one step. `now` is wall clock. Outputs of requests that are gone are dropped."""
+        step = ProcessedStep([], IterationStats())
+        for output in outputs.outputs:
+            state = self._states.get(output.request_id)
+            if state is None:
+                continue
+            _note_progress(state, output, outputs.timestamp, now, step.stats)
+            result = _to_request_output(state, output)
+            if result.is_finished:
+                del self._states[output.request_id]
+                _note_finish(state, result, now, step.stats)
+                if output.finish_reason is None:
+                    step.stopped_ids.append(output.request_id)
+            state.box.put(result)
+        return step
+
+    def abort(self, request_ids: Sequence[str], error: EngineError) -> IterationStats:
+        """Stop following requests; whoever still waits for one of them gets `error`."""
+        stats = IterationStats()
+        for request_id in request_ids:
+            state = self._states.pop(request_id, None)
+            if state is not None:
+                stats.num_aborted += 1
+                state.box.fail(error)
+        return stats
+
+    def fail_all(self, error: EngineError) -> None:
+        """EngineCore is gone: everybody who waits gets `error` now."""
+        for state in self._states.values():
+            state.box.fail(error)
+        self._states.clear()
+
+
+def _to_request_output(state: _RequestState, output: EngineCoreOutput) -> RequestOutput:
+    result = RequestOutput(
+        request_id=output.request_id,
+        token_ids=output.new_token_ids,
+        num_cached_tokens=state.num_cached_tokens,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+    )
+    text = state.detokenizer.feed(_visible_tokens(state, output))
+    if state.num_generation_tokens <= state.request.sampling_params.min_tokens:
+        # A stop string cannot end the request yet.
+        result.text = text
+        return result
+    check = state.stops.feed(text)
+    result.text = check.text
+    if check.stop is not None:
+        result.finish_reason = FinishReason.STOP
+        result.stop_reason = check.stop
+    elif result.is_finished:
+        result.text += state.stops.flush()
+    return result
+
+
+def _visible_tokens(state: _RequestState, output: EngineCoreOutput) -> list[int]:
+    """Without the token that ended the request, unless the client wants to see it."""
+    is_stop_token = output.finish_reason is FinishReason.STOP
+    if is_stop_token and not state.request.sampling_params.include_stop_str_in_output:
+        return output.new_token_ids[:-1]
+    return output.new_token_ids
+
+
+def _note_progress(
+    state: _RequestState,
+    output: EngineCoreOutput,
+    timestamp: float,
+    now: float,
+    stats: IterationStats,
+) -> None:
+    if output.events:
+        state.times.on_events(output.events)
+    if output.prefill_stats is not None:
+        state.num_cached_tokens = output.prefill_stats.num_cached_tokens
+        stats.num_prompt_tokens += output.prefill_stats.num_prompt_tokens
+        stats.num_cached_tokens += output.prefill_stats.num_cached_tokens
+    state.num_preemptions = max(state.num_preemptions, output.num_preemptions)
+    if output.new_token_ids:
+        state.num_generation_tokens += len(output.new_token_ids)
+        stats.num_generation_tokens += len(output.new_token_ids)
+        state.times.on_tokens(timestamp, now, stats)
+
+
+def _note_finish(
+    state: _RequestState, result: RequestOutput, now: float, stats: IterationStats
+) -> None:
+    assert result.finish_reason is not None
+    if result.finish_reason is FinishReason.ABORT:
+        # Its intervals would mix cut-off times into the latencies of real answers.
+        stats.num_aborted += 1
+        return
+    times, max_tokens = state.times, state.request.sampling_params.max_tokens
+    assert max_tokens is not None, "resolved by the InputProcessor"
+    stats.finished.append(
+        FinishedRequestStats(
+            finish_reason=result.finish_reason,
+            e2e_latency_s=max(0.0, now - times.arrival_time),
+            queue_time_s=times.scheduled - times.queued,
+            prefill_time_s=times.first_token - times.scheduled,
+            decode_time_s=times.last_token - times.first_token,
+            inference_time_s=times.last_token - times.scheduled,
+            num_prompt_tokens=len(state.request.prompt_token_ids),
+            num_cached_tokens=state.num_cached_tokens,
+            num_generation_tokens=state.num_generation_tokens,
+            max_tokens=max_tokens,
+            num_preemptions=state.num_preemptions,
+        )
+    )
+    state.parent.on_child_finished(state.num_generation_tokens, stats)

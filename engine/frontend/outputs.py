@@ -1,0 +1,73 @@
+"""RequestOutput: what a request produced since its consumer last looked; the box it waits in."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from engine.errors import EngineError
+from engine.messages import FinishReason
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """New text and tokens of one request; `stop_reason` is the stop string or token that ended it.
+
+    `text` may be empty: a character may be incomplete, or a stop string may have begun.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """True on the last output of a request."""
+        return self.finish_reason is not None
+
+    def absorb(self, newer: RequestOutput) -> None:
+        """Append a later output, so that a slow consumer gets both at once."""
+        self.text += newer.text
+        self.token_ids.extend(newer.token_ids)
+        self.num_cached_tokens = newer.num_cached_tokens
+        self.finish_reason = newer.finish_reason
+        self.stop_reason = newer.stop_reason
+
+
+class OutputBox:
+    """Holds at most one output; what arrives while it is full is merged into it.
+
+    So a consumer that stops reading costs memory for its text only, and never blocks the others.
+    """
+
+    def __init__(self) -> None:
+        self._output: RequestOutput | None = None
+        self._error: EngineError | None = None
+        self._filled = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        """Add an output; never blocks."""
+        if self._output is None:
+            self._output = output
+        else:
+            self._output.absorb(output)
+        self._filled.set()
+
+    def fail(self, error: EngineError) -> None:
+        """Make the next `get` raise, even if an output waits."""
+        self._error = error
+        self._filled.set()
+
+    async def get(self) -> RequestOutput:
+        """Wait for the next output; raises what `fail` was given."""
+        await self._filled.wait()
+        if self._error is not None:
+            raise self._error
+        output = self._output
+        assert output is not None, "set only together with an output or an error"
+        self._output = None
+        self._filled.clear()
+        return output

@@ -1,0 +1,95 @@
+"""Tokenizer: text to token ids and back, over the `tokenizers` library (tokenizer.json).
+
+Also reads the special tokens of tokenizer_config.json. Chat templates are `chat_template`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from engine.errors import CorruptModelError
+
+_SPECIAL_TOKEN_KEYS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to call from several threads: nothing changes after loading."""
+
+    def __init__(self, fast: FastTokenizer, special_tokens: dict[str, str]) -> None:
+        # A tokenizer.json may carry the truncation and padding of its training run.
+        fast.no_truncation()
+        fast.no_padding()
+        self._fast = fast
+        self.special_tokens = special_tokens
+        self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Read tokenizer.json; CorruptModelError when it is missing or damaged."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise CorruptModelError(
+                f"{folder} holds no tokenizer.json; without it text cannot be turned into tokens. "
+                "Add the file (it lies beside the weights in the model's repository)."
+            )
+        try:
+            fast = FastTokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises the bare class and nothing narrower
+            raise CorruptModelError(f"{path} cannot be read as a tokenizer: {error}.") from error
+        return cls(fast, _special_tokens(read_tokenizer_config(folder)))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of tokenizer_config.json's end-of-sequence token, None when it names none."""
+        token = self.special_tokens.get("eos_token")
+        return None if token is None else self._fast.token_to_id(token)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; special tokens written in the text are recognised."""
+        return self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of `token_ids`; ids that the vocabulary lacks give nothing."""
+        return self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it (`Ġthe`)."""
+        return [self._fast.id_to_token(token_id) or "" for token_id in token_ids]
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json of a model folder; empty when there is none."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CorruptModelError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise CorruptModelError(f"{path} holds {type(config).__name__}, not an object.")
+    return config
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Role to token text; a token is written as a string or as an object with `content`."""
+    tokens = {}
+    for key in _SPECIAL_TOKEN_KEYS:
+        value = config.get(key)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            tokens[key] = text
+    return tokens

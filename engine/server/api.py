@@ -1,0 +1,210 @@
+"""The FastAPI application: routes, reading bodies, and what becomes of errors.
+
+Endpoints hold no logic of their own; chat, completions and introspection do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from prometheus_client import generate_latest
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.errors import EngineError
+from engine.logger import get_logger
+from engine.server import introspection
+from engine.server.auth import BearerAuth
+from engine.server.chat import ChatFormat, make_chat_job
+from engine.server.completions import CompletionFormat, make_completion_job
+from engine.server.errors import ApiError, error_response, to_api_error
+from engine.server.generation import Job, collect_job
+from engine.server.protocol import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    parse_body,
+)
+from engine.server.state import ServerState, Services
+from engine.server.streaming import AnswerFormat, EventStream, stream_job, wait_for_disconnect
+
+logger = get_logger(__name__)
+
+MAX_BODY_BYTES = 16 << 20
+"""Far above what any context length needs, far below what hurts the host."""
+
+T = TypeVar("T")
+
+
+class _ClientGone(Exception):
+    """The client closed its connection before the answer."""
+
+
+def create_app(state: ServerState, api_key: str | None = None) -> FastAPI:
+    """The application over `state`; with a key, /v1 needs it."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    routes = _Routes(state)
+    for path, methods, endpoint in (
+        ("/health", ["GET"], routes.health),
+        ("/ping", ["GET", "POST"], routes.health),
+        ("/load", ["GET"], routes.load),
+        ("/version", ["GET"], routes.version),
+        ("/metrics", ["GET"], routes.metrics),
+        ("/tokenize", ["POST"], routes.tokenize),
+        ("/detokenize", ["POST"], routes.detokenize),
+        ("/v1/models", ["GET"], routes.models),
+        ("/v1/chat/completions", ["POST"], routes.chat_completions),
+        ("/v1/completions", ["POST"], routes.completions),
+    ):
+        app.add_api_route(path, endpoint, methods=methods, response_model=None)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(EngineError, _on_engine_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(_ClientGone, _on_client_gone)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)
+    app.add_middleware(_LastResort)
+    if api_key:
+        app.add_middleware(BearerAuth, api_key=api_key)
+    return app
+
+
+class _Routes:
+    """Endpoint functions over one state."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def health(self) -> Response:
+        return introspection.health(self._state)
+
+    async def load(self) -> Response:
+        return introspection.load(self._state)
+
+    async def version(self) -> Response:
+        return introspection.version()
+
+    async def metrics(self) -> Response:
+        text = generate_latest(self._state.registry)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self) -> Response:
+        return introspection.models(self._state.require_ready())
+
+    async def tokenize(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        body = parse_body(TokenizeBody, await _read_body(request))
+        return await introspection.tokenize(services, body)
+
+    async def detokenize(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        return introspection.detokenize(
+            services, parse_body(DetokenizeBody, await _read_body(request))
+        )
+
+    async def chat_completions(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        body = parse_body(ChatBody, await _read_body(request))
+        job = await make_chat_job(services, body)
+        return await _answer(services, request, job, ChatFormat(job), stream=body.stream)
+
+    async def completions(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        body = parse_body(CompletionBody, await _read_body(request))
+        job = await make_completion_job(services, body)
+        return await _answer(services, request, job, CompletionFormat(job), stream=body.stream)
+
+
+async def _answer(
+    services: Services, request: Request, job: Job, answer: AnswerFormat, *, stream: bool
+) -> Response:
+    if stream:
+        return EventStream(stream_job(services.llm, job, answer))
+    choices = await _unless_client_goes(request, collect_job(services.llm, job))
+    return Response(answer.document(choices), media_type="application/json")
+
+
+async def _unless_client_goes(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, cancelled as soon as the client closes its connection."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise _ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.wait({task, watcher})
+
+
+async def _read_body(request: Request) -> bytes:
+    """The JSON body, refused by type and size before it is held in memory."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        # Also keeps web pages of other origins from posting without being asked first.
+        raise ApiError(
+            400, f"Content-Type must be application/json, got {media_type or 'nothing'}."
+        )
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise ApiError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _on_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_engine_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, EngineError)
+    return error_response(to_api_error(error))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    message = {
+        404: f"There is no route {where}.",
+        405: f"The route does not take this method: {where}.",
+    }.get(error.status_code, str(error.detail))
+    headers = dict(error.headers or {})
+    return error_response(ApiError(error.status_code, message, headers=headers))
+
+
+async def _on_client_gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it; nginx's word for the access log
+
+
+class _LastResort:
+    """ASGI middleware: whatever else goes wrong is logged and answered with 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception:
+            logger.exception("%s %s failed.", scope.get("method"), scope.get("path"))
+            if has_started:
+                raise
+            error = ApiError(500, "The server failed on this request; its log says why.")
+            await error_response(error)(scope, receive, send)

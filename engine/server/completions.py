@@ -1,0 +1,109 @@
+"""POST /v1/completions: prompts (text or token ids) to a job, its outputs to OpenAI's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.frontend.tokenizer import Tokenizer
+from engine.server.generation import Choice, Job, make_job, usage
+from engine.server.prompts import encode
+from engine.server.protocol import CompletionBody
+from engine.server.state import Services
+from engine.server.streaming import encode_json
+
+
+async def make_completion_job(services: Services, body: CompletionBody) -> Job:
+    """Tokenize what is text, check."""
+    services.check_model(body.model)
+    body.check_supported()
+    params = body.sampling_params(body.max_tokens)
+    tokenizer, prompts = services.llm.tokenizer, body.prompts
+    body.check_choices(len(prompts))
+    token_ids = [
+        await encode(tokenizer, prompt, add_special_tokens=body.add_special_tokens)
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in prompts
+    ]
+    return make_job(
+        services,
+        body,
+        token_ids,
+        params,
+        id_prefix="cmpl",
+        prompt_param="prompt",
+        echoes=[_as_text(tokenizer, prompt) for prompt in prompts] if body.echo else (),
+    )
+
+
+def _as_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.decode(prompt, skip_special_tokens=False)
+
+
+class CompletionFormat:
+    """Text completion objects of one job; chunks have the same shape."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._head = (
+            b'data: {"id":"%s","object":"text_completion","created":%d,"model":%s,"choices":['
+            % (job.id.encode(), job.created, encode_json(job.model))
+        )
+
+    def document(self, choices: Sequence[Choice]) -> bytes:
+        """The answer that is not streamed."""
+        return encode_json(
+            {
+                "id": self._job.id,
+                "object": "text_completion",
+                "created": self._job.created,
+                "model": self._job.model,
+                "choices": [
+                    {
+                        "index": index,
+                        "text": self._job.echoes[index] + "".join(choice.texts),
+                        "logprobs": None,
+                        "finish_reason": choice.finish_reason,
+                        "stop_reason": choice.stop_reason,
+                    }
+                    for index, choice in enumerate(choices)
+                ],
+                "usage": usage(self._job, choices),
+            }
+        )
+
+    def opening(self, index: int) -> bytes:
+        """Completions have no opening chunk."""
+        return b""
+
+    def event(self, index: int, text: str, usage: dict[str, object] | None) -> bytes:
+        """A chunk with text."""
+        return self._chunk(index, text, b'"finish_reason":null', usage)
+
+    def closing(
+        self, index: int, text: str, choice: Choice, usage: dict[str, object] | None
+    ) -> bytes:
+        """The last text and why the choice ended."""
+        reasons = b'"finish_reason":%s,"stop_reason":%s' % (
+            encode_json(choice.finish_reason),
+            encode_json(choice.stop_reason),
+        )
+        return self._chunk(index, text, reasons, usage)
+
+    def usage_event(self, usage: dict[str, object]) -> bytes:
+        """The chunk after the last choice."""
+        return b'%s],"usage":%s}\n\n' % (self._head, encode_json(usage))
+
+    def _chunk(
+        self, index: int, text: str, reasons: bytes, usage: dict[str, object] | None
+    ) -> bytes:
+        tail = b"" if usage is None else b',"usage":' + encode_json(usage)
+        return b'%s{"index":%d,"text":%s,"logprobs":null,%s}]%s}\n\n' % (
+            self._head,
+            index,
+            encode_json(text),
+            reasons,
+            tail,
+        )

@@ -1,0 +1,176 @@
+"""Job: one API request as the engine sees it, and running it. Knows neither chat nor HTTP.
+
+A job has one sub-request per prompt and sample; their outputs come back merged, with the index of
+the choice they belong to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.iteration_stats import ParentRequest
+from engine.frontend.outputs import RequestOutput
+from engine.logger import get_logger
+from engine.messages import EngineCoreRequest
+from engine.sampling_params import SamplingParams
+from engine.server.protocol import GenerationBody
+from engine.server.state import Services
+
+logger = get_logger(__name__)
+
+ChoiceOutput = tuple[int, RequestOutput]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One API request. `requests[i]` makes choice `i`; `echoes` is what choice `i` begins with."""
+
+    id: str
+    created: int
+    model: str
+    requests: list[EngineCoreRequest]
+    n: int
+    include_usage: bool
+    continuous_usage: bool
+    echoes: list[str]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens; a prompt that is sampled n times counts once."""
+        return sum(len(request.prompt_token_ids) for request in self.requests[:: self.n])
+
+
+@dataclass(slots=True)
+class Choice:
+    """What has come of one choice so far."""
+
+    texts: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Append one output."""
+        self.texts.append(output.text)
+        self.num_tokens += len(output.token_ids)
+        self.num_cached_tokens = output.num_cached_tokens
+        self.stop_reason = output.stop_reason
+        if output.finish_reason is not None:
+            self.finish_reason = str(output.finish_reason)
+
+
+def usage(job: Job, choices: Sequence[Choice]) -> dict[str, object]:
+    """OpenAI's token counts."""
+    completion = sum(choice.num_tokens for choice in choices)
+    cached = sum(choice.num_cached_tokens for choice in choices[:: job.n])
+    return {
+        "prompt_tokens": job.num_prompt_tokens,
+        "total_tokens": job.num_prompt_tokens + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def make_job(
+    services: Services,
+    body: GenerationBody,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    *,
+    id_prefix: str,
+    prompt_param: str,
+    echoes: Sequence[str] = (),
+) -> Job:
+    """Check every prompt and make the sub-requests; RequestError refuses the whole request."""
+    body.check_choices(len(prompts))
+    job_id = f"{id_prefix}-{uuid.uuid4().hex}"
+    now = time.time()
+    requests = [
+        services.llm.input_processor.process(
+            f"{job_id}-{prompt_index * body.n + sample}",
+            prompt,
+            _for_sample(params, sample),
+            arrival_time=now,
+            prompt_param=prompt_param,
+            cache_salt=body.cache_salt,
+            priority=body.priority,
+        )
+        for prompt_index, prompt in enumerate(prompts)
+        for sample in range(body.n)
+    ]
+    if services.log_requests:
+        logger.info("Received request %s: params: %s.", job_id, params)
+    options = body.stream_options
+    return Job(
+        id=job_id,
+        created=int(now),
+        model=services.model_name,
+        requests=requests,
+        n=body.n,
+        include_usage=options is not None and options.include_usage,
+        continuous_usage=options is not None and options.continuous_usage_stats,
+        echoes=[echo for echo in echoes for _ in range(body.n)] or [""] * len(requests),
+    )
+
+
+async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]:
+    """Outputs of all choices as they come. Closing it aborts what still runs."""
+    parents = [ParentRequest(job.n) for _ in job.requests[:: job.n]]
+    if len(job.requests) == 1:
+        async with aclosing(llm.generate(job.requests[0], parents[0])) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    children = [
+        llm.generate(request, parents[index // job.n]) for index, request in enumerate(job.requests)
+    ]
+    waiting = {_next_output(child): index for index, child in enumerate(children)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = waiting.pop(task)
+                output = task.result()
+                yield index, output
+                if not output.is_finished:
+                    waiting[_next_output(children[index])] = index
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for child in children:
+            await child.aclose()
+
+
+def _next_output(
+    outputs: AsyncGenerator[RequestOutput, None],
+) -> asyncio.Task[RequestOutput]:
+    async def step() -> RequestOutput:
+        return await anext(outputs)
+
+    return asyncio.create_task(step())
+
+
+async def collect_job(llm: AsyncLLM, job: Job) -> list[Choice]:
+    """Run a job to its end and return its choices in order."""
+    choices = [Choice() for _ in job.requests]
+    async with aclosing(run_job(llm, job)) as outputs:
+        async for index, output in outputs:
+            choices[index].add(output)
+    return choices
+
+
+def _for_sample(params: SamplingParams, sample: int) -> SamplingParams:
+    """Sample 0 keeps the seed; the others get neighbours, wrapped into 64 bits."""
+    if params.seed is None or sample == 0:
+        return params
+    seed = (params.seed + sample + 2**63) % 2**64 - 2**63
+    return dataclasses.replace(params, seed=seed)

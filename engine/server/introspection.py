@@ -1,0 +1,85 @@
+"""Endpoints that tell about the server: health, version, load, models, and its tokenizer."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from engine.errors import RequestError
+from engine.server.chat import render_chat
+from engine.server.prompts import encode
+from engine.server.protocol import DetokenizeBody, TokenizeBody
+from engine.server.state import ServerPhase, ServerState, Services
+from engine.server.streaming import encode_json
+from engine.version import __version__
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """A JSON document."""
+    return Response(encode_json(value), status_code=status, media_type="application/json")
+
+
+def health(state: ServerState) -> Response:
+    """200 with an empty body when requests are served, else 503 and the phase."""
+    if state.phase is ServerPhase.READY:
+        return Response(status_code=200)
+    return json_response({"status": state.phase.value}, 503)
+
+
+def version() -> Response:
+    """The engine's version."""
+    return json_response({"version": __version__})
+
+
+def load(state: ServerState) -> Response:
+    """Requests in flight."""
+    return json_response({"server_load": state.num_unfinished})
+
+
+def models(services: Services) -> Response:
+    """The one model served, as OpenAI lists models."""
+    card = {
+        "id": services.model_name,
+        "object": "model",
+        "created": services.created,
+        "owned_by": "stoker",
+        "root": services.root,
+        "parent": None,
+        "max_model_len": services.llm.input_processor.max_model_len,
+        "permission": [],
+    }
+    return json_response({"object": "list", "data": [card]})
+
+
+async def tokenize(services: Services, body: TokenizeBody) -> Response:
+    """Token ids of a text, or of a chat after its template."""
+    services.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Give either `prompt` or `messages`.", param="prompt")
+    if body.messages is None:
+        text, adds_special = body.prompt or "", body.add_special_tokens is not False
+    else:
+        text = render_chat(
+            services.chat_template,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+        )
+        # Chat templates write the special tokens themselves.
+        adds_special = body.add_special_tokens is True
+    tokenizer = services.llm.tokenizer
+    token_ids = await encode(tokenizer, text, add_special_tokens=adds_special)
+    return json_response(
+        {
+            "count": len(token_ids),
+            "max_model_len": services.llm.input_processor.max_model_len,
+            "tokens": token_ids,
+            "token_strs": tokenizer.token_strings(token_ids) if body.return_token_strs else None,
+        }
+    )
+
+
+def detokenize(services: Services, body: DetokenizeBody) -> Response:
+    """Text of token ids, special tokens included."""
+    services.check_model(body.model)
+    services.llm.input_processor.check_token_ids(body.tokens, "tokens")
+    text = services.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return json_response({"prompt": text})

@@ -1,0 +1,198 @@
+"""Runs the API server process: bind, serve HTTP, start EngineCore, wait for the end, clean up.
+
+Owns the order of things and the exit code. HTTP answers from the first second; it says "starting"
+until the engine is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from engine.args import EngineArgs
+from engine.errors import ConfigError, EngineError
+from engine.logger import get_logger, setup_logging
+from engine.server.api import create_app
+from engine.server.binding import bind_socket, explain_bind_error, socket_url
+from engine.server.http_log import http_event, setup_http_logging
+from engine.server.metrics import create_registry
+from engine.server.startup import ClientFactory, RunningEngine, real_client, start_engine
+from engine.server.state import ServerPhase, ServerState
+from engine.server.stop_signals import StopSignals
+from engine.version import __version__
+
+logger = get_logger(__name__)
+
+# What answers that are already being written get after the engine has ended.
+_LAST_ANSWERS_S = 1
+
+
+def run(model: str, args: EngineArgs, client_factory: ClientFactory | None = None) -> int:
+    """Serve `model` until a signal or a failure; returns the process's exit code.
+
+    0: stopped by a signal. 1: the model, the memory, the port or the engine failed. 2: wrong flags.
+    """
+    secrets = (args.api_key or "",)
+    setup_logging("APIServer", secrets=secrets)
+    setup_http_logging("APIServer", secrets=secrets)
+    try:
+        listener = bind_socket(args.host, args.port)
+    except ConfigError as error:
+        return _fail(error)
+    except OSError as error:
+        logger.error("OSError: %s", error)
+        logger.error("ConfigError: %s", explain_bind_error(error, args.host, args.port))
+        return 1
+    return asyncio.run(_serve(model, args, listener, client_factory or real_client))
+
+
+def _fail(error: EngineError) -> int:
+    logger.error("%s: %s", type(error).__name__, error)
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+async def _serve(
+    model: str, args: EngineArgs, listener: socket.socket, client_factory: ClientFactory
+) -> int:
+    stop = StopSignals()
+    stop.install()
+    _log_invocation(model, args)
+    state = ServerState(create_registry())
+    app = create_app(state, args.api_key)
+    async with _serving_http(app, args, listener):
+        start = asyncio.create_task(start_engine(model, args, state, client_factory))
+        await _wait_any(start, stop.requested.wait())
+        if not start.done():
+            logger.info("[shutdown] API server: shutdown triggered during start-up")
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            return 0
+        try:
+            engine = start.result()
+        except EngineError as error:
+            return _fail(error)
+        _announce(app, engine, state, socket_url(listener))
+        return await _run_until_end(engine, state, stop, args.shutdown_timeout)
+
+
+# ---- start --------------------------------------------------------------------------------------
+
+
+def _log_invocation(model: str, args: EngineArgs) -> None:
+    logger.info("Stoker server version %s, serving model %s", __version__, model)
+    logger.info("non-default args: %s", {"model_tag": model, "model": model, **args.non_default()})
+    if args.api_key is None and args.host not in ("127.0.0.1", "localhost", "::1"):
+        logger.warning(
+            "Listening on %s without an API key: whoever reaches this port can use the model; set "
+            "STOKER_API_KEY or use --host 127.0.0.1.",
+            args.host,
+        )
+
+
+def _announce(app: FastAPI, engine: RunningEngine, state: ServerState, url: str) -> None:
+    logger.info("Supported tasks: ('generate',)")
+    logger.info("Starting Stoker server on %s", url)
+    logger.info("Available routes are:")
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            logger.info(
+                "Route: %s, Methods: %s", route.path, ", ".join(sorted(route.methods or ()))
+            )
+    state.become_ready(engine.services)
+    http_event(f"Started server process [{os.getpid()}]")
+    http_event("Waiting for application startup.")
+    http_event("Application startup complete.")
+
+
+# ---- run and stop --------------------------------------------------------------------------------
+
+
+async def _run_until_end(
+    engine: RunningEngine, state: ServerState, stop: StopSignals, timeout_s: float
+) -> int:
+    stats = asyncio.create_task(_log_stats(engine))
+    try:
+        await _wait_any(stop.requested.wait(), engine.llm.dead.wait())
+        if engine.llm.dead.is_set():
+            state.phase = ServerPhase.DEAD
+            await engine.client.shutdown(0.0)
+            return 1
+        state.phase = ServerPhase.STOPPING
+        await _stop_engine(engine, stop, timeout_s)
+        return 0
+    finally:
+        stats.cancel()
+
+
+async def _log_stats(engine: RunningEngine) -> None:
+    if engine.stat_logger is not None:
+        await engine.stat_logger.run(engine.stats_interval_s)
+
+
+async def _stop_engine(engine: RunningEngine, stop: StopSignals, timeout_s: float) -> None:
+    logger.info("[shutdown] API server: shutdown triggered")
+    logger.info(
+        "[shutdown] API server: stopping engine client mode=%s timeout=%gs",
+        "drain" if timeout_s > 0 else "abort",
+        timeout_s,
+    )
+    await _wait_any(engine.llm.drain(timeout_s), stop.forced.wait())
+    await engine.llm.shutdown(EngineError("The server was stopped; this request was cut off."))
+    # Nothing is left to drain: only the process itself has to end.
+    await engine.client.shutdown(0.0)
+    logger.info("[shutdown] API server: engine client stopped")
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: StopSignals decides when it ends."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _serving_http(
+    app: FastAPI, args: EngineArgs, listener: socket.socket
+) -> AsyncGenerator[None, None]:
+    server = _HttpServer(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=not args.disable_uvicorn_access_log,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_ANSWERS_S,
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        logger.info("[shutdown] API server: shutting down FastAPI HTTP server")
+        http_event("Shutting down")
+        server.should_exit = True
+        await task
+        http_event("Application shutdown complete.")
+
+
+# ---- waiting -------------------------------------------------------------------------------------
+
+
+async def _wait_any(*waits: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None:
+    """Return when the first of them is done; coroutines that are not are cancelled."""
+    tasks = {wait: asyncio.ensure_future(wait) for wait in waits}
+    await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+    for wait, task in tasks.items():
+        if wait is not task:
+            task.cancel()

@@ -1,0 +1,267 @@
+"""Request bodies of the OpenAI API: fields, types, and what is refused instead of ignored.
+
+Unknown fields are ignored. A field that is known but not supported is refused unless its value
+changes nothing: an answer that silently lacks what was asked for is worse than an error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from engine.errors import RequestError
+from engine.sampling_params import SamplingParams
+from engine.server.errors import ApiError
+
+MAX_CHOICES = 128
+"""Most samples (`n` times prompts) of one API request."""
+
+# Field -> values that ask for nothing beyond what this server does anyway.
+_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "logprob_token_ids": ([],),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "use_beam_search": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "truncate_prompt_tokens": (),
+    "prompt_embeds": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "chat_template": (),
+    "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "spaces_between_special_tokens": (True,),
+    "repetition_detection": (),
+    "kv_transfer_params": (),
+    "mm_processor_kwargs": ({},),
+}
+
+_Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+"""Token ids of a request; whether the vocabulary has them is checked later."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_default(cls, raw: Any) -> Any:
+        return {k: v for k, v in raw.items() if v is not None} if isinstance(raw, dict) else raw
+
+
+class StreamOptions(_Body):
+    """`stream_options`: when a stream carries token counts."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(_Body):
+    """Fields that chat and text completions share."""
+
+    model: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: _Int32 = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    n: _Int32 = 1
+    stop: str | list[str] = Field(default_factory=list)
+    stop_token_ids: TokenIds = Field(default_factory=list)
+    min_tokens: _Int32 = 0
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: _Int32 = 0
+    cache_salt: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, raw: Any) -> Any:
+        if isinstance(raw, dict):
+            for name in raw.keys() & _UNSUPPORTED.keys():
+                _require_neutral(name, raw[name], _UNSUPPORTED[name])
+        return raw
+
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+        """Checked sampling settings; RequestError names what is out of range."""
+        params = SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
+        ).validate()
+        if self.n > 1 and params.is_greedy:
+            raise RequestError(
+                f"n must be 1 with temperature 0 (all samples would be equal), got {self.n}.",
+                param="n",
+            )
+        return params
+
+    def check_choices(self, num_prompts: int) -> None:
+        """Refuse more samples than one request may ask for, or none at all."""
+        if num_prompts < 1:
+            raise RequestError("The prompt is empty; give at least one.", param="prompt")
+        if self.n < 1 or self.n * num_prompts > MAX_CHOICES:
+            raise RequestError(
+                f"{num_prompts} prompt(s) with n={self.n} make {self.n * num_prompts} samples; one "
+                f"request may ask for 1 to {MAX_CHOICES}.",
+                param="n",
+            )
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream=true.", param="stream_options")
+
+
+class Message(BaseModel):
+    """One chat message; further fields reach the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow")
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """With plain text as content, which is what templates of text models expect."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(_part_text(part) for part in content)
+        return {**(self.model_extra or {}), "role": self.role, "content": content or ""}
+
+
+def _part_text(part: dict[str, Any]) -> str:
+    kind, text = part.get("type"), part.get("text")
+    if kind != "text" or not isinstance(text, str):
+        raise RequestError(
+            f"Content parts of type {kind!r} are not supported; this model reads parts of type "
+            "'text' with a string in `text`.",
+            param="messages",
+        )
+    return text
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions. `max_tokens` is the old name of `max_completion_tokens`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    echo: bool = False
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def token_limit(self) -> int | None:
+        """The newer field wins; None is the rest of the context."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+    def check_supported(self) -> None:
+        """Refuse chat-only fields that this server does not implement."""
+        _require_neutral("logprobs", self.logprobs, (False,))
+        _require_neutral("echo", self.echo, (False,))
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | TokenIds | list[TokenIds]
+    max_tokens: int = 16
+    logprobs: int | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts as a list, whatever form they came in."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        return [entry for entry in prompt if not isinstance(entry, int)]
+
+    def check_supported(self) -> None:
+        """Refuse completion-only fields that this server does not implement."""
+        if self.logprobs is not None:
+            _require_neutral("logprobs", self.logprobs, ())
+
+
+class TokenizeBody(_Body):
+    """POST /tokenize: either a text or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(_Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+BodyT = TypeVar("BodyT", bound=_Body)
+
+
+def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
+    """Parse and check a JSON body; 400 says which field is wrong and how."""
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        if first["type"] == "json_invalid":
+            raise ApiError(400, f"The body is not valid JSON: {first['msg']}.") from error
+        path = ".".join(str(step) for step in first["loc"]) or None
+        raise ApiError(400, f"{path or 'body'}: {first['msg']}.", param=path) from error
+
+
+def _require_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:
+    if value not in neutral:
+        accepted = " or ".join(repr(entry) for entry in neutral)
+        hint = f"leave it out or send {accepted}" if accepted else "leave it out"
+        raise RequestError(
+            f"`{name}` is not supported by this server; {hint}.", param=name, code="unsupported"
+        )

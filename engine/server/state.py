@@ -1,0 +1,76 @@
+"""ServerState: which phase the server is in, and what it serves once it is ready."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.chat_template import ChatTemplate
+from engine.server.errors import ApiError, unavailable
+
+
+class ServerPhase(enum.Enum):
+    """Life of the server; `value` is the word that /health answers."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What request handlers need. `created` is unix time, `root` the model as it was asked for."""
+
+    llm: AsyncLLM
+    chat_template: ChatTemplate | None
+    model_name: str
+    root: str
+    created: int
+    log_requests: bool = False
+
+    def check_model(self, name: str | None) -> None:
+        """404 for another model than the one served; leaving it out is fine."""
+        if name not in (None, self.model_name):
+            raise ApiError(
+                404,
+                f"The model `{name}` does not exist; this server serves `{self.model_name}`.",
+                param="model",
+                code="model_not_found",
+            )
+
+
+class ServerState:
+    """The one mutable object behind the HTTP handlers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.phase = ServerPhase.STARTING
+        self._services: Services | None = None
+
+    def become_ready(self, services: Services) -> None:
+        """Requests are served from now on."""
+        self._services = services
+        self.phase = ServerPhase.READY
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in flight."""
+        return self._services.llm.num_unfinished if self._services else 0
+
+    def require_ready(self) -> Services:
+        """What handlers work with; 503 in every other phase."""
+        if self.phase is ServerPhase.READY:
+            assert self._services is not None, "set before the phase"
+            return self._services
+        raise unavailable(_UNAVAILABLE[self.phase], code=f"server_{self.phase.value}")
+
+
+_UNAVAILABLE = {
+    ServerPhase.STARTING: "The model is still loading; /health answers 200 once it is ready.",
+    ServerPhase.STOPPING: "The server is shutting down and takes no new requests.",
+    ServerPhase.DEAD: "The engine is dead; the server must be started again.",
+}

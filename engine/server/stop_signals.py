@@ -1,0 +1,27 @@
+"""SIGINT and SIGTERM as events: the first asks for an orderly stop, the second forces it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Two events that the handlers set; nothing happens inside a handler."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.forced = asyncio.Event()
+
+    def install(self) -> None:
+        """Take both signals over for the running event loop."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.requested.is_set():
+            self.forced.set()
+        self.requested.set()

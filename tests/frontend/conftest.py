@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.frontend.tokenizer import Tokenizer
+from tests.tiny_model import write_tiny_llama
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(tiny_folder: Path) -> Tokenizer:
+    """One token per UTF-8 byte, so every non-ASCII character comes in pieces."""
+    return Tokenizer.from_folder(tiny_folder)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders
+from tokenizers.models import BPE
+
+from engine.frontend.detokenizer import IncrementalDetokenizer
+from engine.frontend.tokenizer import Tokenizer
+from tests.tiny_model import EOS
+
+_BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+@pytest.fixture(scope="module")
+def fallback_tokenizer() -> Tokenizer:
+    """Llama 2's kind: words with a mark for the space, bytes for everything else."""
+    words = ["<unk>", "▁", "▁hello", "▁world", "a", "b", *_BYTE_TOKENS]
+    fast = FastTokenizer(
+        BPE(
+            vocab={word: i for i, word in enumerate(words)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    fast.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    return Tokenizer(fast, {})
+
+
+def _pieces(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int]) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=True)
+    return [detokenizer.feed([token_id]) for token_id in token_ids]
+
+
+@settings(deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")))
+def test_no_piece_holds_half_a_character(byte_tokenizer: Tokenizer, text: str) -> None:
+    token_ids = byte_tokenizer.encode(text, add_special_tokens=False)
+    prompt = byte_tokenizer.encode("Ask: ", add_special_tokens=False)
+    pieces = _pieces(byte_tokenizer, prompt, token_ids)
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_emoji_appears_with_its_last_byte(byte_tokenizer: Tokenizer) -> None:
+    token_ids = byte_tokenizer.encode("a🗼b", add_special_tokens=False)
+    assert _pieces(byte_tokenizer, [], token_ids) == ["a", "", "", "", "🗼", "b"]
+
+
+def test_prompt_that_ends_inside_a_character(byte_tokenizer: Tokenizer) -> None:
+    token_ids = byte_tokenizer.encode("日本", add_special_tokens=False)
+    assert "".join(_pieces(byte_tokenizer, token_ids[:1], token_ids[1:])) == "日本"
+
+
+def test_incomplete_character_at_the_end_is_not_shown(byte_tokenizer: Tokenizer) -> None:
+    token_ids = byte_tokenizer.encode("a日", add_special_tokens=False)[:-1]
+    assert "".join(_pieces(byte_tokenizer, [], token_ids)) == "a"
+
+
+def test_invalid_bytes_do_not_stop_the_text(byte_tokenizer: Tokenizer) -> None:
+    lone = byte_tokenizer.encode("日", add_special_tokens=False)[1]
+    tail = byte_tokenizer.encode("ok", add_special_tokens=False)
+    assert "".join(_pieces(byte_tokenizer, [], [lone, *tail])) == "\ufffdok"
+    # A model that writes nothing but invalid bytes is shown as such, in bounded time.
+    endless = "".join(_pieces(byte_tokenizer, [], [lone] * 500))
+    assert set(endless) == {"\ufffd"}
+    assert len(endless) > 480
+
+
+def test_special_tokens_are_left_out_or_shown(byte_tokenizer: Tokenizer) -> None:
+    hidden = IncrementalDetokenizer(byte_tokenizer, [], skip_special_tokens=True)
+    shown = IncrementalDetokenizer(byte_tokenizer, [], skip_special_tokens=False)
+    assert hidden.feed([EOS]) == ""
+    assert shown.feed([EOS]) == "</s>"
+
+
+def test_spaces_survive_in_every_window(fallback_tokenizer: Tokenizer) -> None:
+    hello, world = 2, 3
+    token_ids = [hello, world] * 60
+    text = "".join(_pieces(fallback_tokenizer, [hello], token_ids))
+    assert text == " hello world" * 60
+
+
+@settings(deadline=None)
+@given(text=st.text(st.sampled_from("é日🗼ñ"), min_size=1, max_size=40))
+def test_byte_fallback_characters_are_whole(fallback_tokenizer: Tokenizer, text: str) -> None:
+    first_byte = 6
+    token_ids = [first_byte + byte for byte in text.encode()]
+    pieces = _pieces(fallback_tokenizer, [4], token_ids)
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)

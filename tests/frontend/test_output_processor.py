@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.errors import EngineDeadError
+from engine.frontend.iteration_stats import ParentRequest
+from engine.frontend.output_processor import OutputProcessor, ProcessedStep
+from engine.frontend.outputs import OutputBox, RequestOutput
+from engine.frontend.tokenizer import Tokenizer
+from engine.messages import (
+    EngineCoreEvent,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EventType,
+    FinishReason,
+    PrefillStats,
+)
+from engine.sampling_params import SamplingParams
+from tests.tiny_model import EOS
+
+
+class _Bench:
+    """One processor, requests with a prompt of 4 tokens, arrival at wall time 100."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.processor = OutputProcessor(tokenizer)
+
+    def add(
+        self, name: str = "r", parent: ParentRequest | None = None, **params: object
+    ) -> OutputBox:
+        settings = SamplingParams(**{"max_tokens": 50, **params})  # type: ignore[arg-type]
+        request = EngineCoreRequest(name, [10, 11, 12, 13], settings, 100.0, (EOS,))
+        return self.processor.add_request(request, parent)
+
+    def step(
+        self,
+        text: str,
+        *,
+        name: str = "r",
+        engine_time: float = 0.0,
+        now: float = 100.0,
+        **more: object,
+    ) -> ProcessedStep:
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        output = EngineCoreOutput(name, token_ids, **more)  # type: ignore[arg-type]
+        outputs = EngineCoreOutputs(outputs=[output], timestamp=engine_time)
+        return self.processor.process(outputs, now)
+
+
+@pytest.fixture
+def bench(byte_tokenizer: Tokenizer) -> _Bench:
+    return _Bench(byte_tokenizer)
+
+
+async def test_outputs_merge_while_nobody_reads(bench: _Bench) -> None:
+    box = bench.add()
+    bench.step("Hel")
+    bench.step("lo")
+    bench.step("!", finish_reason=FinishReason.LENGTH)
+    output = await box.get()
+    assert (output.text, len(output.token_ids)) == ("Hello!", 6)
+    assert output.finish_reason is FinishReason.LENGTH
+    assert bench.processor.num_unfinished == 0
+
+
+async def test_stop_string_ends_the_request_and_asks_for_an_abort(bench: _Bench) -> None:
+    box = bench.add(stop=("ND",))
+    assert bench.step("E").stopped_ids == []
+    assert bench.step("ND and more").stopped_ids == ["r"]
+    output = await box.get()
+    assert (output.text, output.stop_reason) == ("E", "ND")
+    assert output.finish_reason is FinishReason.STOP
+    # What EngineCore had already made is dropped.
+    assert bench.step("late").stats.num_generation_tokens == 0
+
+
+async def test_stop_string_in_the_last_step_needs_no_abort(bench: _Bench) -> None:
+    box = bench.add(stop=("b",))
+    step = bench.step("ab", finish_reason=FinishReason.LENGTH)
+    assert step.stopped_ids == []
+    assert (await box.get()).finish_reason is FinishReason.STOP
+
+
+async def test_stop_strings_wait_for_min_tokens(bench: _Bench) -> None:
+    box = bench.add(stop=("a",), min_tokens=2)
+    bench.step("a")
+    bench.step("a")
+    assert (await box.get()).text == "aa"
+    assert bench.step("ba").stopped_ids == ["r"]
+    assert (await box.get()).text == "b"
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "hi"), (True, "hi.")])
+async def test_stop_token_is_shown_only_when_asked_for(
+    bench: _Bench, include: bool, text: str
+) -> None:
+    box = bench.add(include_stop_str_in_output=include)
+    bench.step("hi")
+    bench.step(".", finish_reason=FinishReason.STOP, stop_reason=33)
+    output = await box.get()
+    assert (output.text, output.stop_reason, len(output.token_ids)) == (text, 33, 3)
+
+
+async def test_failure_reaches_everybody(bench: _Bench) -> None:
+    boxes = [bench.add("a"), bench.add("b")]
+    bench.step("x", name="a")
+    bench.processor.fail_all(EngineDeadError("gone"))
+    for box in boxes:
+        with pytest.raises(EngineDeadError, match="gone"):
+            await box.get()
+
+
+async def test_intervals_follow_their_definitions(bench: _Bench) -> None:
+    bench.add()
+    first = bench.step(
+        "a",
+        engine_time=5.0,
+        now=103.0,
+        events=[
+            EngineCoreEvent(EventType.QUEUED, 1.0),
+            EngineCoreEvent(EventType.SCHEDULED, 3.0),
+        ],
+        prefill_stats=PrefillStats(4, 3),
+    ).stats
+    assert first.first_token_latencies_s == [3.0]
+    assert first.inter_token_latencies_s == []
+    assert (first.num_prompt_tokens, first.num_cached_tokens) == (4, 3)
+    assert first.num_computed_prompt_tokens == 1
+    resumed = [
+        EngineCoreEvent(EventType.PREEMPTED, 5.5),
+        EngineCoreEvent(EventType.SCHEDULED, 6.0),
+    ]
+    second = bench.step("b", engine_time=6.5, events=resumed, num_preemptions=1).stats
+    assert second.inter_token_latencies_s == [1.5]
+    last = bench.step(
+        "c", engine_time=9.0, now=108.0, finish_reason=FinishReason.LENGTH, num_preemptions=1
+    ).stats
+    (finished,) = last.finished
+    assert finished.queue_time_s == 2.0
+    assert finished.prefill_time_s == 2.0
+    assert finished.decode_time_s == 4.0
+    assert finished.inference_time_s == 6.0
+    assert finished.e2e_latency_s == 8.0
+    assert finished.time_per_output_token_s == 2.0
+    assert finished.num_preemptions == 1
+    assert (finished.num_prompt_tokens, finished.num_generation_tokens) == (4, 3)
+    assert (last.n_params, last.max_generation_tokens) == ([1], [3])
+
+
+async def test_samples_of_one_prompt_report_once(bench: _Bench) -> None:
+    parent = ParentRequest(2)
+    bench.add("a", parent)
+    bench.add("b", parent)
+    one = bench.step("xx", name="a", finish_reason=FinishReason.LENGTH).stats
+    assert (len(one.finished), one.n_params) == (1, [])
+    two = bench.step("x", name="b", finish_reason=FinishReason.LENGTH).stats
+    assert (two.n_params, two.max_generation_tokens) == ([2], [2])
+
+
+async def test_aborts_count_but_give_no_latencies(bench: _Bench) -> None:
+    bench.add("a")
+    bench.add("b")
+    bench.step("x", name="a")
+    by_core = bench.step("y", name="a", finish_reason=FinishReason.ABORT).stats
+    assert (by_core.num_aborted, by_core.finished) == (1, [])
+    by_client = bench.processor.abort(["b", "unknown"], EngineDeadError("left"))
+    assert by_client.num_aborted == 1
+
+
+async def test_box_keeps_order_of_text() -> None:
+    box = OutputBox()
+    box.put(RequestOutput("r", "a", [1]))
+    assert (await box.get()).text == "a"
+    box.put(RequestOutput("r", "b", [2]))
+    box.put(RequestOutput("r", "c", [3]))
+    assert (await box.get()).text == "bc"

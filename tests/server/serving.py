@@ -1,0 +1,126 @@
+"""The real application over a FakeCore, on a real port, in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import uvicorn
+
+from engine.config import CacheConfig
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.chat_template import load_chat_template
+from engine.frontend.input_processor import InputProcessor
+from engine.frontend.tokenizer import Tokenizer
+from engine.server.api import create_app
+from engine.server.binding import bind_socket, socket_url
+from engine.server.metrics import EngineMetrics, create_registry
+from engine.server.state import ServerPhase, ServerState, Services
+from tests.server.fake_core import READY, FakeCore
+from tests.tiny_model import EOS, VOCAB
+
+MODEL = "tiny"
+
+
+@dataclass
+class Served:
+    """A running server and its parts."""
+
+    url: str
+    core: FakeCore
+    state: ServerState
+    llm: AsyncLLM
+    services: Services
+    http: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+
+
+def make_llm(folder: Path, core: FakeCore, state: ServerState | None = None) -> AsyncLLM:
+    tokenizer = Tokenizer.from_folder(folder)
+    sinks = []
+    if state is not None:
+        sinks.append(EngineMetrics(state.registry, MODEL, CacheConfig(), READY))
+    return AsyncLLM(
+        core,
+        tokenizer,
+        InputProcessor(vocab_size=VOCAB, max_model_len=READY.max_model_len, eos_token_ids=(EOS,)),
+        sinks,
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: Path,
+    core: FakeCore,
+    *,
+    api_key: str | None = None,
+    is_ready: bool = True,
+    in_process: bool = False,
+) -> AsyncGenerator[Served, None]:
+    """Serve; `in_process` leaves the socket out, which is faster and enough for plain answers."""
+    state = ServerState(create_registry())
+    llm = make_llm(folder, core, state)
+    services = Services(
+        llm=llm,
+        chat_template=load_chat_template(folder, llm.tokenizer.special_tokens),
+        model_name=MODEL,
+        root=str(folder),
+        created=1,
+    )
+    llm.start()
+    if is_ready:
+        state.become_ready(services)
+    async with contextlib.AsyncExitStack() as stack:
+        transport, url = None, "http://in-process"
+        if in_process:
+            transport = httpx.ASGITransport(create_app(state, api_key))
+        else:
+            url = await stack.enter_async_context(_http_server(state, api_key))
+        # No certificates: reading them takes longer than most tests.
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=url, timeout=20, transport=transport, verify=False)
+        )
+        client = await stack.enter_async_context(
+            openai.AsyncOpenAI(
+                base_url=f"{url}/v1", api_key=api_key or "none", max_retries=0, timeout=20
+            )
+        )
+        yield Served(url, core, state, llm, services, http, client)
+    state.phase = ServerPhase.STOPPING
+    await core.shutdown(0.0)
+
+
+@contextlib.asynccontextmanager
+async def _http_server(state: ServerState, api_key: str | None) -> AsyncGenerator[str, None]:
+    listener = bind_socket("127.0.0.1", 0)
+    url = socket_url(listener)
+    config = uvicorn.Config(
+        create_app(state, api_key),
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server._serve(sockets=[listener]))
+    try:
+        yield url
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def until(condition: object, timeout_s: float = 10.0) -> None:
+    """Wait for `condition()`; fails with a timeout instead of hanging."""
+    assert callable(condition)
+
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.002)
+
+    await asyncio.wait_for(poll(), timeout_s)
