@@ -42,11 +42,20 @@ def main(argv: list[str]) -> int:
     EngineArgs.add_cli_args(serve)
     core = commands.add_parser("core", help="the engine process (started by `serve`)")
     core.add_argument("--handshake", required=True, metavar="ADDRESS")
+    convert = commands.add_parser("convert", help="convert a .gguf file to a safetensors folder")
+    convert.add_argument("source", type=Path, metavar="GGUF")
+    convert.add_argument("target", type=Path, metavar="FOLDER")
+    resolve = commands.add_parser("resolve", help="find or download a model; prints its folder")
+    resolve.add_argument("model")
     namespace = parser.parse_args([_with_dashes(word) for word in argv])
     if namespace.command == "core":
         from engine.core.engine_core_proc import main as core_main
 
         return core_main(namespace.handshake)
+    if namespace.command == "convert":
+        return _convert(namespace.source, namespace.target)
+    if namespace.command == "resolve":
+        return _resolve(namespace.model)
     return _serve(namespace.model, EngineArgs.from_cli(namespace))
 
 
@@ -62,6 +71,41 @@ def _serve(model: str, args: object) -> int:
     if args.api_key is None and key:
         args = dataclasses.replace(args, api_key=key)
     return run(model, args)
+
+
+def _convert(source: Path, target: Path) -> int:
+    """Progress on stdout as `PROGRESS done total name`; failures as one line on stderr."""
+    from engine.errors import EngineError
+    from engine.models.gguf_convert import convert_gguf
+
+    def on_progress(done: int, total: int, name: str) -> None:
+        print(f"PROGRESS {done} {total} {name}", flush=True)
+
+    try:
+        convert_gguf(source, target, on_progress)
+    except (EngineError, OSError) as error:
+        return _fail(error)
+    return 0
+
+
+def _resolve(model: str) -> int:
+    """Talk on stderr; the folder is the last line of stdout."""
+    from engine.errors import EngineError
+    from engine.models.resolve import resolve_model
+
+    def on_progress(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        print(resolve_model(model, on_progress=on_progress))
+    except (EngineError, OSError) as error:
+        return _fail(error)
+    return 0
+
+
+def _fail(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
 
 
 def _with_dashes(word: str) -> str:
