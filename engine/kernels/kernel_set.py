@@ -1,0 +1,107 @@
+"""KernelSet and ModelStep: what a model needs from the kernels below it, chosen by name.
+
+A set either supplies the single operations of KernelSet, from which `engine.models` builds a
+ModelStep, or it brings a ModelStep of its own that runs the whole step in one call. The layout of
+the KV cache is the set's business.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.kernels.step_batch import StepBatch
+from engine.kv_sizing import KVCacheSpec
+
+_KERNEL_SETS = {"reference": "engine.kernels.reference:ReferenceKernels"}
+
+KVCache: TypeAlias = list[Tensor]
+"""One tensor per layer, laid out as the kernel set likes it."""
+
+AttentionPlan: TypeAlias = Any
+"""What a set derives once per step from a StepBatch and uses in every layer; private to the set."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A linear layer packed once at load time. `run` maps [T, in] to [T, out]."""
+
+    run: Callable[[Tensor], Tensor]
+    num_bytes: int
+    is_copy: bool  # False: it uses the tensor that it was given
+
+
+class ModelStep(Protocol):
+    """A loaded model that can run one step."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes held by parameters, packed copies included."""
+
+    def create_kv_cache(self, num_blocks: int) -> KVCache:
+        """Allocate the cache; block 0 is the null block and reads as zeros."""
+
+    def forward(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """Write the KV of all tokens and return float32 logits [R, vocabulary] on the device."""
+
+
+class KernelSet(Protocol):
+    """Operations of a decoder layer. Tensors are [T, features] on one device in one dtype."""
+
+    name: str
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Pack [out, in] into whatever form this set multiplies fastest."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm over the last dimension."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add x to `residual` in place and return the norm of the sum."""
+
+    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotate [T, heads, head_dim] in place.
+
+        cos and sin are [T, 1, head_dim]; the first half of sin is negated.
+        """
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(first half) * second half, over the last dimension."""
+
+    def create_kv_cache(
+        self, spec: KVCacheSpec, num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> KVCache:
+        """Allocate one layer tensor after the other."""
+
+    def plan_attention(
+        self, batch: StepBatch, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device
+    ) -> AttentionPlan:
+        """Whatever all layers of this step share: indices, masks, splits."""
+
+    def store_kv(self, kv: Tensor, layer_cache: Tensor, plan: AttentionPlan) -> None:
+        """Write [T, 2 x kv_heads, head_dim] (keys, then values) to the slots of the batch."""
+
+    def attention(self, qkv: Tensor, layer_cache: Tensor, plan: AttentionPlan) -> Tensor:
+        """Causal attention: [T, q + 2 kv heads, head_dim] -> [T, q heads x head_dim].
+
+        The keys and values of the step itself have been stored.
+        """
+
+
+def create_kernel_set(name: str) -> KernelSet:
+    """Import and construct the set called `name`."""
+    if name not in _KERNEL_SETS:
+        raise ConfigError(f"Unknown kernel set {name!r}; known: {', '.join(_KERNEL_SETS)}.")
+    module_name, _, class_name = _KERNEL_SETS[name].partition(":")
+    return cast(KernelSet, getattr(importlib.import_module(module_name), class_name)())
+
+
+def kernel_set_names() -> list[str]:
+    """Names as the log prints them."""
+    return [name.upper() for name in _KERNEL_SETS]

@@ -1,0 +1,32 @@
+"""StepBatch: one model step as flat host arrays, the same for prefill, decode and mixed batches.
+
+It owns no tensors: a torch set copies the arrays to its device, a native set takes their addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int64]
+"""Every index array of a step: one width, so that torch may index with it without a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The tokens of S sequences, one behind the other (T in all), R of which need logits.
+
+    `slot_mapping[t]` = block id x block size + offset, where the KV of token t is written.
+    `block_table` rows are padded with 0, the null block.
+    """
+
+    token_ids: IntArray  # [T]
+    positions: IntArray  # [T]
+    slot_mapping: IntArray  # [T]
+    query_start_loc: IntArray  # [S + 1] first token of each sequence, then T
+    num_computed: IntArray  # [S] tokens of the sequence whose KV is cached already
+    block_table: IntArray  # [S, blocks of the longest sequence or more]
+    logits_rows: IntArray  # [R] indices into the T tokens

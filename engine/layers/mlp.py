@@ -1,0 +1,22 @@
+"""Gated feed-forward block of one decoder layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.kernels.kernel_set import KernelSet, PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """down(silu(gate(x)) * up(x)); `gate_up` yields both side by side."""
+
+    kernels: KernelSet
+    gate_up: PackedLinear
+    down: PackedLinear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self.down.run(self.kernels.silu_and_mul(self.gate_up.run(x)))

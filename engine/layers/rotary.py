@@ -1,0 +1,54 @@
+"""Rotary position tables: plain, linearly scaled and Llama-3 scaled frequencies."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.model_config import ModelConfig, RopeScaling
+
+
+class RotaryTable:
+    """cos and sin of every position, looked up once per step and shared by all layers."""
+
+    def __init__(
+        self, config: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        angles = torch.outer(positions, inverse_frequencies(config))
+        cos, sin = angles.cos(), angles.sin()
+        # The kernel adds cos * x + sin * (x with swapped halves): the minus goes into the table.
+        self._cos = torch.cat((cos, cos), -1).unsqueeze(1).to(device, dtype)
+        self._sin = torch.cat((-sin, sin), -1).unsqueeze(1).to(device, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both tables."""
+        return self._cos.nbytes + self._sin.nbytes
+
+    def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, each [T, 1, head_dim]."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def inverse_frequencies(config: ModelConfig) -> Tensor:
+    """Radians per position of each of the head_dim / 2 pairs, float32."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    frequencies = 1.0 / (config.rope_theta**exponents)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    if scaling.rope_type == "linear":
+        return frequencies / scaling.factor
+    return _llama3_frequencies(frequencies, scaling)
+
+
+def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Keep fast pairs, slow down slow ones by `factor`, blend between the two wavelengths."""
+    wavelength = 2 * math.pi / frequencies
+    turns = scaling.original_max_position_embeddings / wavelength
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor

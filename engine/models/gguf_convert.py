@@ -1,0 +1,106 @@
+"""Converts a Llama-architecture GGUF file, once, into a bf16 safetensors folder.
+
+Owns the order of work and its atomicity: everything is written beside the target, synced and then
+renamed, under a lock. No torch; the gguf library reads and dequantises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import CorruptModelError
+
+if TYPE_CHECKING:
+    from engine.models.gguf_file import GGUFFile
+
+CONVERTER_VERSION = 1
+"""Part of the cache key; raised when the output changes."""
+
+Progress = Callable[[int, int, str], None]
+"""(done, total, what); units are tensors."""
+
+
+def convert_gguf(source: Path, target: Path, on_progress: Progress) -> None:
+    """Write the folder `target` from the file `source`, or return at once if it is there.
+
+    Raises ModelNotFoundError, CorruptModelError (damaged or cut off) or ModelError (not supported).
+    A second process waits for the first. Whoever holds the lock removes what dead runs left.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(target.parent / f".{target.name}.lock"):
+        for stale in target.parent.glob(f".{target.name}.tmp-*"):
+            shutil.rmtree(stale)
+        if target.is_dir():
+            return
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp-", dir=target.parent))
+        try:
+            _write(source, temporary, on_progress)
+            _sync(temporary)
+            temporary.chmod(0o755)
+            os.replace(temporary, target)
+            _sync_path(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write(source: Path, folder: Path, on_progress: Progress) -> None:
+    # Late: numpy and gguf take a third of a second, and most starts convert nothing.
+    from engine.models.gguf_file import GGUFFile
+    from engine.models.gguf_tokenizer import write_tokenizer
+    from engine.models.gguf_weights import checkpoint_config, require_all_tensors, write_weights
+
+    file = GGUFFile.open(source)
+    try:
+        config = checkpoint_config(file)
+        require_all_tensors(file, config["num_hidden_layers"])
+        _write_json(folder / "config.json", config)
+        _write_json(folder / "generation_config.json", _generation_config(config, file))
+        write_tokenizer(file, source, folder)
+        write_weights(file, config, folder, on_progress)
+    except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
+        # The gguf library reports damage by whichever of these its parsing happens to hit.
+        raise CorruptModelError(f"{source} is damaged or cut off ({error}).") from error
+
+
+def _generation_config(config: dict[str, Any], file: GGUFFile) -> dict[str, Any]:
+    ids = [config["eos_token_id"], file.get("tokenizer.ggml.eot_token_id")]
+    eos = list(dict.fromkeys(int(token) for token in ids if token is not None))
+    return {"bos_token_id": config["bos_token_id"], "eos_token_id": eos}
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """An advisory lock that the system releases when its holder dies."""
+    with path.open("a") as file:
+        try:
+            import fcntl
+        except ImportError:  # Windows: no lock; the rename still decides who wins
+            yield
+            return
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.iterdir():
+        _sync_path(path)
+    _sync_path(folder)
+
+
+def _sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

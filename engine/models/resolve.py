@@ -1,0 +1,181 @@
+"""Turns a folder, a GGUF file or a hub id into a checked local folder of safetensors.
+
+Looks only at headers and metadata; loading is the worker's. No torch, no transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import (
+    CorruptModelError,
+    GatedModelError,
+    ModelError,
+    ModelNotFoundError,
+    OfflineError,
+)
+from engine.models.gguf_convert import CONVERTER_VERSION, convert_gguf
+from engine.models.safetensors_files import checkpoint_files
+
+HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "*.txt")
+"""What is downloaded. Never pickles, never code."""
+
+HUB_IGNORED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.py", "*.gguf", "original/*", "onnx/*")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+Download = Callable[[str, bool], str]
+"""(hub id, local_files_only) -> folder; raises what huggingface_hub raises."""
+
+
+def resolve_model(
+    model: str,
+    *,
+    cache_dir: Path | None = None,
+    on_progress: Callable[[str], None] | None = None,
+    download: Download | None = None,
+) -> Path:
+    """The checked folder of `model`. Raises one of the ModelError family, each with what to do.
+
+    `cache_dir` holds converted GGUF files (default: the user's cache). `on_progress` gets lines for
+    the log. `download` replaces huggingface_hub's snapshot_download.
+    """
+    say = on_progress or _silent
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _checked(path.absolute())
+    if path.is_file():
+        return _from_file(path.absolute(), cache_dir or default_cache_dir(), say)
+    if _looks_like_a_path(model):
+        raise ModelNotFoundError(
+            f"{model} does not exist. Give a folder with config.json and safetensors files, a "
+            ".gguf file, or a Hugging Face id such as HuggingFaceTB/SmolLM2-135M-Instruct."
+        )
+    return _from_hub(model, download or download_snapshot, say)
+
+
+def default_cache_dir() -> Path:
+    """Where converted models lie."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("stoker")) / "models"
+
+
+def converted_folder(source: Path, cache_dir: Path) -> Path:
+    """Folder for the conversion of `source`; another one when the file or the converter changes."""
+    stat = source.stat()
+    identity = f"{source.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    key = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return cache_dir / f"{source.stem}-{key}-v{CONVERTER_VERSION}"
+
+
+def download_snapshot(repo_id: str, local_files_only: bool) -> str:
+    """huggingface_hub's download of the files that this engine reads; HF_TOKEN is its business."""
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(
+        repo_id,
+        allow_patterns=list(HUB_PATTERNS),
+        ignore_patterns=list(HUB_IGNORED),
+        local_files_only=local_files_only,
+    )
+
+
+def _from_file(path: Path, cache_dir: Path, say: Callable[[str], None]) -> Path:
+    if path.suffix != ".gguf":
+        hint = "give its folder" if path.suffix == ".safetensors" else "give a .gguf file"
+        raise ModelError(f"{path} is a file of a kind that cannot be served alone; {hint}.")
+    target = converted_folder(path, cache_dir)
+    if not target.is_dir():
+        say(f"Converting {path.name} to safetensors, once, into {target}")
+        convert_gguf(path, target, _every_tenth(path.name, say))
+    return _checked(target)
+
+
+def _from_hub(repo_id: str, download: Download, say: Callable[[str], None]) -> Path:
+    cached = _from_hub_cache(repo_id, download)
+    if cached is not None:
+        return cached
+    say(f"Downloading {repo_id} from the Hugging Face hub")
+    from huggingface_hub import errors
+
+    try:
+        return _checked(Path(download(repo_id, False)))
+    except errors.GatedRepoError as error:
+        raise GatedModelError(_gated_message(repo_id)) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"The Hugging Face hub has no model {repo_id} that you may see. Check the spelling; "
+            "for a private model set HF_TOKEN to a token that can read it."
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise OfflineError(_offline_message(repo_id)) from error
+    except (errors.HfHubHTTPError, errors.HTTPError) as error:  # type: ignore[attr-defined]
+        raise OfflineError(
+            f"Downloading {repo_id} failed ({type(error).__name__}). Run the command again: files "
+            "that are complete are not fetched a second time."
+        ) from error
+
+
+def _from_hub_cache(repo_id: str, download: Download) -> Path | None:
+    """The cached snapshot; None when there is none or an interrupted download cut it short."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return _checked(Path(download(repo_id, True)))
+    except (LocalEntryNotFoundError, CorruptModelError, ModelNotFoundError):
+        return None
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(path.name for path in folder.glob("*.gguf"))
+        hint = f" It holds {ggufs[0]}: give that file instead." if ggufs else ""
+        raise ModelNotFoundError(f"{folder} holds no config.json; it is not a model folder.{hint}")
+    checkpoint_files(folder)
+    return folder
+
+
+def _looks_like_a_path(model: str) -> bool:
+    return _HUB_ID.fullmatch(model) is None or model.endswith((".gguf", ".safetensors"))
+
+
+def _gated_message(repo_id: str) -> str:
+    return (
+        f"{repo_id} is gated: its owners ask everyone to accept terms first. Accept them at "
+        f"https://huggingface.co/{repo_id}, create a read token, then run again with it in the "
+        "environment: export HF_TOKEN=<your token>."
+    )
+
+
+def _offline_message(repo_id: str) -> str:
+    import os
+
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        return (
+            f"{repo_id} is not in the local cache, and HF_HUB_OFFLINE forbids downloading it. "
+            "Unset HF_HUB_OFFLINE, or copy the model here and give its folder."
+        )
+    return (
+        f"{repo_id} is not in the local cache and the Hugging Face hub cannot be reached. Check "
+        "the network (HTTPS_PROXY, HF_ENDPOINT), or copy the model here and give its folder."
+    )
+
+
+def _every_tenth(name: str, say: Callable[[str], None]) -> Callable[[int, int, str], None]:
+    last = [-1]
+
+    def on_progress(done: int, total: int, what: str) -> None:
+        tenth = 10 * done // max(total, 1)
+        if tenth > last[0]:
+            last[0] = tenth
+            say(f"Converting {name}: {10 * tenth}% ({done}/{total} tensors)")
+
+    return on_progress
+
+
+def _silent(text: str) -> None:
+    """Progress that nobody asked for."""

@@ -1,0 +1,124 @@
+"""InputBatch: per-request state of the model runner as numpy columns, one row per request.
+
+A request keeps its row until it is dropped. The order of a step is the scheduler's: row numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.kernels.step_batch import IntArray, StepBatch
+from engine.sched.scheduler_output import CachedRequestData, NewRequestData
+
+
+class InputBatch:
+    """Tokens, block tables and sampling settings of every request that the runner holds."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, seed: int) -> None:
+        self._block_size = block_size
+        self._max_blocks = -(-max_model_len // block_size)
+        self._row_of: dict[str, int] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._seeds = np.random.default_rng(seed)
+        # np.zeros takes no memory until a row is used. One more token than the model's length: the
+        # token sampled last is kept although it is never computed.
+        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self.block_table = np.zeros((max_num_seqs, self._max_blocks), dtype=np.int32)
+        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self.temperature = np.zeros(max_num_seqs, dtype=np.float32)  # 0 is greedy
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)  # 0 is off
+        self.top_p = np.ones(max_num_seqs, dtype=np.float32)
+        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.stop_ids: dict[int, tuple[int, ...]] = {}  # row -> ids that min_tokens forbids
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def remove(self, req_ids: Sequence[str]) -> None:
+        """Drop requests; unknown ids are those that never ran here."""
+        for req_id in req_ids:
+            row = self._row_of.pop(req_id, None)
+            if row is not None:
+                self._free_rows.append(row)
+                self.stop_ids.pop(row, None)
+
+    def add(self, request: NewRequestData) -> None:
+        """Take a row for a request that comes in full (new, or back from preemption)."""
+        row = self._free_rows.pop()
+        self._row_of[request.req_id] = row
+        count = len(request.token_ids)
+        self.token_ids[row, :count] = request.token_ids
+        self.num_tokens[row] = count
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self.num_computed[row] = request.num_computed_tokens
+        self.num_blocks[row] = 0
+        self._append_blocks(row, request.block_ids)
+        self._set_sampling(row, request)
+
+    def update(self, cached: CachedRequestData) -> None:
+        """Apply the differences of requests that are here already."""
+        if not cached.req_ids:
+            return
+        rows = self.rows(cached.req_ids)
+        self.num_computed[rows] = cached.num_computed_tokens
+        for row, block_ids in zip(rows, cached.new_block_ids, strict=True):
+            if block_ids:
+                self._append_blocks(int(row), block_ids)
+
+    def rows(self, req_ids: Sequence[str]) -> IntArray:
+        """Row numbers in the given order."""
+        return np.fromiter(
+            (self._row_of[req_id] for req_id in req_ids), dtype=np.int64, count=len(req_ids)
+        )
+
+    def build_step(self, rows: IntArray, scheduled: IntArray) -> tuple[StepBatch, IntArray]:
+        """The flat batch of this step, and the places in `rows` whose last known token is in it."""
+        computed = self.num_computed[rows]
+        ends = np.cumsum(scheduled)
+        starts = ends - scheduled
+        owner = np.repeat(np.arange(len(rows)), scheduled)
+        positions = np.arange(int(ends[-1])) - starts[owner] + computed[owner]
+        width = int(self.num_blocks[rows].max())
+        table = self.block_table[rows, :width].astype(np.int64)
+        slots = table[owner, positions // self._block_size] * self._block_size
+        sampling = np.flatnonzero(computed + scheduled == self.num_tokens[rows])
+        batch = StepBatch(
+            token_ids=self.token_ids[rows[owner], positions].astype(np.int64),
+            positions=positions,
+            slot_mapping=slots + positions % self._block_size,
+            query_start_loc=np.concatenate(([0], ends)),
+            num_computed=computed,
+            block_table=table,
+            logits_rows=ends[sampling] - 1,
+        )
+        return batch, sampling
+
+    def append_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
+        """Remember the sampled token of each row."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1
+
+    def _append_blocks(self, row: int, block_ids: Sequence[int]) -> None:
+        start = int(self.num_blocks[row])
+        self.block_table[row, start : start + len(block_ids)] = block_ids
+        self.num_blocks[row] = start + len(block_ids)
+
+    def _set_sampling(self, row: int, request: NewRequestData) -> None:
+        params = request.sampling_params
+        self.temperature[row] = 0.0 if params.is_greedy else params.temperature
+        self.top_k[row] = max(params.top_k, 0)
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        self.min_tokens[row] = params.min_tokens
+        # A request without a seed draws one here, so that every row works the same way afterwards.
+        drawn = int(self._seeds.integers(1 << 63)) if params.seed is None else params.seed
+        self.seeds[row] = np.uint64(drawn % (1 << 64))
+        if params.min_tokens:
+            self.stop_ids[row] = (*request.eos_token_ids, *params.stop_token_ids)

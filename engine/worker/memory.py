@@ -1,0 +1,96 @@
+"""How many bytes the KV cache may take: vLLM's rule on a GPU, a capped share of free RAM on a CPU.
+
+The arithmetic is pure; `free_ram_bytes` is the only function that looks at the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import CacheConfig
+from engine.errors import MemoryBudgetError
+from engine.kv_sizing import GIB, KVCacheSpec, format_gib, requested_memory
+
+_CPU_CAP_BYTES = 4 * GIB
+_CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60  # cgroup v1 writes a huge number where v2 writes `max`
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemoryProfile:
+    """Bytes around the profile run; `free_at_init` was taken before the weights were loaded."""
+
+    total: int
+    free_at_init: int
+    free_after_profile: int
+    transient_peak: int  # highest allocation of the forward pass above what stays allocated
+
+
+def require_requested_memory(total: int, free: int, utilization: float) -> None:
+    """Raise MemoryBudgetError when other processes hold too much of the device."""
+    requested = requested_memory(total, utilization)
+    if free < requested:
+        raise MemoryBudgetError(
+            f"Free memory on device ({format_gib(free)}/{format_gib(total)} GiB) on startup is "
+            f"less than desired GPU memory utilization ({utilization}, {format_gib(requested)} "
+            "GiB). Decrease --gpu-memory-utilization or stop the other processes on this GPU."
+        )
+
+
+def gpu_available_bytes(profile: GpuMemoryProfile, cache: CacheConfig) -> int:
+    """requested share - (held by this process + transient peak); an explicit size wins."""
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes
+    if profile.free_after_profile > profile.free_at_init:
+        raise MemoryBudgetError(
+            f"Free GPU memory grew from {format_gib(profile.free_at_init)} to "
+            f"{format_gib(profile.free_after_profile)} GiB during the profile run: another process "
+            "freed memory meanwhile. Start the server again."
+        )
+    consumed = profile.free_at_init - profile.free_after_profile
+    requested = requested_memory(profile.total, cache.gpu_memory_utilization)
+    return requested - consumed - profile.transient_peak
+
+
+def cpu_available_bytes(
+    free_bytes: int, cache: CacheConfig, spec: KVCacheSpec, max_model_len: int
+) -> int:
+    """The share of free RAM, but at most 4 GiB, or one full-length request if that is more."""
+    explicit = cache.kv_cache_memory_bytes
+    if explicit is None:
+        one_request = (spec.blocks_for(max_model_len) + 1) * spec.bytes_per_block
+        share = int(free_bytes * cache.gpu_memory_utilization)
+        return min(share, max(_CPU_CAP_BYTES, one_request))
+    if explicit > free_bytes:
+        raise MemoryBudgetError(
+            f"--kv-cache-memory-bytes {explicit} ({format_gib(explicit)} GiB) is more than the "
+            f"{format_gib(free_bytes)} GiB of RAM that are free. Give at most that."
+        )
+    return explicit
+
+
+def free_ram_bytes() -> int:
+    """RAM that this process can still get: the system's, or its control group's if that is less."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    limits = (
+        cgroup_headroom(_CGROUP / "memory.max", _CGROUP / "memory.current"),
+        cgroup_headroom(
+            _CGROUP / "memory" / "memory.limit_in_bytes",
+            _CGROUP / "memory" / "memory.usage_in_bytes",
+        ),
+    )
+    return min([available, *(limit for limit in limits if limit is not None)])
+
+
+def cgroup_headroom(limit_file: Path, usage_file: Path) -> int | None:
+    """limit - usage in bytes; None when there is no limit."""
+    try:
+        limit, usage = limit_file.read_text().strip(), usage_file.read_text().strip()
+    except OSError:
+        return None
+    if limit == "max" or int(limit) >= _UNLIMITED:
+        return None
+    return max(0, int(limit) - int(usage))

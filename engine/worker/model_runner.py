@@ -1,0 +1,80 @@
+"""ModelRunner: follows the scheduler's differences, runs the model step and samples.
+
+Owns the requests' tokens and block tables on this device's side; decides nothing about scheduling.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.kernels.kernel_set import KVCache, ModelStep
+from engine.kernels.step_batch import StepBatch
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.worker.input_batch import InputBatch
+from engine.worker.sampler import SamplingBatch, sample
+
+
+class ModelRunner:
+    """Runs one SchedulerOutput at a time on one loaded model."""
+
+    def __init__(self, config: EngineConfig, model: ModelStep) -> None:
+        scheduler = config.scheduler
+        self._model = model
+        self._block_size = config.cache.block_size
+        self._kv_cache: KVCache = []
+        self._batch = InputBatch(
+            scheduler.max_num_seqs, scheduler.max_model_len, self._block_size, config.seed
+        )
+
+    def set_kv_cache(self, kv_cache: KVCache) -> None:
+        """Use this cache from now on."""
+        self._kv_cache = kv_cache
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute the scheduled tokens; requests whose tokens are all computed get a new one."""
+        self._apply(step)
+        req_ids = list(step.num_scheduled_tokens)
+        sampled: list[list[int]] = [[] for _ in req_ids]
+        if not req_ids:
+            return ModelRunnerOutput(req_ids, sampled)
+        rows = self._batch.rows(req_ids)
+        scheduled = np.fromiter(step.num_scheduled_tokens.values(), np.int64, len(req_ids))
+        batch, sampling = self._batch.build_step(rows, scheduled)
+        logits = self._model.forward(batch, self._kv_cache)
+        if len(sampling):
+            tokens = sample(logits, SamplingBatch.of(self._batch, rows[sampling]))
+            self._batch.append_tokens(rows[sampling], tokens)
+            for place, token in zip(sampling.tolist(), tokens.tolist(), strict=True):
+                sampled[place] = [token]
+        return ModelRunnerOutput(req_ids, sampled)
+
+    def run_dummy(self, num_tokens: int, num_seqs: int) -> None:
+        """One forward pass of made-up prompts, written to the null block of a throwaway cache."""
+        self._model.forward(
+            dummy_batch(num_tokens, num_seqs, self._block_size), self._model.create_kv_cache(1)
+        )
+
+    def _apply(self, step: SchedulerOutput) -> None:
+        self._batch.remove(step.finished_req_ids)
+        for request in step.new_requests:
+            self._batch.add(request)
+        self._batch.update(step.cached_requests)
+
+
+def dummy_batch(num_tokens: int, num_seqs: int, block_size: int) -> StepBatch:
+    """`num_seqs` prompts that share `num_tokens` tokens; every block table points at block 0."""
+    seqs = min(num_seqs, num_tokens)
+    lengths = np.full(seqs, num_tokens // seqs, dtype=np.int64)
+    lengths[: num_tokens % seqs] += 1
+    ends = np.cumsum(lengths)
+    positions = np.arange(num_tokens) - np.repeat(ends - lengths, lengths)
+    return StepBatch(
+        token_ids=np.zeros(num_tokens, dtype=np.int64),
+        positions=positions,
+        slot_mapping=positions % block_size,
+        query_start_loc=np.concatenate(([0], ends)),
+        num_computed=np.zeros(seqs, dtype=np.int64),
+        block_table=np.zeros((seqs, -(-int(lengths[0]) // block_size)), dtype=np.int64),
+        logits_rows=ends - 1,
+    )

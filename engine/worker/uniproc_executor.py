@@ -1,0 +1,53 @@
+"""UniProcExecutor: the worker runs inside EngineCore, and a step is done when it returns."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.kv_sizing import KVCacheSpec
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.worker.worker import Worker
+
+
+class UniProcExecutor:
+    """The Executor of one device and one process (vLLM's `uni`)."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._worker: Worker | None = Worker(config)
+
+    def load_model(self) -> None:
+        """Prepare the device and load the weights."""
+        worker = self._require_worker()
+        worker.init_device()
+        worker.load_model()
+
+    def determine_available_memory(self) -> int:
+        """Bytes left for the KV cache."""
+        return self._require_worker().determine_available_memory()
+
+    def get_kv_cache_spec(self) -> KVCacheSpec:
+        """Shape of one layer's page and the number of layers."""
+        return self._require_worker().get_kv_cache_spec()
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate `num_blocks` blocks, the null block included."""
+        self._require_worker().initialize_kv_cache(num_blocks)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Run the step now. Errors of the device and of the engine arrive through the future."""
+        future: Future[ModelRunnerOutput] = Future()
+        try:
+            future.set_result(self._require_worker().execute_model(scheduler_output))
+        except (EngineError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError
+            future.set_exception(error)
+        return future
+
+    def shutdown(self) -> None:
+        """Let weights and cache go."""
+        self._worker = None
+
+    def _require_worker(self) -> Worker:
+        assert self._worker is not None, "the executor was shut down"
+        return self._worker

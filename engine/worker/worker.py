@@ -1,0 +1,142 @@
+"""Worker: one device. Loads the model, measures memory, owns the KV cache and the runner."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import MemoryBudgetError
+from engine.kernels.kernel_set import ModelStep, create_kernel_set, kernel_set_names
+from engine.kv_sizing import KVCacheSpec, format_gib
+from engine.logger import ProgressBar, get_logger
+from engine.models.registry import load_weights, model_class
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.worker.kv_cache import kv_cache_spec, torch_dtype
+from engine.worker.memory import (
+    GpuMemoryProfile,
+    cpu_available_bytes,
+    free_ram_bytes,
+    gpu_available_bytes,
+    require_requested_memory,
+)
+from engine.worker.model_runner import ModelRunner
+
+logger = get_logger(__name__)
+
+_WARM_UP_TOKENS = 16
+
+
+class Worker:
+    """Everything that touches the device. Methods are called in the order that they stand here."""
+
+    def __init__(self, config: EngineConfig, kernel_set: str = "reference") -> None:
+        self._config = config
+        self._kernel_set = kernel_set
+        self._device = torch.device(config.device.device)
+        self._dtype = torch_dtype(config.device.dtype)
+        self._spec = kv_cache_spec(config)
+        self._free_at_init = 0
+
+    def init_device(self) -> None:
+        """Set threads on a CPU; on a GPU check that the requested share is free."""
+        if self._device.type == "cpu":
+            torch.set_num_threads(self._config.device.num_threads or _usable_cores())
+            return
+        self._free_at_init, total = torch.cuda.mem_get_info(self._device)
+        if self._config.cache.kv_cache_memory_bytes is None:
+            utilization = self._config.cache.gpu_memory_utilization
+            require_requested_memory(total, self._free_at_init, utilization)
+
+    def load_model(self) -> None:
+        """Load, check and pack the weights; logs what vLLM logs in this phase."""
+        logger.info("Starting to load model %s...", self._config.model.served_name)
+        logger.info(
+            "Using %s attention backend out of potential backends: %s.",
+            self._kernel_set.upper(),
+            kernel_set_names(),
+        )
+        start = time.monotonic()
+        try:
+            self._model = self._build_model()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise MemoryBudgetError(
+                f"The weights of {self._config.model.served_name} do not fit into the memory of "
+                f"the {self._device.type} device: {error}"
+            ) from error
+        logger.info(
+            "Model loading took %s GiB memory and %.6f seconds",
+            format_gib(self._model.weight_bytes),
+            time.monotonic() - start,
+        )
+        self._runner = ModelRunner(self._config, self._model)
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache. On a GPU a full-size forward is measured first."""
+        scheduler, cache = self._config.scheduler, self._config.cache
+        if self._device.type == "cpu":
+            self._runner.run_dummy(_WARM_UP_TOKENS, 2)
+            return cpu_available_bytes(free_ram_bytes(), cache, self._spec, scheduler.max_model_len)
+        return gpu_available_bytes(self._profile_gpu(), cache)
+
+    def get_kv_cache_spec(self) -> KVCacheSpec:
+        """Shape of the cache; known without the model."""
+        return self._spec
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the cache that all requests share."""
+        try:
+            self._runner.set_kv_cache(self._model.create_kv_cache(num_blocks))
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            wanted = format_gib(num_blocks * self._spec.bytes_per_block)
+            raise MemoryBudgetError(
+                f"The KV cache of {num_blocks} blocks ({wanted} GiB) cannot be allocated: {error}. "
+                "Lower --gpu-memory-utilization or --kv-cache-memory-bytes."
+            ) from error
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+        return self._runner.execute(scheduler_output)
+
+    def _build_model(self) -> ModelStep:
+        config = self._config
+        start = time.monotonic()
+        weights = load_weights(config.model, self._dtype, self._device, _shard_progress())
+        logger.info("Loading weights took %.2f seconds", time.monotonic() - start)
+        build = model_class(config.model.architecture)
+        kernels = create_kernel_set(self._kernel_set)
+        return build(config.model, weights, kernels, config.scheduler.max_model_len, self._spec)
+
+    def _profile_gpu(self) -> GpuMemoryProfile:
+        scheduler = self._config.scheduler
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._runner.run_dummy(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+        torch.cuda.synchronize(self._device)
+        peak = torch.cuda.max_memory_allocated(self._device)
+        held = torch.cuda.memory_allocated(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return GpuMemoryProfile(total, self._free_at_init, free, peak - held)
+
+
+def _shard_progress() -> Callable[[int, int], None]:
+    bars: list[ProgressBar] = []
+
+    def on_shard(done: int, total: int) -> None:
+        if not bars:
+            bars.append(ProgressBar("EngineCore", "Loading safetensors checkpoint shards", total))
+        if done:
+            bars[0].update(done)
+
+    return on_shard
+
+
+def _usable_cores() -> int:
+    """Cores that this process may run on (its affinity, where the system has one)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

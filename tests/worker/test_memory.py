@@ -1,0 +1,77 @@
+"""The memory arithmetic on worked examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import CacheConfig
+from engine.errors import MemoryBudgetError
+from engine.kv_sizing import GIB, KVCacheSpec, format_gib
+from engine.worker.memory import (
+    GpuMemoryProfile,
+    cgroup_headroom,
+    cpu_available_bytes,
+    free_ram_bytes,
+    gpu_available_bytes,
+    require_requested_memory,
+)
+
+SPEC = KVCacheSpec(block_size=16, num_kv_heads=3, head_dim=64, num_layers=30, dtype_bytes=2)
+
+
+def test_gpu_share_minus_consumed_minus_peak() -> None:
+    """24 GiB, 0.92: 22.08 requested - 15.56 held - 1.20 peak = 5.32 GiB."""
+    profile = GpuMemoryProfile(24 * GIB, int(23.5 * GIB), int(7.94 * GIB), int(1.2 * GIB))
+    available = gpu_available_bytes(profile, CacheConfig(gpu_memory_utilization=0.92))
+    assert format_gib(available) == "5.32"
+    explicit = CacheConfig(kv_cache_memory_bytes=3 * GIB)
+    assert gpu_available_bytes(profile, explicit) == 3 * GIB
+
+
+def test_memory_freed_by_others_during_the_profile_is_refused() -> None:
+    profile = GpuMemoryProfile(24 * GIB, 10 * GIB, 11 * GIB, 0)
+    with pytest.raises(MemoryBudgetError, match="grew from 10"):
+        gpu_available_bytes(profile, CacheConfig())
+
+
+def test_an_occupied_gpu_is_refused_with_both_numbers() -> None:
+    require_requested_memory(24 * GIB, 23 * GIB, 0.92)
+    with pytest.raises(MemoryBudgetError, match=r"20\.0/24\.0 GiB.*0\.92, 22\.08 GiB"):
+        require_requested_memory(24 * GIB, 20 * GIB, 0.92)
+
+
+def test_cpu_takes_a_share_up_to_the_cap() -> None:
+    cache = CacheConfig(gpu_memory_utilization=0.5)
+    assert cpu_available_bytes(2 * GIB, cache, SPEC, 8192) == GIB
+    assert cpu_available_bytes(100 * GIB, cache, SPEC, 8192) == 4 * GIB
+
+
+def test_one_long_request_lifts_the_cap() -> None:
+    length = 1_000_000
+    needed = (length // 16 + 1) * SPEC.bytes_per_block
+    assert needed > 4 * GIB
+    assert cpu_available_bytes(500 * GIB, CacheConfig(), SPEC, length) == needed
+
+
+def test_an_explicit_size_must_fit_into_free_ram() -> None:
+    cache = CacheConfig(kv_cache_memory_bytes=3 * GIB)
+    assert cpu_available_bytes(4 * GIB, cache, SPEC, 8192) == 3 * GIB
+    with pytest.raises(MemoryBudgetError, match=r"3\.0 GiB.*2\.0 GiB"):
+        cpu_available_bytes(2 * GIB, cache, SPEC, 8192)
+
+
+@pytest.mark.parametrize(
+    ("limit", "usage", "expected"),
+    [("max", "5", None), (str(1 << 62), "5", None), ("1000", "400", 600), ("10", "400", 0)],
+)
+def test_control_group_limits(tmp_path: Path, limit: str, usage: str, expected: int | None) -> None:
+    (tmp_path / "max").write_text(limit + "\n")
+    (tmp_path / "now").write_text(usage + "\n")
+    assert cgroup_headroom(tmp_path / "max", tmp_path / "now") == expected
+    assert cgroup_headroom(tmp_path / "absent", tmp_path / "now") is None
+
+
+def test_free_ram_of_this_machine_is_positive() -> None:
+    assert free_ram_bytes() > 0
