@@ -14,33 +14,31 @@ from engine.kv_sizing import KVCacheSpec
 _SPLIT_BLOCKS = 64
 """Padding blocks that cost about as much as the calls of one more decode group."""
 
-_TRIANGLE_ROWS = 64
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """B sequences with one new token each and similar lengths, padded to a common length L."""
 
     tokens: Tensor  # [B] rows of the flat batch
-    cache_rows: Tensor  # [2 x B x kv_heads x blocks] rows of the cache seen as (block, kind, head)
-    mask: Tensor  # [B x kv_heads, 1, L] 0 or -inf
-    gathered: Tensor  # [rows of cache_rows, block_size x head_dim] filled anew by each layer
+    cache_rows: Tensor  # [2 x B x blocks] rows of the cache seen as (block, key or value)
+    mask: Tensor  # [B, 1, 1, L] 0 or -inf
+    gathered: Tensor  # [2 x B x blocks, values of one row] filled anew by each layer
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSequence:
-    """Tokens start..end of the flat batch are one sequence with `num_computed` cached tokens."""
+    """Tokens start..end of the flat batch are one sequence that is `num_context` tokens long."""
 
     start: int
     end: int
-    num_computed: int
+    num_context: int
     cache_rows: Tensor
-    triangle: Tensor  # -inf above the diagonal
+    mask: Tensor | None  # [T, num_context]; None: plain causal, nothing was cached before
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Split of one batch. `store_rows` is [T x 2 x kv_heads], rows of head_dim values."""
+    """Split of one batch. `store_rows` is [T x 2], rows of kv_heads x head_dim values."""
 
     store_rows: Tensor
     decode_groups: list[DecodeGroup]
@@ -60,23 +58,11 @@ def build_plan(
     context = batch.num_computed + lengths
     decodes = np.flatnonzero(lengths == 1)
     groups = split_by_length(decodes, context, spec.block_size)
-    triangle = torch.full(
-        (_TRIANGLE_ROWS, _TRIANGLE_ROWS), -torch.inf, dtype=dtype, device=device
-    ).triu_(1)
-    prefills = [
-        PrefillSequence(
-            start=int(batch.query_start_loc[index]),
-            end=int(batch.query_start_loc[index + 1]),
-            num_computed=int(batch.num_computed[index]),
-            cache_rows=_cache_rows(batch, np.array([index]), int(context[index]), spec, device),
-            triangle=triangle,
-        )
-        for index in np.flatnonzero(lengths > 1)
-    ]
+    prefills = np.flatnonzero(lengths > 1)
     return Plan(
         store_rows=_store_rows(batch.slot_mapping, spec, device),
         decode_groups=[_decode_group(batch, g, context, spec, dtype, device) for g in groups],
-        prefills=prefills,
+        prefills=[_prefill(batch, int(index), spec, dtype, device) for index in prefills],
     )
 
 
@@ -111,31 +97,43 @@ def _decode_group(
     mask = torch.zeros(len(sequences), 1, 1, width, dtype=dtype, device=device)
     mask.masked_fill_(_to_device(hidden[:, None, None], device), -torch.inf)
     rows = _cache_rows(batch, sequences, longest, spec, device)
-    row_values = spec.block_size * spec.head_dim
+    row_values = spec.block_size * spec.num_kv_heads * spec.head_dim
     return DecodeGroup(
         tokens=_to_device(batch.query_start_loc[sequences], device),
         cache_rows=rows,
-        mask=mask.expand(-1, spec.num_kv_heads, 1, width).reshape(-1, 1, width),
+        mask=mask,
         # One buffer for all layers stays in the CPU's cache.
         gathered=torch.empty(len(rows), row_values, dtype=dtype, device=device),
     )
 
 
+def _prefill(
+    batch: StepBatch, index: int, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device
+) -> PrefillSequence:
+    start, end = (int(place) for place in batch.query_start_loc[index : index + 2])
+    num_computed = int(batch.num_computed[index])
+    num_context = num_computed + end - start
+    mask = None
+    if num_computed:
+        hidden = torch.ones(end - start, num_context, dtype=torch.bool, device=device)
+        hidden = hidden.triu_(num_computed + 1)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+        mask.masked_fill_(hidden, -torch.inf)
+    rows = _cache_rows(batch, np.array([index]), num_context, spec, device)
+    return PrefillSequence(start, end, num_context, rows, mask)
+
+
 def _cache_rows(
     batch: StepBatch, sequences: IntArray, num_tokens: int, spec: KVCacheSpec, device: torch.device
 ) -> Tensor:
-    """Row numbers in the order key or value, sequence, kv head, block."""
-    blocks = batch.block_table[sequences, : spec.blocks_for(num_tokens)]
-    kinds = np.arange(2)[:, None, None, None]
-    heads = np.arange(spec.num_kv_heads)[:, None]
-    rows = (blocks[:, None, :] * 2 + kinds) * spec.num_kv_heads + heads
-    return _to_device(rows.reshape(-1), device)
+    """Row numbers in the order key or value, sequence, block."""
+    blocks = batch.block_table[sequences, : spec.blocks_for(num_tokens)] * 2
+    return _to_device(np.stack((blocks, blocks + 1)).reshape(-1), device)
 
 
 def _store_rows(slot_mapping: IntArray, spec: KVCacheSpec, device: torch.device) -> Tensor:
     block, offset = np.divmod(slot_mapping, spec.block_size)
-    planes = np.arange(2 * spec.num_kv_heads)
-    rows = (block[:, None] * len(planes) + planes) * spec.block_size + offset[:, None]
+    rows = (block * 2 * spec.block_size + offset)[:, None] + np.array((0, spec.block_size))
     return _to_device(rows.reshape(-1), device)
 
 

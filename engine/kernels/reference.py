@@ -1,7 +1,7 @@
 """ReferenceKernels: the plain-torch set, for CPU and CUDA. Every later set is tested against it.
 
-KV layout of a layer: [block, key or value, kv head, offset in block, head_dim], so that one
-`index_select` over (block, head) rows yields contiguous keys and values of one head.
+KV layout of a layer: [block, key or value, offset in block, kv head, head_dim]. One `index_select`
+over (block, key or value) rows gathers a context; the fused attention reads it with strides.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from engine.kernels.kernel_set import KVCache, PackedLinear
 from engine.kernels.step_batch import StepBatch
 from engine.kv_sizing import KVCacheSpec
 
-_PREFILL_ROWS = 64
-"""Query rows per score matrix: small enough to skip most of the masked triangle."""
-
 
 class ReferenceKernels:
     """Plain torch operations; CPU linears in 16 bit go through oneDNN with weights packed once."""
@@ -30,22 +27,27 @@ class ReferenceKernels:
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Pack for oneDNN where the CPU computes this dtype natively; else keep the weight."""
         num_bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
+        dtype = weight.dtype
         if not _onednn_packs(weight):
-            return PackedLinear(lambda x: F.linear(x, weight, bias), num_bytes, is_copy=False)
+
+            def plain(x: Tensor) -> Tensor:
+                return F.linear(x.to(dtype), weight, bias)
+
+            return PackedLinear(plain, num_bytes, is_copy=False)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         run = torch.ops.mkldnn._linear_pointwise.default
         out_features = weight.shape[0]
 
         def linear(x: Tensor) -> Tensor:
             if not x.shape[0]:  # oneDNN refuses empty batches
-                return x.new_empty(0, out_features)
-            result: Tensor = run(x, packed, bias, "none", [], "")
+                return x.new_empty(0, out_features, dtype=dtype)
+            result: Tensor = run(x.to(dtype), packed, bias, "none", [], "")
             return result
 
         return PackedLinear(linear, num_bytes, is_copy=True)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Norm in float32 inside, result in x's dtype."""
+        """All in float32; the next linear rounds."""
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -66,7 +68,7 @@ class ReferenceKernels:
         self, spec: KVCacheSpec, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
         """Zeroed tensors; on a CPU the pages come from the system on first use."""
-        shape = (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        shape = (num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_dim)
         return [_zeros(shape, dtype, device) for _ in range(spec.num_layers)]
 
     def plan_attention(
@@ -76,16 +78,17 @@ class ReferenceKernels:
         return build_plan(batch, spec, dtype, device)
 
     def store_kv(self, kv: Tensor, layer_cache: Tensor, plan: Plan) -> None:
-        """One row of head_dim values per (token, key or value, head)."""
-        head_dim = kv.shape[-1]
-        layer_cache.view(-1, head_dim).index_copy_(0, plan.store_rows, kv.reshape(-1, head_dim))
+        """One row of kv_heads x head_dim values per (token, key or value)."""
+        row_values = kv.shape[1] // 2 * kv.shape[2]
+        rows = kv.reshape(-1, row_values)
+        layer_cache.view(-1, row_values).index_copy_(0, plan.store_rows, rows)
 
     def attention(self, qkv: Tensor, layer_cache: Tensor, plan: Plan) -> Tensor:
-        """Decode groups in one padded product each, prefill sequences one by one."""
-        kv_heads, head_dim = layer_cache.shape[2], layer_cache.shape[4]
+        """Decode groups in one padded call each, prefill sequences one by one."""
+        kv_heads, head_dim = layer_cache.shape[3:]
         q_heads = qkv.shape[1] - 2 * kv_heads
         queries = qkv[:, :q_heads]
-        rows = layer_cache.view(-1, layer_cache.shape[3] * head_dim)
+        rows = layer_cache.view(layer_cache.shape[0] * 2, -1)
         if plan.is_one_decode_group:  # the hot path: nothing to reorder
             return _decode(queries, rows, plan.decode_groups[0], kv_heads)
         out = queries.new_empty(len(queries), q_heads * head_dim)
@@ -98,35 +101,28 @@ class ReferenceKernels:
 
 
 def _decode(queries: Tensor, rows: Tensor, group: DecodeGroup, kv_heads: int) -> Tensor:
-    """[B, q_heads, d] over the gathered context; query heads of one group share a product."""
+    """[B, q_heads, d]: the query heads of a group are the query rows of its kv head."""
     batch, q_heads, head_dim = queries.shape
     torch.index_select(rows, 0, group.cache_rows, out=group.gathered)
-    gathered = group.gathered.view(2, batch * kv_heads, -1, head_dim)
-    grouped = queries.reshape(batch * kv_heads, q_heads // kv_heads, head_dim)
-    keys, values = gathered[0].transpose(1, 2), gathered[1]
-    scores = torch.baddbmm(group.mask, grouped, keys, alpha=head_dim**-0.5)
-    return torch.bmm(scores.softmax(-1), values).view(batch, q_heads * head_dim)
+    keys, values = group.gathered.view(2, batch, -1, kv_heads, head_dim).transpose(2, 3)
+    grouped = queries.reshape(batch, kv_heads, q_heads // kv_heads, head_dim)
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask)
+    return out.reshape(batch, q_heads * head_dim)
 
 
 def _prefill(queries: Tensor, rows: Tensor, sequence: PrefillSequence, kv_heads: int) -> Tensor:
-    """[T, q_heads, d] of one sequence; chunks of queries stop at their last visible key."""
+    """[T, q_heads, d] of one sequence over its whole context."""
     tokens, q_heads, head_dim = queries.shape
     group = q_heads // kv_heads
-    gathered = rows.index_select(0, sequence.cache_rows).view(2, kv_heads, -1, head_dim)
-    keys, values = gathered[0].transpose(1, 2), gathered[1]
+    gathered = rows.index_select(0, sequence.cache_rows).view(2, -1, kv_heads, 1, head_dim)
+    context = gathered[:, : sequence.num_context].permute(0, 2, 3, 1, 4)
+    keys, values = context.expand(2, kv_heads, group, -1, head_dim)
     grouped = queries.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    out = queries.new_empty(tokens, kv_heads, group, head_dim)
-    for start in range(0, tokens, _PREFILL_ROWS):
-        end = min(tokens, start + _PREFILL_ROWS)
-        first, visible = sequence.num_computed + start, sequence.num_computed + end
-        chunk = grouped[:, :, start:end].reshape(kv_heads, -1, head_dim)
-        scores = torch.bmm(chunk * head_dim**-0.5, keys[..., :visible])
-        scores = scores.view(kv_heads, group, end - start, visible)
-        scores[..., first:].add_(sequence.triangle[: end - start, : end - start])
-        weights = scores.softmax(-1).view(kv_heads, -1, visible)
-        result = torch.bmm(weights, values[:, :visible])
-        out[start:end] = result.view(kv_heads, group, end - start, head_dim).permute(2, 0, 1, 3)
-    return out.view(tokens, q_heads * head_dim)
+    is_causal = sequence.mask is None
+    out = F.scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=sequence.mask, is_causal=is_causal
+    )
+    return out.permute(2, 0, 1, 3).reshape(tokens, q_heads * head_dim)
 
 
 def _onednn_packs(weight: Tensor) -> bool:

@@ -17,6 +17,8 @@ from engine.layers.rotary import RotaryTable
 from engine.model_config import ModelConfig
 from engine.models.weights import DecoderWeights, LayerWeights, LinearWeight
 
+_NUM_LEADERS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
@@ -46,8 +48,8 @@ class LlamaModel:
         self._spec = spec
         self._embedding = weights.embedding
         self._dtype, self._device = weights.embedding.dtype, weights.embedding.device
-        self._final_norm = weights.final_norm
-        self._weight_bytes = weights.embedding.nbytes + weights.final_norm.nbytes
+        self._final_norm = weights.final_norm.float()
+        self._weight_bytes = weights.embedding.nbytes + self._final_norm.nbytes
         self._layers = [self._pack_layer(weights.layers.pop(0)) for _ in list(weights.layers)]
         self._lm_head = self._pack_head(weights)
         self._rotary = RotaryTable(config, num_positions, self._dtype, self._device)
@@ -66,7 +68,7 @@ class LlamaModel:
         """Float32 logits [R, vocabulary] of the rows that ask for them."""
         kernels, eps = self._kernels, self._config.rms_norm_eps
         context = self._context(batch)
-        residual = F.embedding(self._tensor(batch.token_ids), self._embedding)
+        residual = F.embedding(self._tensor(batch.token_ids), self._embedding).float()
         x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
         for number, layer in enumerate(self._layers):
             x = layer.attention.forward(x, kv_cache[number], context)
@@ -89,16 +91,20 @@ class LlamaModel:
     def _logits(self, x: Tensor, batch: StepBatch) -> Tensor:
         if len(batch.logits_rows) != len(x):
             x = x.index_select(0, self._tensor(batch.logits_rows))
-        return self._lm_head.run(x).float()
+        logits = self._lm_head.run(x)
+        if logits.dtype == torch.float32 or self._head_rows is None:
+            return logits.float()
+        return _with_exact_leaders(logits.float(), x, self._head_rows)
 
     def _tensor(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
     def _pack_layer(self, layer: LayerWeights) -> _Layer:
         config = self._config
-        self._weight_bytes += layer.input_norm.nbytes + layer.post_norm.nbytes
+        input_norm, post_norm = layer.input_norm.float(), layer.post_norm.float()
+        self._weight_bytes += input_norm.nbytes + post_norm.nbytes
         return _Layer(
-            input_norm=layer.input_norm,
+            input_norm=input_norm,
             attention=Attention(
                 kernels=self._kernels,
                 qkv=self._pack(layer.qkv),
@@ -107,7 +113,7 @@ class LlamaModel:
                 num_kv_heads=config.num_key_value_heads,
                 head_dim=config.head_dim,
             ),
-            post_norm=layer.post_norm,
+            post_norm=post_norm,
             mlp=GatedMLP(self._kernels, self._pack(layer.gate_up), self._pack(layer.down)),
         )
 
@@ -118,6 +124,21 @@ class LlamaModel:
 
     def _pack_head(self, weights: DecoderWeights) -> PackedLinear:
         packed = self._kernels.pack_linear(weights.lm_head, None)
-        if packed.is_copy or weights.lm_head is not weights.embedding:
+        is_tied = weights.lm_head is weights.embedding
+        if packed.is_copy or not is_tied:
             self._weight_bytes += packed.num_bytes
+        # An untied head that was packed has no plain rows left; keeping them would double it.
+        self._head_rows = weights.lm_head if is_tied or not packed.is_copy else None
         return packed
+
+
+def _with_exact_leaders(logits: Tensor, x: Tensor, head_rows: Tensor) -> Tensor:
+    """Compute the leading logits again in float32.
+
+    A 16-bit product leaves logits near 25 an eighth apart in bfloat16, so the best tokens tie
+    often.
+    """
+    leaders = logits.topk(min(_NUM_LEADERS, logits.shape[-1]), dim=-1, sorted=False).indices
+    rows = head_rows[leaders].float()
+    exact = torch.bmm(rows, x.unsqueeze(-1)).squeeze(-1)
+    return logits.scatter_(1, leaders, exact)
