@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
@@ -190,8 +189,7 @@ def test_folders_with_our_names_in_the_working_directory_are_not_imported(tmp_pa
         (package / "__init__.py").write_text("raise SystemExit('the wrong package was imported')")
         (package / "__main__.py").write_text("raise SystemExit('the wrong package was imported')")
     port = free_port()
-    env = {"PYTHONPATH": str(tmp_path)} if os.environ.get("STOKER_TEST_PYTHONPATH") else {}
-    with started(serve(port), port, cwd=tmp_path, env=env) as server:
+    with started(serve(port), port, cwd=tmp_path) as server:
         assert "wrong package" not in server.text
         assert health(server.url) == 200
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.sched.request import Request, RequestStatus
 from tests.sched.workload import Run, make_request, make_scheduler
 
@@ -76,14 +78,27 @@ def test_example_3_block_tables_slots_waste_and_reuse_order() -> None:
     assert manager.block_pool.free_queue.block_ids() == [3, 6]
 
 
-def test_example_4_continuous_batching_takes_nine_steps() -> None:
+@pytest.mark.parametrize(
+    ("is_static", "expected", "mean_latency"),
+    [
+        (True, "ABC ABC AC A A A A A DEF DE E E E E", 6.67),
+        (False, "ABC ABC ACD ADE AEF AE AE AE E", 4.17),
+    ],
+)
+def test_example_4_static_and_continuous_batching(
+    is_static: bool, expected: str, mean_latency: float
+) -> None:
     work = [("A", 0, 8), ("B", 0, 2), ("C", 0, 3), ("D", 1, 2), ("E", 2, 6), ("F", 3, 1)]
     scheduler = make_scheduler(seqs=3)
     run = Run(scheduler)
     arrivals = list(work)
     timeline, latency, step = [], 0, 0
     while arrivals or scheduler.has_unfinished_requests():
-        while arrivals and arrivals[0][1] <= step:
+        # A static batcher hands over three requests and then none until all of them are done.
+        is_open = not is_static or not scheduler.has_unfinished_requests()
+        while is_open and arrivals and arrivals[0][1] <= step:
+            if is_static and len(scheduler.waiting) == 3:
+                break
             name, _, length = arrivals.pop(0)
             scheduler.add_request(make_request(scheduler, name, 1, length))
         planned, outputs = run.step()
@@ -92,9 +107,9 @@ def test_example_4_continuous_batching_takes_nine_steps() -> None:
         for output in outputs:
             if output.finish_reason is not None:
                 latency += step - next(w[1] for w in work if w[0] == output.request_id)
-    assert timeline == ["ABC", "ABC", "ACD", "ADE", "AEF", "AE", "AE", "AE", "E"]
+    assert " ".join(timeline) == expected
     assert sum(map(len, timeline)) == 22
-    assert round(latency / 6, 2) == 4.17
+    assert round(latency / 6, 2) == mean_latency
 
 
 def test_example_5_the_four_steps_of_the_token_budget() -> None:
