@@ -69,6 +69,11 @@ class EngineArgs:
     dtype: str = _flag("auto", "Number format of weights and activations.", choices=_DTYPES)
     device: str = _flag("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = _flag(None, "CPU threads of the model step; default: one per core.")
+    attention_backend: str = _flag(
+        "auto",
+        "Kernels of the model step: native is C++ for CPUs with AVX512-BF16, reference is torch.",
+        choices=("auto", "native", "reference"),
+    )
     seed: int = _flag(0, "Seed of requests that bring none.")
     max_model_len: int | None = _flag(
         None, "Longest prompt plus output, in tokens; auto fits it to the memory.", parse=_model_len
@@ -174,6 +179,7 @@ class EngineArgs:
                 device=device,
                 dtype=_resolve_dtype(self.dtype, model.dtype, device),
                 num_threads=self.num_threads,
+                attention_backend=self.attention_backend,
             ),
             observability=ObservabilityConfig(log_stats=not self.disable_log_stats),
             seed=self.seed,

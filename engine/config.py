@@ -66,6 +66,7 @@ class DeviceConfig:
     device: str = "cpu"
     dtype: str = "bfloat16"  # bfloat16, float16 or float32
     num_threads: int | None = None  # CPU threads of the model step; None = one per core
+    attention_backend: str = "auto"  # kernel set: native, reference, or auto = the best that runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""KernelSet and ModelStep: what a model needs from the kernels below it, chosen by name.
+"""KernelSet and ModelStep: what a model needs from the kernels below it.
 
 A set either supplies the single operations of KernelSet, from which `engine.models` builds a
-ModelStep, or it brings a ModelStep of its own that runs the whole step in one call. The layout of
-the KV cache is the set's business.
+ModelStep, or (`native`) it brings a ModelStep of its own that runs the whole step in one call. The
+layout of the KV cache is the set's business. Which set runs: `engine.kernels.selection`.
 """
 
 from __future__ import annotations
@@ -102,13 +102,8 @@ class KernelSet(Protocol):
 
 
 def create_kernel_set(name: str) -> KernelSet:
-    """Import and construct the set called `name`."""
+    """Import and construct the set of single operations called `name`."""
     if name not in _KERNEL_SETS:
         raise ConfigError(f"Unknown kernel set {name!r}; known: {', '.join(_KERNEL_SETS)}.")
     module_name, _, class_name = _KERNEL_SETS[name].partition(":")
     return cast(KernelSet, getattr(importlib.import_module(module_name), class_name)())
-
-
-def kernel_set_names() -> list[str]:
-    """Names as the log prints them."""
-    return [name.upper() for name in _KERNEL_SETS]

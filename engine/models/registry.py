@@ -11,25 +11,39 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels.kernel_set import KernelSet, ModelStep
+from engine.kernels.native.model_step import NativeKernels
 from engine.kv_sizing import KVCacheSpec
 from engine.model_config import ModelConfig
 from engine.models.safetensors_loader import iterate_tensors
 from engine.models.weights import DecoderWeights, load_decoder_weights
 
-ModelClass = Callable[[ModelConfig, DecoderWeights, KernelSet, int, KVCacheSpec], ModelStep]
+ModelClass = Callable[
+    [ModelConfig, DecoderWeights, KernelSet | NativeKernels, int, KVCacheSpec], ModelStep
+]
 
-_MODELS = {"LlamaForCausalLM": "engine.models.llama:LlamaModel"}
+_MODELS = {
+    "LlamaForCausalLM": {
+        "native": "engine.models.llama_native:build_native_llama",
+        "reference": "engine.models.llama:LlamaModel",
+    },
+}
 
 
-def model_class(architecture: str) -> ModelClass:
-    """The class for `architecture`; ModelError names those that exist."""
+def kernel_sets_of(architecture: str) -> list[str]:
+    """The kernel sets that `architecture` has code for; ModelError names those that exist."""
     if architecture not in _MODELS:
         raise ModelError(
             f"Model architecture {architecture} is not supported; this engine runs "
             f"{', '.join(_MODELS)}."
         )
-    module_name, _, class_name = _MODELS[architecture].partition(":")
-    return cast(ModelClass, getattr(importlib.import_module(module_name), class_name))
+    return list(_MODELS[architecture])
+
+
+def model_class(architecture: str, kernel_set: str = "reference") -> ModelClass:
+    """What builds `architecture` on `kernel_set`, one of `kernel_sets_of(architecture)`."""
+    assert kernel_set in kernel_sets_of(architecture), kernel_set
+    module_name, _, name = _MODELS[architecture][kernel_set].partition(":")
+    return cast(ModelClass, getattr(importlib.import_module(module_name), name))
 
 
 def load_weights(

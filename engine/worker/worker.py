@@ -10,10 +10,12 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import MemoryBudgetError
-from engine.kernels.kernel_set import ModelStep, create_kernel_set, kernel_set_names
+from engine.kernels.kernel_set import KernelSet, ModelStep
+from engine.kernels.native.model_step import NativeKernels
+from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
-from engine.models.registry import load_weights, model_class
+from engine.models.registry import kernel_sets_of, load_weights, model_class
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.kv_cache import kv_cache_spec, torch_dtype
 from engine.worker.memory import (
@@ -33,9 +35,8 @@ _WARM_UP_TOKENS = 16
 class Worker:
     """Everything that touches the device. Methods are called in the order that they stand here."""
 
-    def __init__(self, config: EngineConfig, kernel_set: str = "reference") -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._kernel_set = kernel_set
         self._device = torch.device(config.device.device)
         self._dtype = torch_dtype(config.device.dtype)
         self._spec = kv_cache_spec(config)
@@ -44,7 +45,7 @@ class Worker:
     def init_device(self) -> None:
         """Set threads on a CPU; on a GPU check that the requested share is free."""
         if self._device.type == "cpu":
-            torch.set_num_threads(self._config.device.num_threads or _usable_cores())
+            torch.set_num_threads(self._num_threads())
             return
         self._free_at_init, total = torch.cuda.mem_get_info(self._device)
         if self._config.cache.kv_cache_memory_bytes is None:
@@ -54,14 +55,10 @@ class Worker:
     def load_model(self) -> None:
         """Load, check and pack the weights; logs what vLLM logs in this phase."""
         logger.info("Starting to load model %s...", self._config.model.served_name)
-        logger.info(
-            "Using %s attention backend out of potential backends: %s.",
-            self._kernel_set.upper(),
-            kernel_set_names(),
-        )
+        kernels = self._select_kernels()
         start = time.monotonic()
         try:
-            self._model = self._build_model()
+            self._model = self._build_model(kernels)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise MemoryBudgetError(
                 f"The weights of {self._config.model.served_name} do not fit into the memory of "
@@ -101,14 +98,29 @@ class Worker:
         """Run one step."""
         return self._runner.execute(scheduler_output)
 
-    def _build_model(self) -> ModelStep:
+    def _select_kernels(self) -> KernelSet | NativeKernels:
+        device, sets = self._config.device, kernel_sets_of(self._config.model.architecture)
+        selected = select_kernels(device, self._spec, sets, self._num_threads())
+        logger.info(
+            "Using %s attention backend out of potential backends: %s.",
+            selected.kernels.name.upper(),
+            selected.candidates,
+        )
+        if isinstance(selected.kernels, NativeKernels):
+            # They have threads of their own; torch's would spin beside them after every operation.
+            torch.set_num_threads(1)
+        return selected.kernels
+
+    def _build_model(self, kernels: KernelSet | NativeKernels) -> ModelStep:
         config = self._config
         start = time.monotonic()
         weights = load_weights(config.model, self._dtype, self._device, _shard_progress())
         logger.info("Loading weights took %.2f seconds", time.monotonic() - start)
-        build = model_class(config.model.architecture)
-        kernels = create_kernel_set(self._kernel_set)
+        build = model_class(config.model.architecture, kernels.name)
         return build(config.model, weights, kernels, config.scheduler.max_model_len, self._spec)
+
+    def _num_threads(self) -> int:
+        return self._config.device.num_threads or _usable_cores()
 
     def _profile_gpu(self) -> GpuMemoryProfile:
         scheduler = self._config.scheduler

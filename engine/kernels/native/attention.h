@@ -1,0 +1,531 @@
+// Causal attention over the paged KV cache: one routine for decode, chunked prefill and mixtures.
+//
+// A unit is some query tokens of one sequence; with one kv head it has up to kUnitRows rows (tokens
+// x query heads of the group) that share every key and value they read. Keys come in tiles of 128
+// from position 0. Each tile yields a partial result (maximum, sum, weighted values) and partials
+// are folded in order. Long contexts may be split over threads at tile borders: the partials and
+// the order of folding stay the same, so a row's result depends on nothing but its own sequence.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "thread_pool.h"
+#include "vector_math.h"
+
+namespace stoker {
+
+constexpr int kKeyGroup = 16;  // keys of one vector; divides every block size
+constexpr int kTileKeys = 128;
+constexpr int kTileGroups = kTileKeys / kKeyGroup;
+constexpr int kLineValues = kCacheLine / sizeof(bf16);
+constexpr int kUnitRows = 24;     // a bit more than the registers of one pass: 4 passes of 6 rows
+constexpr int kPassRows = 6;      // 6 rows x 4 vectors of accumulators
+constexpr int kTasksPerThread = 4;
+constexpr std::int64_t kMaxHeadDim = 512;
+constexpr float kNever = -1e30f;  // finite stand-in for the maximum of nothing
+
+// A layer's cache: for each (block, kv head) two planes, the keys as [dim pairs][block_size][2], then the
+// values as [block_size][head_dim].
+struct CacheShape {
+  std::int64_t block_size, kv_heads, head_dim;
+
+  std::int64_t plane_size() const { return block_size * head_dim; }
+  std::int64_t plane_of(std::int64_t block, std::int64_t head) const {
+    return (block * kv_heads + head) * 2 * plane_size();
+  }
+  std::int64_t key_stride() const { return 2 * block_size; }  // from one pair of dims to the next
+};
+
+struct Unit {
+  std::int64_t sequence, token;  // `token` is its first row in the flat batch
+  std::int64_t tokens, position;
+  std::int64_t partials;  // where its split results start, in floats
+
+  std::int64_t keys() const { return position + tokens; }  // that its last token sees
+  std::int64_t tiles() const { return (keys() + kTileKeys - 1) / kTileKeys; }
+};
+
+struct Task {
+  std::int32_t unit, head;
+  std::int32_t first_tile, last_tile;
+};
+
+// Key and value addresses of one tile's groups; groups behind the context repeat the last one.
+struct TileAddress {
+  const bf16* keys[kTileGroups];
+  const bf16* values[kTileGroups];
+};
+
+// Results of some rows: maximum (of scores in units of log 2), sum of weights, weighted values. The
+// values are in the order in which `weigh_values` leaves them.
+struct Partial {
+  float* maximum;
+  float* sum;
+  float* values;  // [rows, head_dim]
+
+  static std::int64_t padded(std::int64_t rows) { return round_up<std::int64_t>(rows, kLanes); }
+  static std::int64_t size(std::int64_t rows, std::int64_t head_dim) {
+    return 2 * padded(rows) + rows * head_dim;
+  }
+  static Partial at(float* memory, std::int64_t rows) {
+    return {memory, memory + padded(rows), memory + 2 * padded(rows)};
+  }
+};
+
+inline void prefetch_line(const bf16* line) {
+  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+}
+
+// scores[r][key] = scale * q[r] . k[key] for 64 keys; meanwhile the keys of the tile to come are read
+// ahead.
+template <int Rows, bool Prefetch>
+void score_keys(const bf16* queries, std::int64_t head_dim, const bf16* const* keys,
+                const bf16* const* next, std::int64_t key_stride, float scale, float* scores) {
+  constexpr int kGroups = kTileGroups / 2;
+  __m512 sums[Rows][kGroups];
+  for (auto& row : sums) {
+    for (__m512& sum : row) sum = _mm512_setzero_ps();
+  }
+  for (std::int64_t pair = 0; pair < head_dim / 2; ++pair) {
+    __m512i columns[kGroups];
+    for (int group = 0; group < kGroups; ++group) {
+      columns[group] = load_line(keys[group] + pair * key_stride);
+      if (Prefetch) prefetch_line(next[group] + pair * key_stride);
+    }
+    for (int r = 0; r < Rows; ++r) {
+      const __m512i query = broadcast_pair(queries + r * head_dim + 2 * pair);
+      for (int group = 0; group < kGroups; ++group) {
+        sums[r][group] = dot_pairs(sums[r][group], query, columns[group]);
+      }
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int group = 0; group < kGroups; ++group) {
+      _mm512_storeu_ps(scores + r * kTileKeys + group * kKeyGroup,
+                       _mm512_mul_ps(sums[r][group], _mm512_set1_ps(scale)));
+    }
+  }
+}
+
+// One row of scores to weights 2^(score - maximum) in bf16; keys from `visible` on weigh nothing.
+inline void soften(const float* scores, std::int64_t visible, int groups, bf16* weights,
+                   float* maximum, float* sum) {
+  __m512 largest = _mm512_set1_ps(kNever);
+  for (int group = 0; group < groups; ++group) {
+    const __mmask16 lanes = first_lanes(visible - group * kKeyGroup);
+    largest = _mm512_mask_max_ps(largest, lanes, largest,
+                                 _mm512_loadu_ps(scores + group * kKeyGroup));
+  }
+  *maximum = _mm512_reduce_max_ps(largest);
+  const __m512 shift = _mm512_set1_ps(*maximum);
+  __m512 total = _mm512_setzero_ps();
+  for (int group = 0; group < groups; ++group) {
+    const __mmask16 lanes = first_lanes(visible - group * kKeyGroup);
+    const __m512 score = _mm512_loadu_ps(scores + group * kKeyGroup);
+    const __m512 weight = _mm512_maskz_mov_ps(lanes, exp2_ps(_mm512_sub_ps(score, shift)));
+    total = _mm512_add_ps(total, weight);
+    store_bf16(weights + group * kKeyGroup, weight);
+  }
+  *sum = _mm512_reduce_add_ps(total);
+}
+
+// out[r] = sum over `count` keys of weights[r][key] * value[key], for Chunks x 32 dims. Two values
+// are interleaved per product, which leaves the dims of a chunk in the order 0-3, 8-11, 16-19,
+// 24-27, 4-7, 12-15, 20-23, 28-31: `write_output` puts them right.
+template <int Rows, int Chunks, bool Prefetch>
+void weigh_values(const bf16* weights, const bf16* const* values, const bf16* const* next,
+                  std::int64_t offset, std::int64_t head_dim, std::int64_t count, float* out) {
+  __m512 sums[Rows][2 * Chunks];
+  for (auto& row : sums) {
+    for (__m512& sum : row) sum = _mm512_setzero_ps();
+  }
+  const auto add_two_keys = [&](const bf16* pair_weights, int chunk, __m512i first, __m512i second) {
+    const __m512i low = _mm512_unpacklo_epi16(first, second);
+    const __m512i high = _mm512_unpackhi_epi16(first, second);
+    for (int r = 0; r < Rows; ++r) {
+      const __m512i weight = broadcast_pair(pair_weights + r * kTileKeys);
+      sums[r][2 * chunk] = dot_pairs(sums[r][2 * chunk], weight, low);
+      sums[r][2 * chunk + 1] = dot_pairs(sums[r][2 * chunk + 1], weight, high);
+    }
+  };
+  for (int group = 0; group * kKeyGroup < count; ++group) {
+    const std::int64_t keys = std::min<std::int64_t>(kKeyGroup, count - group * kKeyGroup);
+    for (std::int64_t key = 0; key < keys; key += 2) {
+      const bf16* pair_weights = weights + group * kKeyGroup + key;
+      const std::int64_t place = offset + key * head_dim;
+      for (int chunk = 0; chunk < Chunks; ++chunk) {
+        const bf16* first = values[group] + place + chunk * kLineValues;
+        if (Prefetch) {
+          prefetch_line(next[group] + place + chunk * kLineValues);
+          prefetch_line(next[group] + place + chunk * kLineValues + head_dim);
+        }
+        // The slot behind the last key was never written for this sequence: even 0 x NaN counts.
+        const __m512i second =
+            key + 1 < keys ? load_line(first + head_dim) : _mm512_setzero_si512();
+        add_two_keys(pair_weights, chunk, load_line(first), second);
+      }
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int vector = 0; vector < 2 * Chunks; ++vector) {
+      _mm512_storeu_ps(out + r * head_dim + vector * kLanes, sums[r][vector]);
+    }
+  }
+}
+
+// Folds `part` (a later tile) into `total`.
+inline void fold(Partial total, Partial part, std::int64_t rows, std::int64_t head_dim) {
+  for (std::int64_t first = 0; first < rows; first += kLanes) {
+    const __m512 old_maximum = _mm512_loadu_ps(total.maximum + first);
+    const __m512 new_maximum = _mm512_loadu_ps(part.maximum + first);
+    const __m512 maximum = _mm512_max_ps(old_maximum, new_maximum);
+    const __m512 keep = exp2_ps(_mm512_sub_ps(old_maximum, maximum));
+    const __m512 take = exp2_ps(_mm512_sub_ps(new_maximum, maximum));
+    const __m512 added = _mm512_mul_ps(take, _mm512_loadu_ps(part.sum + first));
+    _mm512_storeu_ps(total.maximum + first, maximum);
+    _mm512_storeu_ps(total.sum + first,
+                     _mm512_fmadd_ps(keep, _mm512_loadu_ps(total.sum + first), added));
+    alignas(64) float keeps[kLanes], takes[kLanes];
+    _mm512_store_ps(keeps, keep);
+    _mm512_store_ps(takes, take);
+    for (std::int64_t row = first; row < std::min(first + kLanes, rows); ++row) {
+      const __m512 old_share = _mm512_set1_ps(keeps[row - first]);
+      const __m512 new_share = _mm512_set1_ps(takes[row - first]);
+      for (std::int64_t dim = row * head_dim; dim < (row + 1) * head_dim; dim += kLanes) {
+        const __m512 scaled = _mm512_mul_ps(new_share, _mm512_loadu_ps(part.values + dim));
+        const __m512 old_values = _mm512_loadu_ps(total.values + dim);
+        _mm512_storeu_ps(total.values + dim, _mm512_fmadd_ps(old_share, old_values, scaled));
+      }
+    }
+  }
+}
+
+// One row of values / sum to bf16, dims back in order.
+inline void write_output(const float* values, float sum, std::int64_t head_dim, bf16* out) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second =
+      _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  const __m512 share = _mm512_set1_ps(1.0f / sum);
+  for (std::int64_t dim = 0; dim < head_dim; dim += 2 * kLanes) {
+    const __m512 low = _mm512_mul_ps(share, _mm512_loadu_ps(values + dim));
+    const __m512 high = _mm512_mul_ps(share, _mm512_loadu_ps(values + dim + kLanes));
+    store_bf16(out + dim, _mm512_permutex2var_ps(low, first, high));
+    store_bf16(out + dim + kLanes, _mm512_permutex2var_ps(low, second, high));
+  }
+}
+
+// Turns a head by its position: value i and i + head_dim / 2 are the two coordinates.
+inline void rotate(const float* head, const float* cosines, const float* sines,
+                   std::int64_t head_dim, bf16* out) {
+  const std::int64_t half = head_dim / 2;
+  for (std::int64_t dim = 0; dim < half; dim += kLanes) {
+    const __m512 x = _mm512_loadu_ps(head + dim), y = _mm512_loadu_ps(head + half + dim);
+    const __m512 cosine = _mm512_loadu_ps(cosines + dim), sine = _mm512_loadu_ps(sines + dim);
+    store_bf16(out + dim, _mm512_fmsub_ps(x, cosine, _mm512_mul_ps(y, sine)));
+    store_bf16(out + half + dim, _mm512_fmadd_ps(y, cosine, _mm512_mul_ps(x, sine)));
+  }
+}
+
+// What attention reads and writes in one layer. Rows of `qkv` are q, k and v heads side by side.
+struct AttentionInput {
+  const float* qkv;
+  std::int64_t qkv_stride;
+  bf16* cache;
+  const std::int64_t* positions;
+  const std::int64_t* block_table;
+  std::int64_t table_width;
+  bf16* out;  // [tokens, q_heads x head_dim]
+};
+
+class Attention {
+ public:
+  // cosines and sines are [positions, head_dim / 2].
+  Attention(CacheShape cache, std::int64_t q_heads, const float* cosines, const float* sines)
+      : cache_(cache), q_heads_(q_heads), group_(q_heads / cache.kv_heads), cosines_(cosines),
+        sines_(sines) {}
+
+  // Cuts the batch into units and tasks, once per step.
+  void plan(const std::int64_t* query_start, const std::int64_t* num_computed,
+            std::int64_t sequences, int num_threads) {
+    units_.clear();
+    const std::int64_t tokens = std::max<std::int64_t>(1, kUnitRows / group_);
+    for (std::int64_t sequence = 0; sequence < sequences; ++sequence) {
+      const std::int64_t start = query_start[sequence], end = query_start[sequence + 1];
+      for (std::int64_t token = start; token < end; token += tokens) {
+        const std::int64_t position = num_computed[sequence] + token - start;
+        units_.push_back({sequence, token, std::min(tokens, end - token), position, 0});
+      }
+    }
+    std::stable_sort(units_.begin(), units_.end(),
+                     [](const Unit& a, const Unit& b) { return a.tiles() > b.tiles(); });
+    add_tasks(num_threads);
+    reserve(num_threads);
+  }
+
+  // Rotates the key of one (token, kv head) and writes it and its value.
+  void store_kv(const AttentionInput& input, const std::int64_t* slots, std::int64_t item) const {
+    const std::int64_t token = item / cache_.kv_heads, head = item % cache_.kv_heads;
+    const std::int64_t block = slots[token] / cache_.block_size;
+    const std::int64_t offset = slots[token] % cache_.block_size;
+    const float* source = input.qkv + token * input.qkv_stride + (q_heads_ + head) * head_dim();
+    alignas(64) bf16 key[kMaxHeadDim];
+    rotate(source, input.positions[token], key);
+    bf16* plane = input.cache + cache_.plane_of(block, head);
+    for (std::int64_t pair = 0; pair < head_dim() / 2; ++pair) {
+      std::memcpy(plane + 2 * offset + pair * cache_.key_stride(), key + 2 * pair, 2 * sizeof(bf16));
+    }
+    bf16* values = plane + cache_.plane_size() + offset * head_dim();
+    source += cache_.kv_heads * head_dim();
+    for (std::int64_t dim = 0; dim < head_dim(); dim += kLanes) {
+      store_bf16(values + dim, _mm512_loadu_ps(source + dim));
+    }
+  }
+
+  // One layer; the keys and values of the step are in the cache.
+  void run(Team& team, const AttentionInput& input) {
+    const auto count = static_cast<std::int64_t>(tasks_.size());
+    team.share(count, [&](std::int64_t item, std::int64_t following) {
+      run_task(input, scratch_[team.thread()], tasks_[item],
+               following < 0 ? nullptr : &tasks_[following]);
+    });
+  }
+
+ private:
+  struct Scratch {  // of one thread
+    Buffer<bf16> queries, weights;
+    Buffer<float> scores, total, part;
+  };
+
+  std::int64_t head_dim() const { return cache_.head_dim; }
+  std::int64_t rows_of(const Unit& unit) const { return unit.tokens * group_; }
+
+  void add_tasks(int num_threads) {
+    const std::int64_t pieces = static_cast<std::int64_t>(units_.size()) * cache_.kv_heads;
+    const std::int64_t wanted = kTasksPerThread * num_threads;
+    std::int64_t tiles = 0;
+    for (const Unit& unit : units_) tiles += unit.tiles() * cache_.kv_heads;
+    const bool is_split = num_threads > 1 && pieces < wanted;
+    const std::int64_t most = is_split ? std::max<std::int64_t>(1, tiles / wanted) : tiles;
+    tasks_.clear();
+    for (std::int32_t head = 0; head < cache_.kv_heads; ++head) {
+      for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+        const std::int64_t end = units_[unit].tiles();
+        for (std::int64_t tile = 0; tile < end; tile += most) {
+          tasks_.push_back({static_cast<std::int32_t>(unit), head, static_cast<std::int32_t>(tile),
+                            static_cast<std::int32_t>(std::min(tile + most, end))});
+        }
+      }
+    }
+    partial_floats_ = 0;
+    if (!is_split) return;
+    for (Unit& unit : units_) {
+      unit.partials = partial_floats_;
+      partial_floats_ +=
+          cache_.kv_heads * unit.tiles() * Partial::size(rows_of(unit), head_dim());
+    }
+  }
+
+  void reserve(int num_threads) {
+    const std::int64_t rows = std::max<std::int64_t>(kUnitRows, group_);
+    scratch_.resize(num_threads);
+    for (Scratch& scratch : scratch_) {
+      scratch.queries.reserve(rows * head_dim());
+      scratch.weights.reserve(rows * kTileKeys);
+      scratch.scores.reserve(rows * kTileKeys);
+      scratch.total.reserve(Partial::size(rows, head_dim()));
+      scratch.part.reserve(Partial::size(rows, head_dim()));
+    }
+    partials_.reserve(partial_floats_);
+    const std::size_t pieces = units_.size() * cache_.kv_heads;
+    if (partial_floats_ > 0 && pieces > num_counters_) {
+      tiles_done_ = std::make_unique<std::atomic<std::int64_t>[]>(pieces);
+      for (std::size_t piece = 0; piece < pieces; ++piece) tiles_done_[piece].store(0);
+      num_counters_ = pieces;
+    }
+  }
+
+  void run_task(const AttentionInput& input, Scratch& scratch, const Task& task,
+                const Task* next_task) {
+    const Unit& unit = units_[task.unit];
+    const std::int64_t rows = rows_of(unit);
+    const bool is_whole = task.last_tile - task.first_tile == unit.tiles();
+    const Partial total = Partial::at(scratch.total.data(), rows);
+    const Partial part = Partial::at(scratch.part.data(), rows);
+    load_queries(input, unit, task.head, scratch.queries.data());
+    TileAddress here = locate(input, unit, task.head, task.first_tile);
+    for (std::int64_t tile = task.first_tile; tile < task.last_tile; ++tile) {
+      TileAddress next = here;
+      if (tile + 1 < task.last_tile) {
+        next = locate(input, unit, task.head, tile + 1);
+      } else if (next_task != nullptr) {
+        next = locate(input, units_[next_task->unit], next_task->head, next_task->first_tile);
+      }
+      if (!is_whole) {
+        run_tile(unit, tile, here, next, scratch, split_partial(unit, task.head, tile));
+      } else if (tile == 0) {
+        run_tile(unit, tile, here, next, scratch, total);
+      } else {
+        run_tile(unit, tile, here, next, scratch, part);
+        fold(total, part, rows, head_dim());
+      }
+      here = next;
+    }
+    if (is_whole) {
+      write_unit(input, unit, task.head, total);
+    } else {
+      finish_split(input, task);
+    }
+  }
+
+  Partial split_partial(const Unit& unit, std::int64_t head, std::int64_t tile) {
+    const std::int64_t rows = rows_of(unit);
+    const std::int64_t number = head * unit.tiles() + tile;
+    return Partial::at(partials_.data() + unit.partials + number * Partial::size(rows, head_dim()),
+                       rows);
+  }
+
+  // Whoever finishes the last piece of a unit folds its tiles, in the order of an unsplit unit.
+  void finish_split(const AttentionInput& input, const Task& task) {
+    const Unit& unit = units_[task.unit];
+    std::atomic<std::int64_t>& counter = tiles_done_[task.unit * cache_.kv_heads + task.head];
+    const std::int64_t mine = task.last_tile - task.first_tile;
+    if (counter.fetch_add(mine, std::memory_order_acq_rel) + mine < unit.tiles()) return;
+    counter.store(0, std::memory_order_relaxed);  // for the next layer, behind a barrier
+    const Partial total = split_partial(unit, task.head, 0);
+    for (std::int64_t tile = 1; tile < unit.tiles(); ++tile) {
+      fold(total, split_partial(unit, task.head, tile), rows_of(unit), head_dim());
+    }
+    write_unit(input, unit, task.head, total);
+  }
+
+  void rotate(const float* head, std::int64_t position, bf16* out) const {
+    stoker::rotate(head, cosines_ + position * (head_dim() / 2),
+                   sines_ + position * (head_dim() / 2), head_dim(), out);
+  }
+
+  void load_queries(const AttentionInput& input, const Unit& unit, std::int64_t head,
+                    bf16* queries) const {
+    for (std::int64_t token = unit.token; token < unit.token + unit.tokens; ++token) {
+      const float* source = input.qkv + token * input.qkv_stride + head * group_ * head_dim();
+      for (std::int64_t member = 0; member < group_; ++member, queries += head_dim()) {
+        rotate(source + member * head_dim(), input.positions[token], queries);
+      }
+    }
+  }
+
+  TileAddress locate(const AttentionInput& input, const Unit& unit, std::int64_t head,
+                     std::int64_t tile) const {
+    const std::int64_t* table = input.block_table + unit.sequence * input.table_width;
+    const std::int64_t last = (unit.keys() - 1) / kKeyGroup;
+    TileAddress address;
+    for (std::int64_t group = 0; group < kTileGroups; ++group) {
+      const std::int64_t key = std::min(tile * kTileGroups + group, last) * kKeyGroup;
+      const std::int64_t block = table[key / cache_.block_size], offset = key % cache_.block_size;
+      const bf16* plane = input.cache + cache_.plane_of(block, head);
+      address.keys[group] = plane + 2 * offset;
+      address.values[group] = plane + cache_.plane_size() + offset * head_dim();
+    }
+    return address;
+  }
+
+  void run_tile(const Unit& unit, std::int64_t tile, const TileAddress& address,
+                const TileAddress& next, Scratch& scratch, Partial out) const {
+    const std::int64_t rows = rows_of(unit), first_key = tile * kTileKeys;
+    const std::int64_t count = std::min<std::int64_t>(kTileKeys, unit.keys() - first_key);
+    const int groups = static_cast<int>((count + kKeyGroup - 1) / kKeyGroup);
+    std::memset(out.maximum, 0, 2 * Partial::padded(rows) * sizeof(float));  // padding included
+    for (std::int64_t row = 0; row < rows; row += kPassRows) {
+      const int pass = static_cast<int>(std::min<std::int64_t>(kPassRows, rows - row));
+      score_rows(pass, rows <= kPassRows, groups, scratch.queries.data() + row * head_dim(), address,
+                 next, scratch.scores.data() + row * kTileKeys);
+    }
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const std::int64_t visible = unit.position + row / group_ + 1 - first_key;
+      soften(scratch.scores.data() + row * kTileKeys, visible, groups,
+             scratch.weights.data() + row * kTileKeys, out.maximum + row, out.sum + row);
+    }
+    for (std::int64_t row = 0; row < rows; row += kPassRows) {
+      const int pass = static_cast<int>(std::min<std::int64_t>(kPassRows, rows - row));
+      weigh_rows(pass, rows <= kPassRows, count, scratch.weights.data() + row * kTileKeys, address,
+                 next, out.values + row * head_dim());
+    }
+  }
+
+  // Dispatches to the template of `rows` rows. A unit of one pass reads its keys once, from memory.
+  void score_rows(int rows, bool prefetch, int groups, const bf16* queries,
+                  const TileAddress& address, const TileAddress& next, float* scores) const {
+    const float scale = kLog2E / std::sqrt(static_cast<float>(head_dim()));
+    for (int group = 0; group < groups; group += kTileGroups / 2) {
+      with_rows(rows, prefetch, [&](auto count, auto ahead) {
+        score_keys<count.value, ahead.value>(queries, head_dim(), address.keys + group,
+                                             next.keys + group, cache_.key_stride(), scale,
+                                             scores + group * kKeyGroup);
+      });
+    }
+  }
+
+  void weigh_rows(int rows, bool prefetch, std::int64_t count, const bf16* weights,
+                  const TileAddress& address, const TileAddress& next, float* out) const {
+    with_rows(rows, prefetch, [&](auto pass, auto ahead) {
+      std::int64_t dim = 0;
+      for (; dim + 64 <= head_dim(); dim += 64) {
+        weigh_values<pass.value, 2, ahead.value>(weights, address.values, next.values, dim,
+                                                 head_dim(), count, out + dim);
+      }
+      if (dim < head_dim()) {
+        weigh_values<pass.value, 1, ahead.value>(weights, address.values, next.values, dim,
+                                                 head_dim(), count, out + dim);
+      }
+    });
+  }
+
+  template <class Function>
+  static void with_rows(int rows, bool prefetch, const Function& function) {
+    const auto call = [&](auto count) {
+      if (prefetch) {
+        function(count, std::true_type{});
+      } else {
+        function(count, std::false_type{});
+      }
+    };
+    switch (rows) {
+      case 1: return call(std::integral_constant<int, 1>{});
+      case 2: return call(std::integral_constant<int, 2>{});
+      case 3: return call(std::integral_constant<int, 3>{});
+      case 4: return call(std::integral_constant<int, 4>{});
+      case 5: return call(std::integral_constant<int, 5>{});
+      default: return call(std::integral_constant<int, kPassRows>{});
+    }
+  }
+
+  void write_unit(const AttentionInput& input, const Unit& unit, std::int64_t head,
+                  Partial total) const {
+    for (std::int64_t row = 0; row < rows_of(unit); ++row) {
+      const std::int64_t token = unit.token + row / group_;
+      const std::int64_t q_head = head * group_ + row % group_;
+      write_output(total.values + row * head_dim(), total.sum[row], head_dim(),
+                   input.out + (token * q_heads_ + q_head) * head_dim());
+    }
+  }
+
+  CacheShape cache_;
+  std::int64_t q_heads_, group_;
+  const float* cosines_;
+  const float* sines_;
+  std::vector<Unit> units_;
+  std::vector<Task> tasks_;
+  std::vector<Scratch> scratch_;
+  Buffer<float> partials_;
+  std::int64_t partial_floats_ = 0;  // 0: no context is split in this step
+  std::unique_ptr<std::atomic<std::int64_t>[]> tiles_done_;  // of each (unit, head), when split
+  std::size_t num_counters_ = 0;
+};
+
+}  // namespace stoker

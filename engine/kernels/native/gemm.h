@@ -1,0 +1,266 @@
+// Matrix products of bf16 activations with weights packed once, accumulated in float32.
+//
+// A panel holds 48 output columns: for each pair of inputs, 48 columns x 2 values (three cache
+// lines). Every sum runs over the inputs in order, whatever the number of rows or threads, so a row
+// has the same result in any batch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "thread_pool.h"
+#include "vector_math.h"
+
+namespace stoker {
+
+constexpr int kPanel = 48;
+constexpr int kVectors = kPanel / kLanes;
+constexpr int kTileRows = 8;                      // 8 x 3 accumulators of 32 registers
+constexpr int kPairLine = 2 * kPanel;             // bf16 values of one pair in a panel
+constexpr int kGated = kPanel / 2;                // outputs of a panel with gate and up columns
+constexpr std::int64_t kPrefetchBytes = 3 * 1024;  // how far a stream of weights is read ahead
+
+enum class Columns { kPlain, kGateUp };
+
+struct PackedMatrix {
+  const bf16* data;   // [panels][pairs][48][2]
+  const float* bias;  // [panels x 48] in packed order, or null
+  std::int64_t panels;
+  std::int64_t pairs;
+  std::int64_t outputs;  // columns of the result: for kGateUp the gated ones
+
+  const bf16* panel(std::int64_t index) const { return data + index * pairs * kPairLine; }
+};
+
+// Row of the plain [out, in] weight that column `column` of a panel holds, or -1 for padding.
+//
+// A gate_up panel has 24 gate and 24 up columns, placed so that the two meet lane by lane: gate
+// 0..15, up 0..15, then gate 16..23 and up 16..23 in the halves of one vector.
+inline std::int64_t source_row(Columns order, std::int64_t outputs, std::int64_t panel, int column) {
+  if (order == Columns::kPlain) {
+    const std::int64_t row = panel * kPanel + column;
+    return row < outputs ? row : -1;
+  }
+  const int vector = column / kLanes, lane = column % kLanes;
+  const bool is_up = vector == 1 || (vector == 2 && lane >= 8);
+  const std::int64_t row = panel * kGated + (vector == 2 ? 16 + lane % 8 : lane);
+  if (row >= outputs) return -1;
+  return is_up ? outputs + row : row;
+}
+
+// Packs one panel of a row-major weight [out, inputs], inputs >= 2. An odd last input gets a zero
+// partner.
+inline void pack_panel(const bf16* weight, std::int64_t inputs, Columns order,
+                       std::int64_t outputs, std::int64_t panel, bf16* target) {
+  const bf16* base = weight + source_row(order, outputs, panel, 0) * inputs;
+  for (int vector = 0; vector < kVectors; ++vector) {
+    alignas(kCacheLine) std::int32_t offsets[kLanes] = {};  // bytes from `base` to each column
+    __mmask16 lanes = 0;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const std::int64_t row = source_row(order, outputs, panel, vector * kLanes + lane);
+      if (row < 0) continue;
+      lanes = static_cast<__mmask16>(lanes | 1u << lane);
+      offsets[lane] = static_cast<std::int32_t>(sizeof(bf16) * (weight + row * inputs - base));
+    }
+    const __m512i columns = _mm512_load_si512(offsets);
+    const auto gather = [&](std::int64_t input) {
+      return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), lanes, columns, base + input, 1);
+    };
+    bf16* line = target + vector * 2 * kLanes;
+    std::int64_t input = 0;
+    for (; input + 2 <= inputs; input += 2, line += kPairLine) {
+      _mm512_storeu_si512(line, gather(input));
+    }
+    if (input < inputs) _mm512_storeu_si512(line, _mm512_srli_epi32(gather(input - 1), 16));
+  }
+}
+
+// A row of one panel's sums goes to an epilogue: operator()(row, panel, sums[3]).
+
+inline __m512 with_bias(const PackedMatrix& weight, std::int64_t panel, int vector, __m512 sum) {
+  if (weight.bias == nullptr) return sum;
+  return _mm512_add_ps(sum, _mm512_loadu_ps(weight.bias + panel * kPanel + vector * kLanes));
+}
+
+struct StoreFloat {
+  const PackedMatrix& weight;
+  float* out;  // [rows, outputs]
+
+  void operator()(std::int64_t row, std::int64_t panel, const __m512 (&sums)[kVectors]) const {
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const std::int64_t column = panel * kPanel + vector * kLanes;
+      _mm512_mask_storeu_ps(out + row * weight.outputs + column,
+                            first_lanes(weight.outputs - column),
+                            with_bias(weight, panel, vector, sums[vector]));
+    }
+  }
+};
+
+struct AddToResidual {
+  const PackedMatrix& weight;
+  float* residual;  // [rows, outputs]
+
+  void operator()(std::int64_t row, std::int64_t panel, const __m512 (&sums)[kVectors]) const {
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const std::int64_t column = panel * kPanel + vector * kLanes;
+      const __mmask16 lanes = first_lanes(weight.outputs - column);
+      float* target = residual + row * weight.outputs + column;
+      const __m512 before = _mm512_maskz_loadu_ps(lanes, target);
+      const __m512 sum = with_bias(weight, panel, vector, sums[vector]);
+      _mm512_mask_storeu_ps(target, lanes, _mm512_add_ps(before, sum));
+    }
+  }
+};
+
+struct GateToBf16 {
+  const PackedMatrix& weight;
+  bf16* out;  // [rows, stride]; columns behind the last output become zero
+  std::int64_t stride;
+
+  void operator()(std::int64_t row, std::int64_t panel, const __m512 (&sums)[kVectors]) const {
+    const __m512 gate = with_bias(weight, panel, 0, sums[0]);
+    const __m512 up = with_bias(weight, panel, 1, sums[1]);
+    const __m512 both = with_bias(weight, panel, 2, sums[2]);  // 8 gates, then their 8 ups
+    const __m512 upper = _mm512_shuffle_f32x4(both, both, 0b1110);
+    bf16* target = out + row * stride + panel * kGated;
+    const std::int64_t room = stride - panel * kGated;
+    store(target, room, _mm512_mul_ps(silu(gate), up));
+    store(target + kLanes, room < kGated ? room - kLanes : kGated - kLanes,
+          _mm512_mul_ps(silu(both), upper));
+  }
+
+  static void store(bf16* target, std::int64_t count, __m512 values) {
+    _mm256_mask_storeu_epi16(target, first_lanes(count), narrow(values));
+  }
+};
+
+// `Lines` cache lines are prefetched per pair of inputs: three of this panel's own stream for a
+// product that meets each weight once, else one or two of the next panel's.
+template <int Rows, int Lines, class Epilogue>
+void multiply_tile(const bf16* rows, std::int64_t stride, const PackedMatrix& weight,
+                   std::int64_t panel, std::uintptr_t ahead, std::int64_t row,
+                   const Epilogue& epilogue) {
+  __m512 sums[Rows][kVectors];
+  for (auto& row_sums : sums) {
+    for (__m512& sum : row_sums) sum = _mm512_setzero_ps();
+  }
+  const bf16* line = weight.panel(panel);
+  for (std::int64_t pair = 0; pair < weight.pairs; ++pair, line += kPairLine) {
+    for (int count = 0; count < Lines; ++count, ahead += kCacheLine) {
+      if (Lines == kVectors) {
+        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
+      } else {
+        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
+      }
+    }
+    const __m512i columns[kVectors] = {load_line(line), load_line(line + 32), load_line(line + 64)};
+    for (int r = 0; r < Rows; ++r) {
+      const __m512i value = broadcast_pair(rows + r * stride + 2 * pair);
+      for (int vector = 0; vector < kVectors; ++vector) {
+        sums[r][vector] = dot_pairs(sums[r][vector], value, columns[vector]);
+      }
+    }
+  }
+  for (int r = 0; r < Rows; ++r) epilogue(row + r, panel, sums[r]);
+}
+
+template <int Lines, class... Arguments>
+void multiply_rows(int count, const Arguments&... arguments) {
+  switch (count) {
+    case 1: return multiply_tile<1, Lines>(arguments...);
+    case 2: return multiply_tile<2, Lines>(arguments...);
+    case 3: return multiply_tile<3, Lines>(arguments...);
+    case 4: return multiply_tile<4, Lines>(arguments...);
+    case 5: return multiply_tile<5, Lines>(arguments...);
+    case 6: return multiply_tile<6, Lines>(arguments...);
+    case 7: return multiply_tile<7, Lines>(arguments...);
+    default: return multiply_tile<kTileRows, Lines>(arguments...);
+  }
+}
+
+constexpr std::int64_t kRowBlock = 64;      // rows that one visit of a panel covers
+#ifndef PPT
+#define PPT 8
+#endif
+constexpr std::int64_t kPiecesPerThread = PPT;  // at most; small pieces even out lost time
+
+// How a product is cut into items: pieces of the panels for each block of rows.
+struct Cut {
+  std::int64_t panels, pieces, blocks, rows;
+
+  Cut(std::int64_t num_rows, std::int64_t num_panels, int num_threads)
+      : panels(num_panels), blocks((num_rows + kRowBlock - 1) / kRowBlock), rows(num_rows) {
+    const std::int64_t most = blocks > 1 ? panels : kPiecesPerThread * num_threads;
+    pieces = std::min(panels, most);
+    for (std::int64_t even = most; even > num_threads; even -= num_threads) {
+      if (panels % even == 0) {  // equal pieces, and equally many for all threads
+        pieces = even;
+        return;
+      }
+    }
+  }
+
+  std::int64_t items() const { return pieces * blocks; }
+  Span panels_of(std::int64_t item) const { return span_of(panels, item / blocks, pieces); }
+  Span rows_of(std::int64_t item) const {
+    const std::int64_t first = item % blocks * kRowBlock;
+    return {first, std::min(first + kRowBlock, rows)};
+  }
+};
+
+inline void prefetch_start(const PackedMatrix& weight, std::int64_t panel) {
+  const auto* start = reinterpret_cast<const char*>(weight.panel(panel));
+  for (std::int64_t offset = 0; offset < kPrefetchBytes; offset += kCacheLine) {
+    _mm_prefetch(start + offset, _MM_HINT_T0);
+  }
+}
+
+// Rows `rows` of one panel; those of panel `next` are read ahead.
+template <class Epilogue>
+void multiply_panel(const bf16* activations, std::int64_t stride, Span rows,
+                    const PackedMatrix& weight, std::int64_t panel, std::int64_t next,
+                    const Epilogue& epilogue) {
+  const std::int64_t tiles = (rows.end - rows.begin + kTileRows - 1) / kTileRows;
+  // Addresses, not pointers: a stream is read ahead beyond its end.
+  auto ahead = reinterpret_cast<std::uintptr_t>(weight.panel(tiles == 1 ? panel : next));
+  if (tiles == 1) ahead += kPrefetchBytes;
+  const int lines = tiles == 1 ? 3 : tiles == 2 ? 2 : 1;
+  std::int64_t prefetches = tiles == 1 ? 1 : next == panel ? 0 : kVectors / lines + kVectors % lines;
+  for (std::int64_t row = rows.begin; row < rows.end; row += kTileRows, --prefetches) {
+    const int count = static_cast<int>(std::min<std::int64_t>(kTileRows, rows.end - row));
+    const bf16* source = activations + row * stride;
+    switch (prefetches > 0 ? lines : 0) {
+      case 3: multiply_rows<3>(count, source, stride, weight, panel, ahead, row, epilogue); break;
+      case 2: multiply_rows<2>(count, source, stride, weight, panel, ahead, row, epilogue); break;
+      case 1: multiply_rows<1>(count, source, stride, weight, panel, ahead, row, epilogue); break;
+      default: multiply_rows<0>(count, source, stride, weight, panel, ahead, row, epilogue);
+    }
+    ahead += lines * weight.pairs * kCacheLine;
+  }
+}
+
+// epilogue(activations x weight), shared by the team. `activations` is [num_rows, stride] bf16.
+template <class Epilogue>
+void multiply(Team& team, const bf16* activations, std::int64_t stride, std::int64_t num_rows,
+              const PackedMatrix& weight, const Epilogue& epilogue) {
+  const Cut cut(num_rows, weight.panels, team.size());
+  team.share(cut.items(), [&](std::int64_t item, std::int64_t following) {
+    const Span panels = cut.panels_of(item), rows = cut.rows_of(item);
+    for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
+      std::int64_t next = panel + 1;
+      if (next == panels.end) {
+        next = following < 0 ? panel : cut.panels_of(following).begin;
+        if (next != panel && num_rows <= kTileRows) prefetch_start(weight, next);
+      }
+      multiply_panel(activations, stride, rows, weight, panel, next, epilogue);
+    }
+  });
+}
+
+// Reads the likely beginning of this thread's part while it waits for the phase before.
+inline void prefetch_part(const Team& team, std::int64_t num_rows, const PackedMatrix& weight) {
+  const Cut cut(num_rows, weight.panels, team.size());
+  prefetch_start(weight, cut.panels_of(std::min<std::int64_t>(team.thread(), cut.items() - 1)).begin);
+}
+
+}  // namespace stoker

@@ -1,0 +1,94 @@
+"""ctypes view of the built library: the structs of step.cpp, field by field, and its functions."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+
+class Shape(Structure):
+    """Sizes of the model; biases are 0 or 1."""
+
+    _fields_ = (
+        ("num_layers", c_int64),
+        ("hidden", c_int64),
+        ("inner", c_int64),
+        ("q_heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("vocab", c_int64),
+        ("num_positions", c_int64),
+        ("block_size", c_int64),
+        ("num_threads", c_int64),
+        ("attention_bias", c_int64),
+        ("mlp_bias", c_int64),
+        ("eps", c_double),
+    )
+
+
+class LayerTensors(Structure):
+    """Addresses of one layer's bf16 parameters; a bias may be null."""
+
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("qkv", c_void_p),
+        ("qkv_bias", c_void_p),
+        ("output", c_void_p),
+        ("output_bias", c_void_p),
+        ("post_norm", c_void_p),
+        ("gate_up", c_void_p),
+        ("gate_up_bias", c_void_p),
+        ("down", c_void_p),
+        ("down_bias", c_void_p),
+    )
+
+
+class ModelTensors(Structure):
+    """Everything outside the layers. `embedding`, `cosines` and `sines` must outlive the model."""
+
+    _fields_ = (
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("lm_head", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+    )
+
+
+class Batch(Structure):
+    """Addresses of a StepBatch's arrays and of the layers' caches."""
+
+    _fields_ = (
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("query_start", c_void_p),
+        ("num_computed", c_void_p),
+        ("block_table", c_void_p),
+        ("logits_rows", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_sequences", c_int64),
+        ("table_width", c_int64),
+        ("num_logits", c_int64),
+        ("cache", c_void_p),
+        ("num_blocks", c_int64),
+    )
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load the library and declare its functions; calls release the interpreter lock."""
+    library = ctypes.CDLL(str(path))
+    _declare(library, "create", c_void_p, POINTER(Shape))
+    _declare(library, "destroy", None, c_void_p)
+    _declare(library, "load_layer", None, c_void_p, c_int64, POINTER(LayerTensors))
+    _declare(library, "load_ends", c_int32, c_void_p, POINTER(ModelTensors))
+    _declare(library, "weight_bytes", c_int64, c_void_p)
+    _declare(library, "forward", c_int32, c_void_p, POINTER(Batch), POINTER(c_float))
+    return library
+
+
+def _declare(library: ctypes.CDLL, name: str, result: object, *arguments: object) -> None:
+    function = getattr(library, f"stoker_model_{name}")
+    function.restype = result
+    function.argtypes = arguments

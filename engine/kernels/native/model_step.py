@@ -1,0 +1,151 @@
+"""NativeModelStep: a Llama-type decoder whose whole step is one C++ call.
+
+KV layout of a layer: for each (block, kv head) the keys as [dim pairs][block_size][2], then the
+values as [block_size][head_dim]; step.cpp owns the details.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kernels.kernel_set import KVCache
+from engine.kernels.native.library import Batch, LayerTensors, ModelTensors, Shape
+from engine.kernels.step_batch import StepBatch
+from engine.kv_sizing import KVCacheSpec
+
+_OUT_OF_MEMORY = 1
+_REFUSALS = {  # the other values of Status in step.cpp
+    2: "a token id is outside the vocabulary of {vocab}",
+    3: "a position is outside the {num_positions} positions of the model",
+    4: "a slot is outside the cache of {num_blocks} blocks",
+    5: "query_start_loc does not ascend from 0 to the number of tokens",
+    6: "a block table is too short or names a block outside the cache of {num_blocks} blocks",
+    7: "a logits row is outside the batch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKernels:
+    """The loaded library and how many threads its models use."""
+
+    library: ctypes.CDLL
+    num_threads: int
+    name: str = "native"
+
+
+class NativeModelStep:
+    """Owns the C++ model. Load each layer, then the ends; after that it runs steps."""
+
+    def __init__(self, kernels: NativeKernels, shape: Shape, spec: KVCacheSpec) -> None:
+        self._library = kernels.library
+        self._shape = shape
+        self._spec = spec
+        self._kept: tuple[Tensor, ...] = ()
+        self._handle = self._library.stoker_model_create(ctypes.byref(shape))
+        if not self._handle:
+            raise MemoryError("no memory or no threads for the packed weights")
+        self._finalizer = weakref.finalize(
+            self, self._library.stoker_model_destroy, ctypes.c_void_p(self._handle)
+        )
+
+    def close(self) -> None:
+        """Free the weights and end the threads; no step may follow."""
+        self._finalizer()
+        self._kept = ()
+
+    def load_layer(self, number: int, **tensors: Tensor | None) -> None:
+        """Pack one layer; the names are the fields of LayerTensors. The tensors may go then."""
+        addresses = {name: _bf16_address(tensor) for name, tensor in tensors.items()}
+        layer = LayerTensors(**addresses)
+        self._library.stoker_model_load_layer(self._open_handle(), number, ctypes.byref(layer))
+
+    def load_ends(
+        self, embedding: Tensor, final_norm: Tensor, lm_head: Tensor, cosines: Tensor, sines: Tensor
+    ) -> None:
+        """Pack norm and head, keep the rest; float32 cosines, sines [positions, head_dim / 2]."""
+        self._kept = (embedding, cosines, sines)
+        ends = ModelTensors(
+            embedding=_bf16_address(embedding),
+            final_norm=_bf16_address(final_norm),
+            lm_head=_bf16_address(lm_head),
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
+        )
+        if self._library.stoker_model_load_ends(self._open_handle(), ctypes.byref(ends)):
+            raise MemoryError("no memory for the model")
+
+    @property
+    def weight_bytes(self) -> int:
+        """Packed weights and the embedding, which is read row by row."""
+        packed: int = self._library.stoker_model_weight_bytes(self._open_handle())
+        return packed + self._kept[0].nbytes
+
+    def create_kv_cache(self, num_blocks: int) -> KVCache:
+        """Zeroed tensors whose pages come from the system on first use."""
+        spec = self._spec
+        shape = (num_blocks, spec.num_kv_heads, 2, spec.block_size * spec.head_dim)
+        return [
+            torch.from_numpy(np.zeros(math.prod(shape), dtype=np.int16))
+            .view(torch.bfloat16)
+            .view(shape)
+            for _ in range(spec.num_layers)
+        ]
+
+    def forward(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """Float32 logits [R, vocabulary] of the rows that ask for them."""
+        logits = torch.empty(len(batch.logits_rows), self._shape.vocab)
+        arrays = [
+            np.ascontiguousarray(array, dtype=np.int64)
+            for array in (
+                batch.token_ids,
+                batch.positions,
+                batch.slot_mapping,
+                batch.query_start_loc,
+                batch.num_computed,
+                batch.block_table,
+                batch.logits_rows,
+            )
+        ]
+        layers = (ctypes.c_void_p * len(kv_cache))(*[layer.data_ptr() for layer in kv_cache])
+        step = Batch(
+            *[array.ctypes.data for array in arrays],
+            num_tokens=len(batch.token_ids),
+            num_sequences=len(batch.num_computed),
+            table_width=batch.block_table.shape[1],
+            num_logits=len(batch.logits_rows),
+            cache=ctypes.addressof(layers),
+            num_blocks=len(kv_cache[0]),
+        )
+        target = ctypes.cast(logits.data_ptr(), ctypes.POINTER(ctypes.c_float))
+        status = self._library.stoker_model_forward(self._open_handle(), ctypes.byref(step), target)
+        if status:
+            raise self._error(status, step.num_blocks)
+        return logits
+
+    def _open_handle(self) -> int:
+        assert self._finalizer.alive, "the model is closed"
+        return int(self._handle)
+
+    def _error(self, status: int, num_blocks: int) -> Exception:
+        if status == _OUT_OF_MEMORY:
+            return MemoryError("no memory for the activations of a step")
+        shape = self._shape
+        reason = _REFUSALS[status].format(
+            vocab=shape.vocab, num_positions=shape.num_positions, num_blocks=num_blocks
+        )
+        return IndexError(f"Step refused: {reason}.")
+
+
+def _bf16_address(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.dtype == torch.bfloat16, tensor.dtype
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()

@@ -1,0 +1,73 @@
+"""Chooses the kernel set: what `--attention-backend` asks for, and what can run on this device."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from dataclasses import dataclass
+
+from engine.config import DeviceConfig
+from engine.env import cpu_flags
+from engine.errors import ConfigError
+from engine.kernels.kernel_set import KernelSet, create_kernel_set
+from engine.kernels.native.build import BuildError, build_library
+from engine.kernels.native.library import open_library
+from engine.kernels.native.model_step import NativeKernels
+from engine.kv_sizing import KVCacheSpec
+from engine.logger import get_logger
+
+logger = get_logger(__name__)
+
+_KEY_GROUP = 16  # tokens that one vector of keys holds
+_MAX_HEAD_DIM = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedKernels:
+    """The set to use, and the names (best first) of all that could have been used."""
+
+    kernels: KernelSet | NativeKernels
+    candidates: list[str]
+
+
+def select_kernels(
+    device: DeviceConfig, spec: KVCacheSpec, model_sets: list[str], num_threads: int
+) -> SelectedKernels:
+    """`model_sets` are the sets that the model's architecture has code for.
+
+    Raises ConfigError when `native` is asked for and impossible; `auto` falls back and logs why.
+    """
+    asked = device.attention_backend
+    if asked == "reference":
+        return SelectedKernels(create_kernel_set("reference"), ["REFERENCE"])
+    obstacle = _obstacle(device, spec, model_sets)
+    level = logging.INFO
+    if obstacle is None:
+        try:
+            kernels = NativeKernels(open_library(build_library()), num_threads)
+            return SelectedKernels(kernels, ["NATIVE", "REFERENCE"])
+        except (BuildError, OSError) as error:
+            obstacle, level = str(error), logging.WARNING  # slower than it could be
+    if asked == "native":
+        raise ConfigError(
+            f"--attention-backend native cannot be used: {obstacle}. Use auto or reference."
+        )
+    logger.log(level, "Native CPU kernels are not used: %s.", obstacle)
+    return SelectedKernels(create_kernel_set("reference"), ["REFERENCE"])
+
+
+def _obstacle(device: DeviceConfig, spec: KVCacheSpec, model_sets: list[str]) -> str | None:
+    """Why the native set cannot run this model here, apart from the build."""
+    if device.device != "cpu":
+        return f"they run on a CPU, and the device is {device.device}"
+    if device.dtype != "bfloat16":
+        return f"they compute in bfloat16, and the dtype is {device.dtype}"
+    if "native" not in model_sets:
+        return "they have no code for this architecture"
+    if spec.block_size % _KEY_GROUP:
+        return f"they need a block size that {_KEY_GROUP} divides, not {spec.block_size}"
+    if spec.head_dim % (2 * _KEY_GROUP) or spec.head_dim > _MAX_HEAD_DIM:
+        return f"they need a head_dim that 32 divides (up to 512), not {spec.head_dim}"
+    if platform.machine() != "x86_64" or "avx512_bf16" not in cpu_flags():
+        return "this CPU has no AVX512-BF16 instructions"
+    return None

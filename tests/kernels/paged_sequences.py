@@ -1,0 +1,78 @@
+"""Sequences in random blocks of one cache, computed by a ModelStep in any pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kernels.kernel_set import ModelStep
+from engine.kernels.step_batch import StepBatch
+
+Spans = list[tuple[int, int]]
+"""Tokens start..end of each sequence; start == end leaves a sequence out."""
+
+
+class PagedSequences:
+    """`fill` is what unused slots of the cache hold."""
+
+    def __init__(
+        self, model: ModelStep, prompts: list[list[int]], block_size: int, fill: float = 0.0
+    ) -> None:
+        width = -(-max(len(prompt) for prompt in prompts) // block_size)
+        count = len(prompts) * width
+        self._model = model
+        self._prompts = prompts
+        self._block_size = block_size
+        self._table = np.random.default_rng(3).permutation(count).reshape(-1, width) + 1
+        self.cache = model.create_kv_cache(count + 1)
+        if fill:
+            for layer in self.cache:
+                layer.fill_(fill)
+
+    def batch(self, spans: Spans) -> StepBatch:
+        """All tokens of the step get logits."""
+        used = [number for number, (start, end) in enumerate(spans) if end > start]
+        positions = [np.arange(*spans[number]) for number in used]
+        tokens = [np.array(self._prompts[n][slice(*spans[n])], dtype=np.int64) for n in used]
+        slots = [
+            self._table[n][p // self._block_size] * self._block_size + p % self._block_size
+            for n, p in zip(used, positions, strict=True)
+        ]
+        lengths = [len(p) for p in positions]
+        return StepBatch(
+            token_ids=np.concatenate(tokens),
+            positions=np.concatenate(positions),
+            slot_mapping=np.concatenate(slots),
+            query_start_loc=np.concatenate(([0], np.cumsum(lengths))),
+            num_computed=np.array([spans[n][0] for n in used]),
+            block_table=self._table[used],
+            logits_rows=np.arange(sum(lengths)),
+        )
+
+    def step(self, spans: Spans) -> list[Tensor]:
+        """Logits of each sequence's tokens in this step; none for those left out."""
+        logits = self._model.forward(self.batch(spans), self.cache)
+        return list(torch.split(logits, [end - start for start, end in spans]))
+
+    def run(self, steps: list[list[int]]) -> list[Tensor]:
+        """`steps[i][n]` tokens of sequence n in step i; logits of all tokens, per sequence."""
+        parts: list[list[Tensor]] = [[] for _ in self._prompts]
+        done = [0] * len(self._prompts)
+        for counts in steps:
+            ends = [start + count for start, count in zip(done, counts, strict=True)]
+            rows = self.step(list(zip(done, ends, strict=True)))
+            for part, row in zip(parts, rows, strict=True):
+                part.append(row)
+            done = ends
+        assert done == [len(prompt) for prompt in self._prompts]
+        return [torch.cat(part) for part in parts]
+
+
+def in_chunks(prompts: list[list[int]], chunk: int) -> list[list[int]]:
+    """Steps of up to `chunk` tokens of every sequence."""
+    longest = max(len(prompt) for prompt in prompts)
+    return [
+        [max(0, min(chunk, len(prompt) - start)) for prompt in prompts]
+        for start in range(0, longest, chunk)
+    ]

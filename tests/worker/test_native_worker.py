@@ -1,0 +1,111 @@
+"""The worker on the native kernel set: start-up, threads, batches, and the real default model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from engine.errors import ConfigError
+from engine.kernels.kernel_set import ModelStep
+from engine.worker.uniproc_executor import UniProcExecutor
+from engine.worker.worker import Worker
+from tests.default_model import default_model_folder
+from tests.kernels.native_models import native_library
+from tests.kernels.paged_sequences import PagedSequences
+from tests.tiny_model import write_tiny_llama
+from tests.worker.driver import Driver, engine_config
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    native_library()
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("models") / "tiny"
+    return write_tiny_llama(target, hidden_size=128)
+
+
+def start(folder: Path, dtype: str = "bfloat16", backend: str = "auto") -> UniProcExecutor:
+    executor = UniProcExecutor(engine_config(folder, dtype=dtype, attention_backend=backend))
+    executor.load_model()
+    assert executor.determine_available_memory() > 0
+    executor.initialize_kv_cache(400)
+    return executor
+
+
+def test_the_log_names_the_set_and_torch_keeps_one_thread(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("engine").addHandler(caplog.handler)
+    caplog.set_level("INFO", "engine")
+    start(folder)
+    logging.getLogger("engine").removeHandler(caplog.handler)
+    text = caplog.text
+    assert "Using NATIVE attention backend out of potential backends: ['NATIVE', 'REFERENCE']." in (
+        text
+    )
+    assert torch.get_num_threads() == 1
+
+
+def test_native_that_cannot_run_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"native cannot be used.*dtype is float32"):
+        start(folder, dtype="float32", backend="native")
+
+
+def test_together_equals_alone_whatever_the_chunks(folder: Path) -> None:
+    prompts = [list(range(5, 5 + n)) for n in (1, 16, 17, 40, 63)]
+    names = [str(n) for n in range(len(prompts))]
+    driver = Driver(start(folder), 16)
+    alone = []
+    for name, prompt in zip(names, prompts, strict=True):
+        driver.add(name, prompt)
+        alone += driver.generate([name], 20)
+    assert len({tuple(tokens) for tokens in alone}) > 1
+    for chunk in (1000, 7):
+        for name, prompt in zip(names, prompts, strict=True):
+            driver.add(name, prompt)
+        assert driver.generate(names, 20, chunk) == alone
+
+
+def loaded_model(executor: UniProcExecutor) -> ModelStep:
+    worker = executor._worker
+    assert isinstance(worker, Worker)
+    return worker._model
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_default_model_agrees_with_float32_on_real_text(repo_root: Path) -> None:
+    folder = default_model_folder()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = "".join((repo_root / name).read_text() for name in ("docs/architecture.md", "LICENSE"))
+    ids = tokenizer.encode(text).ids
+    prompts = [ids[start : start + 400] for start in range(0, 1600, 400)]
+    steps = [[400] * len(prompts)]
+    native = loaded_model(start(folder, backend="native"))
+    ours = torch.cat(PagedSequences(native, prompts, 16).run(steps))
+    reference = loaded_model(start(folder, dtype="float32", backend="reference"))
+    exact = torch.cat(PagedSequences(reference, prompts, 16).run(steps))
+    assert (ours.argmax(-1) == exact.argmax(-1)).float().mean() >= 0.96
+    assert (ours - exact).norm() / exact.norm() < 0.02
+
+
+@pytest.mark.slow
+def test_the_default_model_knows_the_capital_of_france() -> None:
+    folder = default_model_folder()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    driver = Driver(start(folder, backend="native"), 16)
+    driver.add("q", tokenizer.encode(question).ids)
+    (answer,) = driver.generate(["q"], 8)
+    assert tokenizer.decode(answer).startswith("The capital of France is Paris.")
