@@ -12,10 +12,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from app import __version__
 from app.errors import ExitCode, StokerError
+
+if TYPE_CHECKING:
+    from app.command_line import CommandLineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +169,14 @@ def _invoke(entry: CommandEntry, args: Sequence[str]) -> int:
     except CommandLineError as error:
         raise StokerError(
             _first_letter_lower(error.format_message().rstrip(".")),
-            hint=f"`stoker {entry.name} --help` lists the options",
+            hint=f"`{_command_path(error, entry)} --help` lists the options",
             exit_code=ExitCode.USAGE,
         ) from error
+
+
+def _command_path(error: CommandLineError, entry: CommandEntry) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else f"stoker {entry.name}"
 
 
 def _report(error: StokerError, debug: bool) -> int:

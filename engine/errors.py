@@ -6,6 +6,7 @@ EngineError
 |  |- ModelNotFoundError
 |  |- GatedModelError
 |  |- OfflineError
+|  |- RefusedFormatError
 |  `- CorruptModelError
 |- MemoryBudgetError      weights or KV cache do not fit (exit 1)
 |- EngineDeadError        EngineCore is gone; every waiting request fails with it (HTTP 503)
@@ -39,8 +40,12 @@ class OfflineError(ModelError):
     """The hub cannot be reached and the cache does not hold the model."""
 
 
+class RefusedFormatError(ModelError):
+    """The weights come only in a format whose loading can run code (pickle)."""
+
+
 class CorruptModelError(ModelError):
-    """Files are missing, truncated, or of a format that is refused (pickle)."""
+    """Files are missing, truncated, or do not belong together."""
 
 
 class MemoryBudgetError(EngineError):

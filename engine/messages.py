@@ -72,8 +72,24 @@ class PrefillStats(msgspec.Struct, array_like=True, frozen=True):
     num_cached_tokens: int
 
 
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log probabilities at one position under the raw distribution (before any setting acts).
+
+    The token that stands there comes first, then the most likely ones, best first; the first may
+    appear again among them. `rank` is the first one's, 1 being the most likely.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
-    """New tokens of one request from one step. `stop_reason` is the stop token id, None for EOS."""
+    """New tokens of one request from one step. `stop_reason` is the stop token id, None for EOS.
+
+    `logprobs` runs parallel to `new_token_ids`. `prompt_logprobs` comes once, with the first token,
+    and begins with the prompt's second token.
+    """
 
     request_id: str
     new_token_ids: list[int]
@@ -82,6 +98,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     events: list[EngineCoreEvent] | None = None
     prefill_stats: PrefillStats | None = None
     num_preemptions: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):

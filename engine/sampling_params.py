@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from engine.errors import RequestError
 
+MAX_LOGPROBS = 20
+"""Most likely tokens that a request may ask for at each position (vLLM's --max-logprobs)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -13,7 +16,10 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 or -1 is off. `max_tokens` None means the rest of the
     context. `seed` None draws from the engine's own generator. `stop` strings are matched in the
-    API server, `stop_token_ids` in the scheduler.
+    API server, `stop_token_ids` in the scheduler. `repetition_penalty` counts prompt and output,
+    the other two penalties count output only. `logit_bias` is (token id, bias) pairs, and empty
+    `allowed_token_ids` allow every token. `bad_words` become `bad_words_token_ids` in the front
+    end. `logprobs` 0 asks for the chosen token's log probability only, None for none.
     """
 
     temperature: float = 1.0
@@ -28,11 +34,25 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:
         """True when the next token is the argmax."""
         return self.temperature < 1e-5
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when the tokens seen so far change the next one's logits."""
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
     def validate(self) -> SamplingParams:
         """Return self, or raise RequestError naming the field, its value and its limit."""
@@ -40,21 +60,46 @@ class SamplingParams:
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
         _require(self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off), or at least 1")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]")
+        self._validate_edits()
+        self._validate_end()
+        for name, number in (
+            ("logprobs", self.logprobs),
+            ("prompt_logprobs", self.prompt_logprobs),
+        ):
+            check_logprobs(name, number)
+        if self.seed is not None:
+            _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
+        return self
+
+    def _validate_edits(self) -> None:
+        # The bounds keep a penalised logit finite; vLLM's rule is "greater than 0".
+        penalty = self.repetition_penalty
+        _require(0.01 <= penalty <= 100, "repetition_penalty", penalty, "in [0.01, 100]")
+        for name, value in (
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
+            _require(-2 <= value <= 2, name, value, "in [-2, 2]")
+        for token_id, bias in self.logit_bias:
+            limit = f"in [-100, 100] for every token (here {token_id})"
+            _require(-100 <= bias <= 100, "logit_bias", bias, limit)
+        _require(len(self.bad_words) <= 128, "bad_words", len(self.bad_words), "at most 128 words")
+        _require(all(self.bad_words), "bad_words", "''", "non-empty strings")
+
+    def _validate_end(self) -> None:
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
         if self.max_tokens is not None:
             _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-            limit = self.max_tokens
-            _require(
-                self.min_tokens <= limit,
-                "min_tokens",
-                self.min_tokens,
-                f"at most max_tokens={limit}",
-            )
-        if self.seed is not None:
-            _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
+            limit = f"at most max_tokens={self.max_tokens}"
+            _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, limit)
         _require(len(self.stop) <= 4, "stop", len(self.stop), "at most 4 strings")
         _require(all(self.stop), "stop", "''", "non-empty strings")
-        return self
+
+
+def check_logprobs(param: str, number: int | None) -> None:
+    """Refuse more tokens per position than the server gives."""
+    if number is not None:
+        _require(0 <= number <= MAX_LOGPROBS, param, number, f"in [0, {MAX_LOGPROBS}]")
 
 
 def _require(holds: bool, param: str, value: object, limit: str) -> None:

@@ -32,7 +32,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
         "B3",
         patterns(
             r"LocalEntryNotFoundError|OfflineModeIsEnabled|outgoing traffic has been disabled|"
-            r"offline mode is enabled",
+            r"offline mode is enabled|OfflineError: ",
             r"couldn't connect to 'https://huggingface\.co'",
             r"Max retries exceeded with url|Temporary failure in name resolution|Name or service "
             r"not known",
@@ -89,19 +89,65 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
     ),
     ProblemRule(
+        "S4",
+        patterns(r"RefusedFormatError: "),
+        ("the weights come only as pickle files, which are never loaded",),
+        "Loading a pickle runs whatever code is inside it.",
+        (
+            ("use the model's safetensors version, or a .gguf file of it", None),
+            ("look what the folder holds", "ls -lh {model}"),
+            ("convert it with transformers' save_pretrained on a machine you can spare", None),
+        ),
+        is_fatal=True,
+    ),
+    ProblemRule(
+        "S5",
+        patterns(
+            r"CorruptModelError: [^\n]{0,500}?holds no (?P<file>tokenizer\.json)",
+            r"CorruptModelError: [^\n]{0,500}?holds no (?P<file>\*\.safetensors) file",
+        ),
+        ("the model folder holds no {file}",),
+        "The folder is incomplete, or not a model's folder.",
+        (
+            ("look what is there", "ls -lh {model}"),
+            ("copy the missing file from the model's repository", None),
+            ("download the whole model", "hf download {repo_id}"),
+        ),
+        is_fatal=True,
+    ),
+    ProblemRule(
+        "S6",
+        patterns(
+            r"CorruptModelError: Parameter (?P<parameter>\S{1,300}) has shape",
+            r"CorruptModelError: The checkpoint in [^\n]{0,400}? lacks (?P<count>\d{1,9}) param",
+            r"CorruptModelError: The checkpoint in [^\n]{0,400}?(?:does not use)",
+        ),
+        (
+            "config.json and the weights do not belong together ({parameter} has another shape)",
+            "config.json and the weights do not belong together ({count} parameters are missing)",
+            "config.json and the weights do not belong together",
+        ),
+        "config.json was edited or comes from another model, or a weight file is missing.",
+        (
+            ("take config.json and all weight files from the same place", None),
+            ("download the whole model", "hf download --force-download {repo_id}"),
+            ("use the built-in model", "{program}"),
+        ),
+        is_fatal=True,
+    ),
+    ProblemRule(
         "B6",
         patterns(
             r"Error while deserializing header: (?P<detail>[^\n]{1,120})",
             r"SafetensorError: (?P<detail>[^\n]{1,120})",
             r"PytorchStreamReader failed reading zip archive",
             r"Weight files referenced in index but missing",
-            r"CorruptModelError: (?P<detail>[^\n]{1,200})",
-            r"is incomplete or damaged: (?P<detail>[^\n]{1,200})|is not valid JSON: "
-            r"(?P<why>[^\n]{1,200})",
+            r"CorruptModelError: ",
+            r"is incomplete or damaged: (?P<detail>[^\n]{1,200})|is not valid JSON: ",
         ),
         (
             "a weight file is damaged or incomplete ({detail})",
-            "a weight file is damaged or incomplete",
+            "a file of the model is damaged or incomplete",
         ),
         "The download or copy broke off, or the file is a git-lfs pointer instead of weights.",
         (

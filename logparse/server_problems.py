@@ -59,6 +59,12 @@ def _nearest_flag(values: Values) -> Values:
     return found
 
 
+def _first_sentence(values: Values) -> Values:
+    """Our own messages go on with what to change; the line itself is shown below the title."""
+    detail = values.get("detail", "")
+    return {"detail": detail.partition(". ")[0].rstrip(".")} if detail else {}
+
+
 SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "F1",
@@ -247,6 +253,7 @@ OWN_ENGINE_PROBLEMS: tuple[ProblemRule, ...] = (
             ("set the cache's size", "{serve} --kv-cache-memory-bytes 1G"),
         ),
         is_fatal=True,
+        derive=_first_sentence,
     ),
     ProblemRule(
         "S2",
@@ -255,16 +262,18 @@ OWN_ENGINE_PROBLEMS: tuple[ProblemRule, ...] = (
         "A flag's value, or the combination of flags, cannot work.",
         (ASK_CLI,),
         is_fatal=True,
+        derive=_first_sentence,
     ),
     ProblemRule(
         "S3",
-        patterns(r"(?:OfflineError|GatedModelError|ModelError): (?P<detail>[^\n]{1,500})"),
+        patterns(r"ModelError: (?P<detail>[^\n]{1,500})"),
         ("{detail}",),
-        "The model cannot be fetched or is not one that this engine runs.",
+        "The model is not one that this engine runs.",
         (
             ("list what is in the cache", "stoker models list"),
             ("use the default model", "stoker serve"),
         ),
         is_fatal=True,
+        derive=_first_sentence,
     ),
 )

@@ -74,10 +74,7 @@ def read_sample(text: str, time_s: float) -> MetricsSample | None:
 def rates_between(earlier: MetricsSample, later: MetricsSample) -> Rates:
     """The difference of two samples; after a restart, what the new server has counted so far."""
     interval_s = later.time_s - earlier.time_s
-    had_restart = any(
-        before is not None and after is not None and after < before
-        for before, after in zip(_counters(earlier), _counters(later), strict=True)
-    )
+    had_restart = _had_restart(_counters(earlier), _counters(later))
     base = MetricsSample(earlier.time_s, later.engine) if had_restart else earlier
     return Rates(
         interval_s=interval_s,
@@ -93,6 +90,13 @@ def rates_between(earlier: MetricsSample, later: MetricsSample) -> Rates:
         itl=later.itl.since(base.itl) if later.itl else None,
         e2e=later.e2e.since(base.e2e) if later.e2e else None,
     )
+
+
+def _had_restart(earlier: tuple[float | None, ...], later: tuple[float | None, ...]) -> bool:
+    """A counter went back, or all are gone: a server that is starting counts nothing yet."""
+    pairs = [(old, new) for old, new in zip(earlier, later, strict=True) if old is not None]
+    went_back = any(new is not None and new < old for old, new in pairs)
+    return went_back or (bool(pairs) and all(new is None for new in later))
 
 
 def _counters(sample: MetricsSample) -> tuple[float | None, ...]:
@@ -152,11 +156,11 @@ class _Reader:
         )
 
     def samples(self, names: Sequence[str]) -> list[Sample]:
-        """The samples of the first name that is exposed, without NaN and without partial series."""
+        """The samples of the first name that is exposed: finite values of whole series."""
         for name in names:
             found = self.exposition.get(name)
             if found:
-                return [s for s in found if not math.isnan(s.value) and _is_whole(s)]
+                return [s for s in found if math.isfinite(s.value) and _is_whole(s)]
         return []
 
     def total(self, names: Sequence[str]) -> float | None:
@@ -165,7 +169,7 @@ class _Reader:
 
     def count(self, names: Sequence[str]) -> int | None:
         total = self.total(names)
-        return None if total is None or math.isinf(total) else round(total)
+        return None if total is None else round(total)
 
     def histogram(self, names: Sequence[str]) -> Histogram | None:
         found = (self.exposition.histogram(name) for name in names)

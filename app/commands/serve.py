@@ -85,8 +85,10 @@ def _api_key(request: ServeRequest, key_file: str | None) -> str | None:
     from app.client.credentials import find_api_key
     from app.client.errors import InvalidKeyFile
     from app.errors import ExitCode, StokerError
+    from app.output import say
 
     if request.api_key:
+        say("note: other users see --api-key in the process list; STOKER_API_KEY is private")
         return request.api_key
     try:
         return find_api_key(Path(key_file) if key_file else None, os.environ)

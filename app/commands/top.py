@@ -95,18 +95,17 @@ def open_dashboard(
 def _print_sample(
     url: str, api_key: str | None, write: Callable[[str, MetricsSample], None]
 ) -> None:
-    from app.client.errors import ClientError
+    from app.client.errors import ClientError, Unauthorized
     from app.client.server import scrape_metrics
     from app.errors import ExitCode, StokerError
 
     try:
         sample = scrape_metrics(url, api_key=api_key)
     except ClientError as error:
-        raise StokerError(
-            str(error),
-            hint="start a server with `stoker serve`, or name one: stoker top http://HOST:PORT",
-            exit_code=ExitCode.UNREACHABLE,
-        ) from error
+        hint = "start a server with `stoker serve`, or name one: stoker top http://HOST:PORT"
+        if isinstance(error, Unauthorized):
+            hint = "put the API key into STOKER_API_KEY, or into a file for --api-key-file"
+        raise StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE) from error
     write(url, sample)
 
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from app.errors import ExitCode, StokerError
 from app.ops.child_process import engine_command
-from app.ops.model_catalogue import DEFAULT_MODEL
+from app.ops.model_catalogue import CATALOGUE, DEFAULT_MODEL
 from app.ops.ports import url_host
 from engine.args import EngineArgs
 from engine.env import detect_device
@@ -66,6 +66,7 @@ class LaunchSpec:
 
 def parse_serve_request(words: Sequence[str]) -> ServeRequest:
     """Check MODEL and engine flags; StokerError with exit code 2 names the flag and a near one."""
+    _require_text(words)
     parser = _EngineFlagParser(prog="stoker serve", add_help=False)
     EngineArgs.add_cli_args(parser)
     namespace, rest = parser.parse_known_args([_with_dashes(word) for word in words])
@@ -76,8 +77,10 @@ def parse_serve_request(words: Sequence[str]) -> ServeRequest:
     if len(models) > 1:
         raise _usage(f"one model is served, but {len(models)} were named: {' '.join(models)}")
     model = models[0] if models else DEFAULT_MODEL
-    _require_existing_path(model)
+    _require_model_name(model)
     args = EngineArgs.from_cli(namespace)
+    if args.api_key == "":
+        raise _usage("--api-key is empty", "leave it out to serve without a key")
     if not 1 <= args.port <= 65535:
         raise _usage(f"--port {args.port} is out of range", "use a port from 1024 to 65535")
     return ServeRequest(
@@ -163,11 +166,30 @@ def _with_dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def _require_existing_path(model: str) -> None:
-    """What is spelled as a path must exist; a bare or `org/name` word may be an id on the hub."""
+def _require_text(words: Sequence[str]) -> None:
+    """Bytes that are no text in this locale reach us as lone surrogates; no server can use them."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            shown = word.encode("ascii", "backslashreplace").decode()
+            hint = "set a UTF-8 locale: export LC_ALL=C.UTF-8"
+            raise _usage(f"{shown} is not valid text", hint) from error
+
+
+def _require_model_name(model: str) -> None:
+    """A path must exist, and a bare word be a built-in model; `org/name` may be on the hub."""
+    if Path(model).expanduser().exists():
+        return
     is_path = model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/"))
-    if is_path and not Path(model).expanduser().exists():
+    if is_path:
         raise _usage(f"no such model folder or file: {model}")
+    builtins = [builtin.name for builtin in CATALOGUE]
+    if "/" in model or model in builtins:
+        return
+    near = difflib.get_close_matches(model, builtins, n=1, cutoff=0.5)
+    hint = "give a folder, a .gguf file, or a Hugging Face id like org/name"
+    raise _usage(f"no such model: {model}", f"did you mean {near[0]}?" if near else hint)
 
 
 def _usage(message: str, hint: str | None = None) -> StokerError:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import TYPE_CHECKING
 
 from app.errors import ExitCode, StokerError
+
+if TYPE_CHECKING:
+    import psutil
 
 
 def is_port_free(host: str, port: int) -> bool:
@@ -47,8 +51,8 @@ def port_holder(port: int) -> tuple[int, str] | None:
         is_here = bool(address) and getattr(address, "port", None) == port
         if is_here and connection.status == psutil.CONN_LISTEN and connection.pid:
             try:
-                return connection.pid, psutil.Process(connection.pid).name()
-            except psutil.NoSuchProcess:
+                return connection.pid, _program(psutil.Process(connection.pid))
+            except psutil.Error:
                 return None
     return None
 
@@ -57,6 +61,13 @@ def url_host(host: str) -> str:
     """The host to connect to for a server that listens on `host`, written as in a URL."""
     reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{reachable}]" if ":" in reachable else reachable
+
+
+def _program(process: psutil.Process) -> str:
+    """`ollama`, or `python .../engine/__main__.py`: never further arguments, they may be secret."""
+    name, words = process.name(), process.cmdline()
+    script = next((word for word in words[1:2] if not word.startswith("-")), None)
+    return f"{name} {script}" if name.startswith("python") and script else name
 
 
 def _held_by(port: int) -> str:

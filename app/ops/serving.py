@@ -17,6 +17,7 @@ from app.output import printable
 from logparse import Event, LogReport, explain
 
 _TAIL_LINES = 15
+_TAIL_COLUMNS = 240  # the line with the whole configuration is longer than a screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,14 @@ class ServingScreens:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """Why the serving ended; `was_ready` divides a failed start from a later death."""
+    """Why the serving ended; `was_ready` divides a failed start from a later death.
+
+    `hang` is what the log told when the time was up, before the stop added its own lines.
+    """
 
     by_itself: bool
     was_ready: bool
-    timed_out: bool = False
+    hang: str | None = None
 
 
 def serve_until_stopped(
@@ -57,8 +61,8 @@ def serve_until_stopped(
         report = _stop(server, screens, ended)
     if ended.by_itself:
         raise _death_error(server, ended)
-    if ended.timed_out:
-        raise _timeout_error(server, start_timeout_s)
+    if ended.hang is not None:
+        raise _timeout_error(server, start_timeout_s, ended.hang)
     if not report.is_clean:
         raise _leftover_error(server, report)
     if ended.was_ready or signals.received is None:
@@ -67,12 +71,17 @@ def serve_until_stopped(
 
 
 def explanation_text(report: LogReport, exit_code: int | None, tail: list[str]) -> str:
-    """Why the server ended: the cause and what to do, or else the last lines of its log."""
+    """Why the server ended: the cause and what to do, else also the last lines of its log."""
     explanation = explain(report, exit_code=exit_code)
     if report.problem is not None and report.problem.is_known:
-        return "\n".join([explanation.headline, *explanation.cause])
-    lines = ["the last lines of its log:", *(f"  {printable(line)}" for line in tail)]
+        return "\n".join(explanation.cause)
+    lines = ["the last lines of its log:", *(f"  {_shortened(line)}" for line in tail)]
     return "\n".join([*explanation.cause, *lines])
+
+
+def _shortened(line: str) -> str:
+    shown = printable(line)
+    return shown if len(shown) <= _TAIL_COLUMNS else f"{shown[: _TAIL_COLUMNS - 3]}..."
 
 
 def _run(
@@ -85,7 +94,7 @@ def _run(
         return _Ended(
             by_itself=outcome is StartOutcome.EXITED,
             was_ready=False,
-            timed_out=outcome is StartOutcome.TIMED_OUT,
+            hang=_explain(server) if outcome is StartOutcome.TIMED_OUT else None,
         )
     screens.starting(server.take_events())  # what came with the last moment of the start
     screens.ready(server)
@@ -111,18 +120,18 @@ def _death_error(server: ManagedServer, ended: _Ended) -> StokerError:
     code = server.exit_code
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
     when = "died" if ended.was_ready else "failed to start"
-    details = _explain(server)
+    problem = server.report().problem
+    cause = f": {problem.title}" if problem is not None and problem.is_known else ""
     return StokerError(
-        f"the server {when} ({how})\n{details}",
+        f"the server {when} ({how}){printable(cause)}\n{_explain(server)}",
         hint=f"the whole log: {server.log_path}",
         exit_code=ExitCode.ENGINE_DIED if ended.was_ready else ExitCode.ENGINE_FAILED_TO_START,
     )
 
 
-def _timeout_error(server: ManagedServer, timeout_s: float) -> StokerError:
-    details = _explain(server)
+def _timeout_error(server: ManagedServer, timeout_s: float, hang: str) -> StokerError:
     return StokerError(
-        f"the server was not ready after {timeout_s:.0f} s and was stopped\n{details}",
+        f"the server was not ready after {timeout_s:g} s and was stopped\n{hang}",
         hint=f"give it longer with --startup-timeout; the whole log: {server.log_path}",
         exit_code=ExitCode.TIMEOUT,
     )

@@ -210,10 +210,9 @@ class AsyncMPClient:
 
     def _mark_dead(self) -> None:
         if not self._is_dead and not self._is_stopping:
-            logger.error(
-                "[shutdown] MPClient: engine core exited unexpectedly (exit code %s)",
-                self._exit_code(),
-            )
+            code = self._exit_code()
+            how = "it reported a failure" if code is None else f"exit code {code}"
+            logger.error("[shutdown] MPClient: engine core exited unexpectedly (%s)", how)
         self._is_dead = True
         for call in self._calls.values():
             if not call.done():

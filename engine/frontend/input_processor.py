@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from engine.errors import RequestError
+from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreRequest
 from engine.sampling_params import SamplingParams
 
@@ -83,8 +84,26 @@ class InputProcessor:
                 code=_CONTEXT_CODE,
             )
         self.check_token_ids(params.stop_token_ids, "stop_token_ids")
+        self.check_token_ids([token_id for token_id, _ in params.logit_bias], "logit_bias")
+        self.check_token_ids(params.allowed_token_ids, "allowed_token_ids")
         return dataclasses.replace(
             params,
             max_tokens=room if params.max_tokens is None else params.max_tokens,
             top_k=min(params.top_k, self.vocab_size),
         ).validate()
+
+
+def tokenize_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
+    """Fill in `bad_words_token_ids`: each word as a text begins with it, and behind a space."""
+    if not params.bad_words:
+        return params
+    texts = dict.fromkeys(text for word in params.bad_words for text in _spellings(word))
+    encoded = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    return dataclasses.replace(
+        params, bad_words_token_ids=tuple(dict.fromkeys(ids for ids in encoded if ids))
+    )
+
+
+def _spellings(word: str) -> tuple[str, ...]:
+    stripped = word.lstrip()
+    return (stripped, f" {stripped}") if stripped else (word,)

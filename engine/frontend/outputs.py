@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from engine.errors import EngineError
+from engine.frontend.logprobs import PositionLogprobs
 from engine.messages import FinishReason
 
 
@@ -13,7 +14,9 @@ from engine.messages import FinishReason
 class RequestOutput:
     """New text and tokens of one request; `stop_reason` is the stop string or token that ended it.
 
-    `text` may be empty: a character may be incomplete, or a stop string may have begun.
+    `text` may be empty: a character may be incomplete, or a stop string may have begun. `logprobs`
+    runs parallel to `token_ids` (a stop token counts, though its text is not shown);
+    `prompt_logprobs` comes with the first output. Both are None unless asked for.
     """
 
     request_id: str
@@ -22,6 +25,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: list[PositionLogprobs] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -35,6 +40,8 @@ class RequestOutput:
         self.num_cached_tokens = newer.num_cached_tokens
         self.finish_reason = newer.finish_reason
         self.stop_reason = newer.stop_reason
+        if self.logprobs is not None:
+            self.logprobs.extend(newer.logprobs or ())
 
 
 class OutputBox:

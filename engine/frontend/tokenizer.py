@@ -6,6 +6,7 @@ Also reads the special tokens of tokenizer_config.json. Chat templates are `chat
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from engine.errors import CorruptModelError
 
+_SPACE_MARK = "\u2581"  # SentencePiece's underscore
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _SPECIAL_TOKEN_KEYS = (
     "bos_token",
     "eos_token",
@@ -35,6 +38,11 @@ class Tokenizer:
         self._fast = fast
         self.special_tokens = special_tokens
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
+        self._added_tokens: dict[int, str] = {
+            token_id: token.content for token_id, token in fast.get_added_tokens_decoder().items()
+        }
+        is_byte_level = fast.decoder is not None and b'"ByteLevel"' in fast.decoder.__getstate__()
+        self._byte_of = _byte_level_alphabet() if is_byte_level else {}
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -65,6 +73,20 @@ class Tokenizer:
         """Text of `token_ids`; ids that the vocabulary lacks give nothing."""
         return self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, which need not be a whole character.
+
+        Empty for an id that the vocabulary lacks.
+        """
+        if token_id in self._added_tokens:
+            return self._added_tokens[token_id].encode()
+        spelling = self._fast.id_to_token(token_id) or ""
+        if self._byte_of:
+            return b"".join([self._byte_of.get(char) or char.encode() for char in spelling])
+        if _BYTE_TOKEN.fullmatch(spelling):
+            return bytes([int(spelling[3:5], 16)])
+        return spelling.replace(_SPACE_MARK, " ").encode()
+
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it (`Ġthe`)."""
         return [self._fast.id_to_token(token_id) or "" for token_id in token_ids]
@@ -82,6 +104,15 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CorruptModelError(f"{path} holds {type(config).__name__}, not an object.")
     return config
+
+
+def _byte_level_alphabet() -> dict[str, bytes]:
+    """Byte-level BPE writes printable Latin-1 as itself, the other bytes from U+0100 upwards."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = sorted(set(range(256)) - set(shown))
+    return {chr(byte): bytes([byte]) for byte in shown} | {
+        chr(0x100 + number): bytes([byte]) for number, byte in enumerate(hidden)
+    }
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ Looks only at headers and metadata; loading is the worker's. No torch, no transf
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -58,10 +59,13 @@ def resolve_model(
 
 
 def default_cache_dir() -> Path:
-    """Where converted models lie."""
+    """Where converted models lie: with those of the command `stoker`."""
+    override = os.environ.get("STOKER_CACHE_DIR")
+    if override:
+        return Path(override).expanduser().absolute() / "models"
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("stoker")) / "models"
+    return Path(platformdirs.user_cache_dir("stoker", appauthor=False)) / "models"
 
 
 def converted_folder(source: Path, cache_dir: Path) -> Path:
@@ -152,8 +156,6 @@ def _gated_message(repo_id: str) -> str:
 
 
 def _offline_message(repo_id: str) -> str:
-    import os
-
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return (
             f"{repo_id} is not in the local cache, and HF_HUB_OFFLINE forbids downloading it. "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CorruptModelError
+from engine.errors import CorruptModelError, ModelError, RefusedFormatError
 
 INDEX_NAME = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
@@ -24,10 +24,13 @@ class TensorEntry:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The shards in name order, each checked to be complete. Raises CorruptModelError."""
+    """The shards in name order, each checked to be complete.
+
+    Raises RefusedFormatError when there are only pickles, else CorruptModelError.
+    """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise CorruptModelError(_no_weights_message(folder))
+        raise _no_weights(folder)
     index = folder / INDEX_NAME
     if index.is_file():
         names = set(_weight_map(index).values())
@@ -81,11 +84,13 @@ def _damaged(path: Path, what: str) -> str:
     return f"{path} is damaged: {what}. Delete it and download or convert the model again."
 
 
-def _no_weights_message(folder: Path) -> str:
+def _no_weights(folder: Path) -> ModelError:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if not pickles:
-        return f"{folder} holds no *.safetensors file, so there are no weights to load."
-    return (
+        return CorruptModelError(
+            f"{folder} holds no *.safetensors file, so there are no weights to load."
+        )
+    return RefusedFormatError(
         f"{folder} holds weights only as pickle files ({', '.join(pickles[:3])}). They are "
         "refused, because loading a pickle can run any code that is inside it. Use the model's "
         "safetensors version or a .gguf file, or convert it with transformers' save_pretrained on "

@@ -25,6 +25,9 @@ from engine.sched.scheduler_output import (
     SchedulerOutput,
 )
 
+_MAX_PROMPT_LOGPROBS = 512
+"""Prompt tokens of one step whose full rows of logits are wanted: such rows take much memory."""
+
 
 class Scheduler:
     """Decides who computes how many tokens in each step, and who must give blocks back.
@@ -108,6 +111,8 @@ class Scheduler:
             if 0 < threshold < count:
                 count = threshold
             count = min(count, budget, max_model_len - 1 - request.num_computed_tokens)
+            if count > 1:
+                count = self._cap_prompt_logprobs(output, request, count)
             if count <= 0:
                 index += 1
                 continue
@@ -138,14 +143,18 @@ class Scheduler:
         manager, threshold = self.kv_cache_manager, self.config.long_prefill_token_threshold
         while budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
-            hits = manager.get_computed_blocks(request)
+            # The logits of cached tokens are gone, so prompt logprobs need the whole prompt again.
+            wants_logprobs = request.sampling_params.prompt_logprobs is not None
+            hits = [] if wants_logprobs else manager.get_computed_blocks(request)
             num_hit_tokens = len(hits) * self.block_size
             count = request.num_tokens - num_hit_tokens
             if 0 < threshold < count:
                 count = threshold
             if count > budget and not self.config.enable_chunked_prefill:
                 break
-            count = min(count, budget)
+            count = self._cap_prompt_logprobs(output, request, min(count, budget))
+            if count == 0:
+                break
             must_fit = request.num_tokens if self.config.reserve_full_isl else 0
             if manager.allocate_slots(request, count, hits, must_fit_tokens=must_fit) is None:
                 break
@@ -155,6 +164,21 @@ class Scheduler:
             output.num_scheduled_tokens[request.request_id] = count
             budget -= count
         return budget
+
+    def _cap_prompt_logprobs(self, output: SchedulerOutput, request: Request, count: int) -> int:
+        """Fewer tokens for a request that wants prompt logprobs, if others took the step's share.
+
+        A prompt that may not be split is left whole.
+        """
+        is_capped = request.sampling_params.prompt_logprobs is not None
+        if not is_capped or not self.config.enable_chunked_prefill:
+            return count
+        taken = sum(
+            tokens
+            for request_id, tokens in output.num_scheduled_tokens.items()
+            if self.requests[request_id].sampling_params.prompt_logprobs is not None
+        )
+        return max(0, min(count, _MAX_PROMPT_LOGPROBS - taken))
 
     def _admit(self, request: Request, num_hit_tokens: int) -> None:
         if request.num_cached_tokens is None:
@@ -229,7 +253,12 @@ class Scheduler:
             if status is not None:
                 self._finish(request, status)
                 has_finished = True
-            outputs.append(self._output(request, tokens, is_first))
+            output = self._output(request, tokens, is_first)
+            if result.logprobs and request_id in result.logprobs:
+                output.logprobs = result.logprobs[request_id][: len(tokens)]
+            if result.prompt_logprobs:
+                output.prompt_logprobs = result.prompt_logprobs.get(request_id)
+            outputs.append(output)
         if has_finished:
             self.running = [item for item in self.running if not item.status.is_finished]
         return outputs

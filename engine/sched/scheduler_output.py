@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.messages import TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 
@@ -59,8 +60,11 @@ class SchedulerOutput:
 class ModelRunnerOutput:
     """Sampled tokens per request in batch order.
 
-    An empty list where the prompt is not complete yet.
+    An empty list where the prompt is not complete yet. Log probabilities of those who asked:
+    `logprobs` parallel to the sampled tokens, `prompt_logprobs` with the first sampled token.
     """
 
     req_ids: list[str]
     sampled_token_ids: list[list[int]]
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)

@@ -51,7 +51,7 @@ def create_app(state: ServerState, api_key: str | None = None) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     routes = _Routes(state)
     for path, methods, endpoint in (
-        ("/health", ["GET"], routes.health),
+        ("/health", ["GET", "HEAD"], routes.health),
         ("/ping", ["GET", "POST"], routes.health),
         ("/load", ["GET"], routes.load),
         ("/version", ["GET"], routes.version),

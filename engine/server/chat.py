@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from engine.errors import RequestError
 from engine.frontend.chat_template import ChatTemplate
 from engine.server.generation import Choice, Job, make_job, usage
+from engine.server.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.prompts import encode
 from engine.server.protocol import ChatBody, Message
 from engine.server.state import Services
-from engine.server.streaming import encode_json
+from engine.server.streaming import Delta, encode_json
 
 
 async def make_chat_job(services: Services, body: ChatBody) -> Job:
@@ -26,7 +27,7 @@ async def make_chat_job(services: Services, body: ChatBody) -> Job:
     token_ids = await encode(
         services.llm.tokenizer, prompt, add_special_tokens=body.add_special_tokens
     )
-    params = body.sampling_params(body.token_limit)
+    params = body.sampling_params(services.sampling_defaults)
     return make_job(
         services, body, [token_ids], params, id_prefix="chatcmpl", prompt_param="messages"
     )
@@ -75,34 +76,35 @@ class ChatFormat:
                     {
                         "index": index,
                         "message": {"role": "assistant", "content": "".join(choice.texts)},
-                        "logprobs": None,
+                        "logprobs": chat_logprobs(choice.logprobs) if choice.logprobs else None,
                         "finish_reason": choice.finish_reason,
                         "stop_reason": choice.stop_reason,
                     }
                     for index, choice in enumerate(choices)
                 ],
                 "usage": usage(self._job, choices),
+                "prompt_logprobs": prompt_logprobs(choices[0].prompt_logprobs)
+                if choices[0].prompt_logprobs
+                else None,
             }
         )
 
     def opening(self, index: int) -> bytes:
         """The chunk that names the role."""
-        return self._chunk(index, b'{"role":"assistant","content":""}', None)
+        return self._chunk(index, b'{"role":"assistant","content":""}', Delta(""))
 
-    def event(self, index: int, text: str, usage: dict[str, object] | None) -> bytes:
+    def event(self, index: int, delta: Delta) -> bytes:
         """A chunk with text."""
-        return self._chunk(index, b'{"content":%s}' % encode_json(text), usage)
+        return self._chunk(index, b'{"content":%s}' % encode_json(delta.text), delta)
 
-    def closing(
-        self, index: int, text: str, choice: Choice, usage: dict[str, object] | None
-    ) -> bytes:
+    def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """The last text, if any, and a chunk with the finish reason."""
-        delta = b'{"content":%s}' % encode_json(text) if text else b"{}"
+        content = b'{"content":%s}' % encode_json(delta.text) if delta.text else b"{}"
         reasons = b'"finish_reason":%s,"stop_reason":%s' % (
             encode_json(choice.finish_reason),
             encode_json(choice.stop_reason),
         )
-        return self._chunk(index, delta, usage, reasons)
+        return self._chunk(index, content, delta, reasons)
 
     def usage_event(self, usage: dict[str, object]) -> bytes:
         """The chunk after the last choice."""
@@ -111,15 +113,15 @@ class ChatFormat:
     def _chunk(
         self,
         index: int,
-        delta: bytes,
-        usage: dict[str, object] | None,
+        content: bytes,
+        delta: Delta,
         reasons: bytes = b'"finish_reason":null',
     ) -> bytes:
-        tail = b"" if usage is None else b',"usage":' + encode_json(usage)
-        return b'%s{"index":%d,"delta":%s,"logprobs":null,%s}]%s}\n\n' % (
+        return b'%s{"index":%d,"delta":%s,"logprobs":%s,%s}]%s}\n\n' % (
             self._head,
             index,
-            delta,
+            content,
+            encode_json(chat_logprobs(delta.logprobs)) if delta.logprobs else b"null",
             reasons,
-            tail,
+            delta.usage_field(),
         )

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.generation import Choice, Job, make_job, usage
+from engine.server.logprobs import CompletionLogprobs, prompt_logprobs
 from engine.server.prompts import encode
 from engine.server.protocol import CompletionBody
 from engine.server.state import Services
-from engine.server.streaming import encode_json
+from engine.server.streaming import Delta, encode_json
 
 
 async def make_completion_job(services: Services, body: CompletionBody) -> Job:
     """Tokenize what is text, check."""
     services.check_model(body.model)
-    body.check_supported()
-    params = body.sampling_params(body.max_tokens)
+    params = body.sampling_params(services.sampling_defaults)
     tokenizer, prompts = services.llm.tokenizer, body.prompts
     body.check_choices(len(prompts))
     token_ids = [
@@ -32,7 +32,8 @@ async def make_completion_job(services: Services, body: CompletionBody) -> Job:
         params,
         id_prefix="cmpl",
         prompt_param="prompt",
-        echoes=[_as_text(tokenizer, prompt) for prompt in prompts] if body.echo else (),
+        echoes=[_as_text(tokenizer, prompt) for prompt in prompts] if body.echo else None,
+        is_prompt_only=body.is_prompt_only,
     )
 
 
@@ -51,6 +52,7 @@ class CompletionFormat:
             b'data: {"id":"%s","object":"text_completion","created":%d,"model":%s,"choices":['
             % (job.id.encode(), job.created, encode_json(job.model))
         )
+        self._logprobs = [CompletionLogprobs() for _ in job.requests]
 
     def document(self, choices: Sequence[Choice]) -> bytes:
         """The answer that is not streamed."""
@@ -64,11 +66,15 @@ class CompletionFormat:
                     {
                         "index": index,
                         "text": self._job.echoes[index] + "".join(choice.texts),
-                        "logprobs": None,
+                        "logprobs": self._logprobs[index].write(positions) if positions else None,
                         "finish_reason": choice.finish_reason,
                         "stop_reason": choice.stop_reason,
+                        "prompt_logprobs": prompt_logprobs(choice.prompt_logprobs)
+                        if choice.prompt_logprobs
+                        else None,
                     }
                     for index, choice in enumerate(choices)
+                    for positions in (self._job.shown_logprobs(choice),)
                 ],
                 "usage": usage(self._job, choices),
             }
@@ -78,32 +84,29 @@ class CompletionFormat:
         """Completions have no opening chunk."""
         return b""
 
-    def event(self, index: int, text: str, usage: dict[str, object] | None) -> bytes:
+    def event(self, index: int, delta: Delta) -> bytes:
         """A chunk with text."""
-        return self._chunk(index, text, b'"finish_reason":null', usage)
+        return self._chunk(index, delta, b'"finish_reason":null')
 
-    def closing(
-        self, index: int, text: str, choice: Choice, usage: dict[str, object] | None
-    ) -> bytes:
+    def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """The last text and why the choice ended."""
         reasons = b'"finish_reason":%s,"stop_reason":%s' % (
             encode_json(choice.finish_reason),
             encode_json(choice.stop_reason),
         )
-        return self._chunk(index, text, reasons, usage)
+        return self._chunk(index, delta, reasons)
 
     def usage_event(self, usage: dict[str, object]) -> bytes:
         """The chunk after the last choice."""
         return b'%s],"usage":%s}\n\n' % (self._head, encode_json(usage))
 
-    def _chunk(
-        self, index: int, text: str, reasons: bytes, usage: dict[str, object] | None
-    ) -> bytes:
-        tail = b"" if usage is None else b',"usage":' + encode_json(usage)
-        return b'%s{"index":%d,"text":%s,"logprobs":null,%s}]%s}\n\n' % (
+    def _chunk(self, index: int, delta: Delta, reasons: bytes) -> bytes:
+        writer = self._logprobs[index]
+        return b'%s{"index":%d,"text":%s,"logprobs":%s,%s}]%s}\n\n' % (
             self._head,
             index,
-            encode_json(text),
+            encode_json(delta.text),
+            encode_json(writer.write(delta.logprobs)) if delta.logprobs else b"null",
             reasons,
-            tail,
+            delta.usage_field(),
         )

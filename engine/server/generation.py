@@ -15,7 +15,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.input_processor import tokenize_bad_words
 from engine.frontend.iteration_stats import ParentRequest
+from engine.frontend.logprobs import PositionLogprobs
 from engine.frontend.outputs import RequestOutput
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
@@ -30,7 +32,10 @@ ChoiceOutput = tuple[int, RequestOutput]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One API request. `requests[i]` makes choice `i`; `echoes` is what choice `i` begins with."""
+    """One API request. `requests[i]` makes choice `i`; `echoes` is what choice `i` begins with.
+
+    `is_prompt_only` leaves out what is generated, so that only the echo remains.
+    """
 
     id: str
     created: int
@@ -40,11 +45,26 @@ class Job:
     include_usage: bool
     continuous_usage: bool
     echoes: list[str]
+    has_echo: bool
+    is_prompt_only: bool
 
     @property
     def num_prompt_tokens(self) -> int:
         """Prompt tokens; a prompt that is sampled n times counts once."""
         return sum(len(request.prompt_token_ids) for request in self.requests[:: self.n])
+
+    def shown_logprobs(self, part: Choice | RequestOutput) -> list[PositionLogprobs] | None:
+        """The positions of the answer's text: an echoed prompt's come first."""
+        if part.logprobs is None or not self.has_echo:
+            return part.logprobs
+        return [*(part.prompt_logprobs or ()), *part.logprobs]
+
+    def visible(self, output: RequestOutput) -> RequestOutput:
+        """The output as the client may see it."""
+        if not self.is_prompt_only:
+            return output
+        logprobs = None if output.logprobs is None else list[PositionLogprobs]()
+        return dataclasses.replace(output, text="", token_ids=[], logprobs=logprobs)
 
 
 @dataclass(slots=True)
@@ -56,15 +76,26 @@ class Choice:
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: list[PositionLogprobs] | None = None
 
     def add(self, output: RequestOutput) -> None:
         """Append one output."""
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         self.texts.append(output.text)
         self.num_tokens += len(output.token_ids)
         self.num_cached_tokens = output.num_cached_tokens
         self.stop_reason = output.stop_reason
         if output.finish_reason is not None:
             self.finish_reason = str(output.finish_reason)
+
+    def forget_content(self) -> None:
+        """Keep the counts only."""
+        self.texts[:] = [""]
+        self.logprobs = self.prompt_logprobs = None
 
 
 def usage(job: Job, choices: Sequence[Choice]) -> dict[str, object]:
@@ -87,10 +118,12 @@ def make_job(
     *,
     id_prefix: str,
     prompt_param: str,
-    echoes: Sequence[str] = (),
+    echoes: Sequence[str] | None = None,
+    is_prompt_only: bool = False,
 ) -> Job:
     """Check every prompt and make the sub-requests; RequestError refuses the whole request."""
     body.check_choices(len(prompts))
+    params = tokenize_bad_words(services.llm.tokenizer, params)
     job_id = f"{id_prefix}-{uuid.uuid4().hex}"
     now = time.time()
     requests = [
@@ -117,7 +150,9 @@ def make_job(
         n=body.n,
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
-        echoes=[echo for echo in echoes for _ in range(body.n)] or [""] * len(requests),
+        echoes=[echo for echo in echoes or [""] * len(prompts) for _ in range(body.n)],
+        has_echo=echoes is not None,
+        is_prompt_only=is_prompt_only,
     )
 
 
@@ -127,7 +162,7 @@ async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]
     if len(job.requests) == 1:
         async with aclosing(llm.generate(job.requests[0], parents[0])) as outputs:
             async for output in outputs:
-                yield 0, output
+                yield 0, job.visible(output)
         return
     children = [
         llm.generate(request, parents[index // job.n]) for index, request in enumerate(job.requests)
@@ -139,7 +174,7 @@ async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]
             for task in done:
                 index = waiting.pop(task)
                 output = task.result()
-                yield index, output
+                yield index, job.visible(output)
                 if not output.is_finished:
                     waiting[_next_output(children[index])] = index
     finally:

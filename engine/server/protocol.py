@@ -6,12 +6,13 @@ changes nothing: an answer that silently lacks what was asked for is worse than 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.errors import RequestError
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, check_logprobs
 from engine.server.errors import ApiError
 
 MAX_CHOICES = 128
@@ -19,13 +20,7 @@ MAX_CHOICES = 128
 
 # Field -> values that ask for nothing beyond what this server does anyway.
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
     "logprob_token_ids": ([],),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
@@ -40,8 +35,6 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "best_of": (1,),
     "suffix": ("",),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "truncate_prompt_tokens": (),
     "prompt_embeds": (),
     "continue_final_message": (False,),
@@ -62,8 +55,26 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "mm_processor_kwargs": ({},),
 }
 
+# Fields that reach SamplingParams as they are; those left out keep the model's defaults.
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "prompt_logprobs",
+)
+
 _Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = list[_TokenId]
 """Token ids of a request; whether the vocabulary has them is checked later."""
 
 
@@ -91,6 +102,13 @@ class GenerationBody(_Body):
     top_p: float = 1.0
     top_k: _Int32 = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[_TokenId, float] = Field(default_factory=dict)
+    allowed_token_ids: TokenIds = Field(default_factory=list, min_length=1)
+    bad_words: list[str] = Field(default_factory=list)
+    prompt_logprobs: _Int32 | None = None
     seed: int | None = None
     n: _Int32 = 1
     stop: str | list[str] = Field(default_factory=list)
@@ -112,28 +130,38 @@ class GenerationBody(_Body):
                 _require_neutral(name, raw[name], _UNSUPPORTED[name])
         return raw
 
-    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
-        """Checked sampling settings; RequestError names what is out of range."""
+    def sampling_params(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """Checked sampling settings; RequestError names what is out of range.
+
+        `defaults` are the model's own, for fields that the request leaves out.
+        """
+        asked = {name: getattr(self, name) for name in _SAMPLING_FIELDS if self._has(name)}
+        settings: dict[str, Any] = {**defaults, **asked, **self._own_settings()}
         params = SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
+            **settings,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            ignore_eos=self.ignore_eos,
-            skip_special_tokens=self.skip_special_tokens,
+            logit_bias=tuple(self.logit_bias.items()),
+            allowed_token_ids=tuple(self.allowed_token_ids),
+            bad_words=tuple(self.bad_words),
         ).validate()
         if self.n > 1 and params.is_greedy:
             raise RequestError(
                 f"n must be 1 with temperature 0 (all samples would be equal), got {self.n}.",
                 param="n",
             )
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError(
+                "prompt_logprobs cannot be streamed; send stream=false.", param="prompt_logprobs"
+            )
         return params
+
+    def _own_settings(self) -> dict[str, int | None]:
+        """Settings whose fields differ between the endpoints."""
+        return {}
+
+    def _has(self, name: str) -> bool:
+        return name in self.model_fields_set
 
     def check_choices(self, num_prompts: int) -> None:
         """Refuse more samples than one request may ask for, or none at all."""
@@ -182,6 +210,7 @@ class ChatBody(GenerationBody):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
+    top_logprobs: _Int32 = 0
     echo: bool = False
     add_generation_prompt: bool = True
     add_special_tokens: bool = False
@@ -196,8 +225,18 @@ class ChatBody(GenerationBody):
 
     def check_supported(self) -> None:
         """Refuse chat-only fields that this server does not implement."""
-        _require_neutral("logprobs", self.logprobs, (False,))
         _require_neutral("echo", self.echo, (False,))
+
+    def _own_settings(self) -> dict[str, int | None]:
+        check_logprobs("top_logprobs", self.top_logprobs)
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError(
+                f"top_logprobs={self.top_logprobs} needs logprobs=true.", param="top_logprobs"
+            )
+        return {
+            "max_tokens": self.token_limit,
+            "logprobs": self.top_logprobs if self.logprobs else None,
+        }
 
 
 class CompletionBody(GenerationBody):
@@ -205,7 +244,7 @@ class CompletionBody(GenerationBody):
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
     max_tokens: int = 16
-    logprobs: int | None = None
+    logprobs: _Int32 | None = None
     echo: bool = False
     add_special_tokens: bool = True
 
@@ -219,10 +258,19 @@ class CompletionBody(GenerationBody):
             return [[token for token in prompt if isinstance(token, int)]]
         return [entry for entry in prompt if not isinstance(entry, int)]
 
-    def check_supported(self) -> None:
-        """Refuse completion-only fields that this server does not implement."""
-        if self.logprobs is not None:
-            _require_neutral("logprobs", self.logprobs, ())
+    @property
+    def is_prompt_only(self) -> bool:
+        """True for `echo` with `max_tokens` 0: the prompt comes back and nothing after it."""
+        return self.echo and self.max_tokens == 0
+
+    def _own_settings(self) -> dict[str, int | None]:
+        settings = {
+            "max_tokens": 1 if self.is_prompt_only else self.max_tokens,
+            "logprobs": self.logprobs,
+        }
+        if self.echo and self.prompt_logprobs is None:
+            settings["prompt_logprobs"] = self.logprobs
+        return settings
 
 
 class TokenizeBody(_Body):

@@ -23,6 +23,7 @@ from engine.frontend.async_llm import AsyncLLM, EngineCoreClient
 from engine.frontend.chat_template import ChatTemplate, load_chat_template
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import StatSink
+from engine.frontend.sampling_defaults import load_sampling_defaults
 from engine.frontend.tokenizer import Tokenizer
 from engine.logger import get_logger
 from engine.messages import HandshakeReady
@@ -64,6 +65,7 @@ async def start_engine(
     """
     folder = await _in_daemon_thread(lambda: _resolve(model))
     config = _create_config(folder, model, args)
+    sampling_defaults = _load_sampling_defaults(folder)
     tokenizer, chat_template = await _in_daemon_thread(
         lambda: _load_frontend(folder, args.chat_template)
     )
@@ -86,6 +88,7 @@ async def start_engine(
             root=model,
             created=int(time.time()),
             log_requests=args.enable_log_requests,
+            sampling_defaults=sampling_defaults,
         ),
         stat_logger=next((sink for sink in sinks if isinstance(sink, StatLogger)), None),
         stats_interval_s=_stats_interval(config),
@@ -110,6 +113,18 @@ def _create_config(folder: Path, model: str, args: EngineArgs) -> EngineConfig:
             config.scheduler.max_num_batched_tokens,
         )
     return config
+
+
+def _load_sampling_defaults(folder: Path) -> dict[str, float]:
+    defaults = load_sampling_defaults(folder)
+    if defaults:
+        logger.warning(
+            "Default sampling parameters have been overridden by the model's "
+            "`generation_config.json`: `%s`. If this is not intended, send the fields you want "
+            "with each request.",
+            defaults,
+        )
+    return defaults
 
 
 def _load_frontend(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
@@ -23,7 +24,10 @@ class ServerPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What request handlers need. `created` is unix time, `root` the model as it was asked for."""
+    """What request handlers need. `created` is unix time, `root` the model as it was asked for.
+
+    `sampling_defaults` are the model's own, for requests that leave a field out.
+    """
 
     llm: AsyncLLM
     chat_template: ChatTemplate | None
@@ -31,6 +35,7 @@ class Services:
     root: str
     created: int
     log_requests: bool = False
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     def check_model(self, name: str | None) -> None:
         """404 for another model than the one served; leaving it out is fine."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -16,12 +17,26 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.logprobs import PositionLogprobs
 from engine.server.errors import error_body, error_response, to_api_error
 from engine.server.generation import Choice, Job, run_job, usage
 
 DONE = b"data: [DONE]\n\n"
 
 encode_json = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one event of a choice adds; `usage` counts everything so far."""
+
+    text: str
+    logprobs: list[PositionLogprobs] | None = None
+    usage: dict[str, object] | None = None
+
+    def usage_field(self) -> bytes:
+        """The end of the event's object; empty without counts."""
+        return b"" if self.usage is None else b',"usage":' + encode_json(self.usage)
 
 
 class AnswerFormat(Protocol):
@@ -33,12 +48,10 @@ class AnswerFormat(Protocol):
     def opening(self, index: int) -> bytes:
         """Event before a choice's first text; may be empty."""
 
-    def event(self, index: int, text: str, usage: dict[str, object] | None) -> bytes:
+    def event(self, index: int, delta: Delta) -> bytes:
         """Event with new text."""
 
-    def closing(
-        self, index: int, text: str, choice: Choice, usage: dict[str, object] | None
-    ) -> bytes:
+    def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """Last event of a choice: its last text and why it ended."""
 
     def usage_event(self, usage: dict[str, object]) -> bytes:
@@ -56,12 +69,14 @@ async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGene
                 text = job.echoes[index] + text
             choice.add(output)
             counts = usage(job, choices) if job.continuous_usage else None
+            delta = Delta(text, job.shown_logprobs(output), counts)
             if output.is_finished:
-                yield head + answer.closing(index, text, choice, counts)
-            elif text or head:
-                yield head + (answer.event(index, text, counts) if text else b"")
-            # Text of earlier outputs is out; only the counts matter from here on.
-            choice.texts[:] = [""]
+                yield head + answer.closing(index, delta, choice)
+            elif text or head or delta.logprobs:
+                has_news = text or delta.logprobs
+                yield head + (answer.event(index, delta) if has_news else b"")
+            # What earlier outputs brought is out; only the counts matter from here on.
+            choice.forget_content()
     if job.include_usage:
         yield answer.usage_event(usage(job, choices))
     yield DONE

@@ -11,6 +11,7 @@ import numpy as np
 
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.sched.scheduler_output import CachedRequestData, NewRequestData
+from engine.worker.row_edits import RowEdits, SeenTokens
 
 
 class InputBatch:
@@ -36,7 +37,14 @@ class InputBatch:
         self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
-        self.stop_ids: dict[int, tuple[int, ...]] = {}  # row -> ids that min_tokens forbids
+        self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)  # -1 is off
+        self.repetition_penalty = np.ones(max_num_seqs, dtype=np.float32)
+        self.presence_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.frequency_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.has_penalties = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.seen = SeenTokens(max_num_seqs, max_model_len + 1)  # rows with has_penalties only
+        self.has_edits = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.edits: dict[int, RowEdits] = {}  # rows with has_edits only
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -47,7 +55,7 @@ class InputBatch:
             row = self._row_of.pop(req_id, None)
             if row is not None:
                 self._free_rows.append(row)
-                self.stop_ids.pop(row, None)
+                self.edits.pop(row, None)
 
     def add(self, request: NewRequestData) -> None:
         """Take a row for a request that comes in full (new, or back from preemption)."""
@@ -104,6 +112,9 @@ class InputBatch:
         """Remember the sampled token of each row."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
+        penalised = self.has_penalties[rows]
+        if penalised.any():
+            self.seen.add(rows[penalised], token_ids[penalised])
 
     def _append_blocks(self, row: int, block_ids: Sequence[int]) -> None:
         start = int(self.num_blocks[row])
@@ -120,5 +131,20 @@ class InputBatch:
         # A request without a seed draws one here, so that every row works the same way afterwards.
         drawn = int(self._seeds.integers(1 << 63)) if params.seed is None else params.seed
         self.seeds[row] = np.uint64(drawn % (1 << 64))
-        if params.min_tokens:
-            self.stop_ids[row] = (*request.eos_token_ids, *params.stop_token_ids)
+        self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        self._set_edits(row, request)
+
+    def _set_edits(self, row: int, request: NewRequestData) -> None:
+        params = request.sampling_params
+        self.repetition_penalty[row] = params.repetition_penalty
+        self.presence_penalty[row] = params.presence_penalty
+        self.frequency_penalty[row] = params.frequency_penalty
+        self.has_penalties[row] = params.has_penalties
+        if params.has_penalties:
+            # Only the repetition penalty looks at the prompt.
+            first = 0 if params.repetition_penalty != 1 else request.num_prompt_tokens
+            self.seen.start(row, request.token_ids[first:], request.num_prompt_tokens - first)
+        edits = RowEdits.of(params, request.eos_token_ids)
+        self.has_edits[row] = edits is not None
+        if edits is not None:
+            self.edits[row] = edits

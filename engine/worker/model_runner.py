@@ -6,12 +6,14 @@ Owns the requests' tokens and block tables on this device's side; decides nothin
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.kernels.kernel_set import KVCache, ModelStep
-from engine.kernels.step_batch import StepBatch
+from engine.kernels.step_batch import IntArray, StepBatch
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.input_batch import InputBatch
+from engine.worker.logprobs import PromptLogprobs, token_logprobs
 from engine.worker.sampler import SamplingBatch, sample
 
 
@@ -23,6 +25,7 @@ class ModelRunner:
         self._model = model
         self._block_size = config.cache.block_size
         self._kv_cache: KVCache = []
+        self._prompt_logprobs = PromptLogprobs()
         self._batch = InputBatch(
             scheduler.max_num_seqs, scheduler.max_model_len, self._block_size, config.seed
         )
@@ -35,19 +38,50 @@ class ModelRunner:
         """Compute the scheduled tokens; requests whose tokens are all computed get a new one."""
         self._apply(step)
         req_ids = list(step.num_scheduled_tokens)
-        sampled: list[list[int]] = [[] for _ in req_ids]
+        output = ModelRunnerOutput(req_ids, [[] for _ in req_ids])
         if not req_ids:
-            return ModelRunnerOutput(req_ids, sampled)
+            return output
         rows = self._batch.rows(req_ids)
         scheduled = np.fromiter(step.num_scheduled_tokens.values(), np.int64, len(req_ids))
         batch, sampling = self._batch.build_step(rows, scheduled)
-        logits = self._model.forward(batch, self._kv_cache)
+        logits = (
+            self._forward_prompts(batch, req_ids, rows)
+            if self._prompt_logprobs
+            else self._model.forward(batch, self._kv_cache)
+        )
         if len(sampling):
-            tokens = sample(logits, SamplingBatch.of(self._batch, rows[sampling]))
-            self._batch.append_tokens(rows[sampling], tokens)
-            for place, token in zip(sampling.tolist(), tokens.tolist(), strict=True):
-                sampled[place] = [token]
-        return ModelRunnerOutput(req_ids, sampled)
+            self._sample(logits, rows[sampling], sampling.tolist(), output)
+        return output
+
+    def _forward_prompts(self, batch: StepBatch, req_ids: list[str], rows: IntArray) -> Tensor:
+        """The logits that the step asks for, after prompts took the log probabilities of theirs."""
+        extended, wanted = self._prompt_logprobs.extend(batch, req_ids, self._batch, rows)
+        logits = self._model.forward(extended, self._kv_cache)
+        self._prompt_logprobs.collect(logits, wanted)
+        return logits[np.searchsorted(extended.logits_rows, batch.logits_rows)]
+
+    def _sample(
+        self, logits: Tensor, rows: IntArray, places: list[int], output: ModelRunnerOutput
+    ) -> None:
+        """Choose one token per row and write it, and the log probabilities asked for, to `output`.
+
+        `places` are the rows' numbers in the step.
+        """
+        num_logprobs = self._batch.num_logprobs[rows]
+        asking = np.flatnonzero(num_logprobs >= 0)
+        # The sampler overwrites the logits; the log probabilities are of the raw ones.
+        raw = logits[asking] if len(asking) else None
+        tokens = sample(logits, SamplingBatch.of(self._batch, rows))
+        self._batch.append_tokens(rows, tokens)
+        for place, token in zip(places, tokens.tolist(), strict=True):
+            output.sampled_token_ids[place] = [token]
+        if raw is not None:
+            entries = token_logprobs(raw, tokens[asking], num_logprobs[asking])
+            for number, entry in zip(asking.tolist(), entries, strict=True):
+                output.logprobs[output.req_ids[places[number]]] = [entry]
+        if self._prompt_logprobs:
+            complete = [output.req_ids[place] for place in places]
+            output.prompt_logprobs = self._prompt_logprobs.take(complete)
 
     def run_dummy(self, num_tokens: int, num_seqs: int) -> None:
         """One forward pass of made-up prompts, written to the null block of a throwaway cache."""
@@ -57,8 +91,10 @@ class ModelRunner:
 
     def _apply(self, step: SchedulerOutput) -> None:
         self._batch.remove(step.finished_req_ids)
+        self._prompt_logprobs.remove(step.finished_req_ids)
         for request in step.new_requests:
             self._batch.add(request)
+            self._prompt_logprobs.add(request)
         self._batch.update(step.cached_requests)
 
 

@@ -33,12 +33,17 @@ def say(text: str, process: str = "APIServer", where: str = "api_utils.py:346") 
     print(f"({process} pid={os.getpid()}) INFO {stamp} [{where}] {text}", flush=True)
 
 
+def _stop(*_: object) -> None:
+    os.write(1, b"it was asked to stop\n")
+    os._exit(0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--mode", default="good")
     mode, port = (lambda args: (args.mode, args.port))(parser.parse_args())
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, _stop)
     if mode == "ignore-term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say("vLLM server version 0.30.0, serving model fake")

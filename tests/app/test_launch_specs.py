@@ -114,6 +114,27 @@ def test_flags_are_checked_against_the_model(tmp_path: Path) -> None:
     assert damaged.value.exit_code == ExitCode.NO
 
 
+def test_a_bare_word_is_a_builtin_model_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refusal("smollm2").hint == "did you mean smollm2-135m?"
+    assert str(refusal("zzz")) == "no such model: zzz"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zzz").mkdir()
+    assert parse_serve_request(["zzz"]).model == "zzz"
+
+
+def test_an_empty_key_is_no_key_and_is_refused() -> None:
+    assert str(refusal("--api-key", "")) == "--api-key is empty"
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    error = refusal("--served-model-name", "caf\udce9")
+
+    assert str(error) == r"caf\udce9 is not valid text"
+    assert "LC_ALL=C.UTF-8" in str(error.hint)
+
+
 def test_the_help_names_every_flag_once() -> None:
     flags = [flag.split()[0] for flag, _ in engine_flag_help()]
 

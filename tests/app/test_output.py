@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app import output, paths
+from app.errors import ExitCode, StokerError
 
 
 def test_plain_fields_stay_on_their_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +69,23 @@ def test_folders_are_private_and_can_be_moved(
     assert paths.runtime_dir() == tmp_path / "s" / "run"
     for folder in ("c", "c/models", "s", "s/logs", "s/run"):
         assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_cannot_be_made_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path / "file" / "c"))
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "file"))
+
+    with pytest.raises(StokerError, match=r"cannot make the folder .*file/c: Not a dir") as cache:
+        paths.models_dir()
+    with pytest.raises(StokerError, match=r"cannot make the folder .*file: File exists") as state:
+        paths.logs_dir()
+
+    assert "STOKER_CACHE_DIR" in str(cache.value.hint)
+    assert "STOKER_STATE_DIR" in str(state.value.hint)
+    assert state.value.exit_code == ExitCode.USAGE
 
 
 def test_xdg_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,12 @@ def test_a_server_without_metrics_is_exit_4(capsys: pytest.CaptureFixture[str]) 
     assert "answered 404" in capsys.readouterr().err
 
 
+def test_a_refused_key_says_where_to_put_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving({"/metrics": lambda _call: Answer([b""], status=401)}) as locked:
+        assert run(["top", locked.url, "--once"]) == 4
+    assert "STOKER_API_KEY" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("args", [["ftp://h"], ["--json", "--plain"], ["--interval", "0"]])
 def test_usage_errors(args: list[str], server: LocalServer) -> None:
     assert run(["top", *args]) == 2

@@ -1,10 +1,12 @@
-"""Prints ms per model step: `python -m tests.benchmarks.bench_model_step [float32|bfloat16]`.
+"""Prints ms per model step: `python -m tests.benchmarks.bench_model_step [SET] [DTYPE]`.
 
-Decode at context 200 with 1, 8 and 32 sequences (greedy token included), and prefill of one prompt.
+SET is native, reference or auto, DTYPE bfloat16 or float32. Decode at context 200 with 1, 8 and 32
+sequences (greedy token included), and prefill of one prompt. Medians: look at the machine's load.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -58,20 +60,23 @@ def run(model: ModelStep, cache: KVCache, batch: StepBatch) -> torch.Tensor:
 
 def main() -> None:
     """Load the default model and print one line per case."""
-    dtype = sys.argv[1] if len(sys.argv) > 1 else "bfloat16"
+    backend, dtype = (*sys.argv[1:], *("auto", "bfloat16")[len(sys.argv) - 1 :])
     executor = UniProcExecutor(
-        engine_config(default_model_folder(), dtype=dtype, max_model_len=4096)
+        engine_config(
+            default_model_folder(), dtype=dtype, max_model_len=4096, attention_backend=backend
+        )
     )
     executor.load_model()
     worker = executor._worker
     assert isinstance(worker, Worker)
     model = worker._model
     cache = model.create_kv_cache(2000)
-    print(f"{dtype}, {torch.get_num_threads()} threads")
+    load = os.getloadavg()[0]
+    print(f"{type(model).__name__}, {dtype}, load of the machine before the start {load:.1f}")
     for num_seqs in (1, 8, 32):
         run(model, cache, batch_of(num_seqs, 200, 0))
         batch = batch_of(num_seqs, 1, 199)
-        print(f"decode  B={num_seqs:<5d} {median_ms(model, cache, batch, 40):8.1f} ms")
+        print(f"decode  B={num_seqs:<5d} {median_ms(model, cache, batch, 60):8.1f} ms")
     for tokens in (60, 512, 2048):
         batch = batch_of(1, tokens, 0)
         print(f"prefill {tokens:<7d} {median_ms(model, cache, batch, 5):8.1f} ms")

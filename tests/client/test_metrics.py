@@ -154,6 +154,25 @@ def test_restart_counts_from_zero_and_says_so() -> None:
     assert rates.preemptions is None
 
 
+def test_a_server_that_is_starting_and_counts_nothing_yet_is_a_restart() -> None:
+    before = MetricsSample(0.0, "stoker", running=0, prompt_tokens=31)
+    starting = MetricsSample(2.0, "stoker", running=0)
+    ready = MetricsSample(4.0, "stoker", running=0, prompt_tokens=0)
+    assert rates_between(before, starting).had_restart
+    assert not rates_between(starting, ready).had_restart
+
+
+def test_values_that_are_no_numbers_are_unknown() -> None:
+    found = read_sample(
+        "vllm:kv_cache_usage_perc +Inf\nvllm:num_requests_running NaN\n"
+        "vllm:prompt_tokens_total -Inf\nvllm:num_requests_waiting 2\n",
+        0.0,
+    )
+    assert found is not None
+    assert (found.kv_usage, found.running, found.prompt_tokens) == (None, None, None)
+    assert found.waiting == 2
+
+
 def test_no_time_between_samples_gives_no_rate() -> None:
     one = MetricsSample(1.0, "vllm", generation_tokens=1)
     assert rates_between(one, one).generation_tokens_per_s is None

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
+from engine.frontend.tokenizer import Tokenizer
 from tests.e2e.running_server import ENGINE, Server, free_port, gauge, started, wait_for_gauge
-from tests.tiny_model import write_tiny_llama
+from tests.tiny_model import VOCAB, write_tiny_llama
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -35,6 +38,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_folder(write_tiny_llama(tmp_path_factory.mktemp("tokenizer")))
 
 
 def complete(client: openai.OpenAI, prompt: str, **options: object) -> str:
@@ -113,6 +121,172 @@ def test_refusals_have_openais_shape(client: openai.OpenAI, server: Server) -> N
     with stranger, pytest.raises(openai.AuthenticationError):
         stranger.models.list()
     assert KEY not in server.text
+
+
+def chosen(choice: Any) -> list[Any]:
+    """The logprob entries of a chat answer."""
+    assert choice.logprobs
+    assert choice.logprobs.content
+    return list(choice.logprobs.content)
+
+
+def test_sampled_logprobs_equal_those_of_the_same_text_as_prompt(
+    client: openai.OpenAI, server: Server, tokenizer: Tokenizer
+) -> None:
+    """Teacher forcing: what was sampled token by token is scored again in one prefill."""
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    answer = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=20, seed=3, logprobs=True, top_logprobs=20,
+        extra_body={"ignore_eos": True, "repetition_penalty": 1.3},
+    )  # fmt: skip
+    content = chosen(answer.choices[0])
+    id_of = {tokenizer.token_bytes(token_id): token_id for token_id in range(VOCAB)}
+    prompt = tokenizer.encode("<s>user: Hello</s><s>assistant: ", add_special_tokens=False)
+    scored = client.completions.create(
+        model="tiny", prompt=prompt + [id_of[bytes(item.bytes)] for item in content],
+        max_tokens=0, echo=True, logprobs=20,
+    ).choices[0].logprobs  # fmt: skip
+    assert scored
+    assert scored.token_logprobs
+    tail = scored.token_logprobs[len(prompt) :]
+    assert tail == pytest.approx([item.logprob for item in content], abs=1e-3)
+    for item in content:
+        values = [top.logprob for top in item.top_logprobs]
+        assert len(values) == 20
+        assert values == sorted(values, reverse=True)
+        assert 0 < sum(map(math.exp, values)) < 1 + 1e-5
+
+
+def test_streamed_logprobs_equal_whole_ones(client: openai.OpenAI) -> None:
+    options: Any = {"model": "tiny", "prompt": "stream", "max_tokens": 12, "temperature": 0}
+    options |= {"logprobs": 2, "echo": True, "stop": ["zzzz"]}
+    whole = client.completions.create(**options).choices[0]
+    chunks = list(client.completions.create(**options, stream=True))
+    parts = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+    assert whole.logprobs
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        joined = [value for part in parts for value in getattr(part, name)]
+        expected = getattr(whole.logprobs, name)
+        if name == "token_logprobs":
+            assert joined[0] is expected[0] is None
+            assert joined[1:] == pytest.approx(expected[1:], abs=1e-4)
+        else:
+            assert joined == expected
+
+
+def test_prompt_logprobs_come_in_spite_of_a_cached_prefix(client: openai.OpenAI) -> None:
+    prompt = "a prompt of more than thirty-two tokens, scored twice in a row"
+    options: Any = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    first, second = (
+        client.completions.create(**options, extra_body={"prompt_logprobs": 1}) for _ in range(2)
+    )
+    entries = first.choices[0].model_extra["prompt_logprobs"]
+    assert len(entries) == len(prompt)
+    assert entries[0] is None
+    assert entries == second.choices[0].model_extra["prompt_logprobs"]
+    assert second.usage.prompt_tokens_details.cached_tokens == 0
+    assert first.choices[0].text == complete(client, prompt, max_tokens=1)
+
+
+def test_samples_differ_and_come_again_with_their_seed(client: openai.OpenAI) -> None:
+    def ask(seed: int) -> list[str]:
+        answer = client.completions.create(
+            model="tiny", prompt="samples", max_tokens=16, temperature=1, n=4, seed=seed
+        )
+        return [choice.text for choice in answer.choices]
+
+    first = ask(1)
+    assert len(set(first)) == 4
+    assert ask(1) == first
+    assert ask(100) != first
+
+
+def test_edits_of_one_request_do_not_reach_another(
+    client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
+    plain = complete(client, "edits", max_tokens=24)
+    (letter,) = tokenizer.encode("q", add_special_tokens=False)
+    (other,) = tokenizer.encode("z", add_special_tokens=False)
+    bad_letter = next(char for char in plain if char.isascii() and char.isalnum())
+    asks: list[dict[str, Any]] = [
+        {"logit_bias": {str(letter): 100}},
+        {"extra_body": {"allowed_token_ids": [letter, other]}},
+        {"extra_body": {"bad_words": [bad_letter]}},
+        {"frequency_penalty": 2.0, "presence_penalty": 2.0},
+        {"extra_body": {"repetition_penalty": 1.5}},
+        {},
+    ]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(
+            pool.map(lambda ask: complete(client, "edits", max_tokens=24, **ask), asks * 2)
+        )
+    assert answers[:6] == answers[6:]
+    bias, allowed, bad, penalised, repeated, unchanged = answers[:6]
+    assert unchanged == plain
+    assert bias == "q" * 24
+    assert set(allowed) <= {"q", "z"}
+    assert bad_letter in plain
+    assert bad_letter not in bad
+    assert len({plain, penalised, repeated}) == 3
+
+
+def test_refusals_of_sampling_fields_name_value_and_limit(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "x"}]
+    with pytest.raises(openai.BadRequestError, match=r"\[0, 20\], got 21") as caught:
+        client.chat.completions.create(
+            model="tiny", messages=messages, logprobs=True, top_logprobs=21
+        )
+    assert caught.value.param == "top_logprobs"
+    with pytest.raises(openai.BadRequestError, match=r"\[-2, 2\], got 3"):
+        complete(client, "x", frequency_penalty=3)
+    with pytest.raises(openai.BadRequestError, match=r"logit_bias: token id 258"):
+        complete(client, "x", logit_bias={"258": 1})
+
+
+def test_preemption_changes_no_penalised_text(tmp_path: Path) -> None:
+    """16 long requests in a cache that holds a few of them give what each gives alone."""
+    folder = write_tiny_llama(tmp_path / "model", seed=3)
+    port = free_port()
+    command = [*ENGINE, "serve", str(folder), "--port", str(port), "--dtype", "float32"]
+    command += ["--served-model-name", "tiny", "--num-gpu-blocks-override", "40"]
+    with (
+        started(command, port) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+
+        def ask(number: int) -> str:
+            extra = {"ignore_eos": True, "repetition_penalty": 1.2}
+            return complete(
+                client, f"request {number} ", max_tokens=150, frequency_penalty=0.3,
+                temperature=0.0 if number % 2 else 0.8, seed=number, extra_body=extra,
+            )  # fmt: skip
+
+        alone = [ask(number) for number in range(16)]
+        assert gauge(server.url, "vllm:num_preemptions_total") == 0
+        with ThreadPoolExecutor(16) as pool:
+            assert list(pool.map(ask, range(16))) == alone
+        assert gauge(server.url, "vllm:num_preemptions_total") > 0
+
+
+def test_the_models_own_defaults_are_used_and_told(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"top_k": 1, "do_sample": true}')
+    port = free_port()
+    command = [*ENGINE, "serve", str(folder), "--port", str(port), "--dtype", "float32"]
+    command += ["--served-model-name", "tiny"]
+    with (
+        started(command, port) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        greedy = complete(client, "defaults")
+        assert complete(client, "defaults", temperature=2.0) == greedy
+        override = {"extra_body": {"top_k": 0}, "seed": 1}
+        assert complete(client, "defaults", temperature=2.0, **override) != greedy
+        assert (
+            "Default sampling parameters have been overridden by the model's "
+            "`generation_config.json`: `{'top_k': 1}`." in server.text
+        )
 
 
 def test_a_client_that_goes_away_frees_its_blocks(client: openai.OpenAI, server: Server) -> None:

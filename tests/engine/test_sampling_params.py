@@ -24,6 +24,15 @@ from engine.sampling_params import SamplingParams
         {"seed": 2**63},
         {"stop": ("a", "b", "c", "d", "e")},
         {"stop": ("",)},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": math.inf},
+        {"presence_penalty": 2.01},
+        {"frequency_penalty": math.nan},
+        {"logit_bias": ((3, -100.5),)},
+        {"bad_words": ("",)},
+        {"bad_words": ("x",) * 129},
+        {"logprobs": 21},
+        {"prompt_logprobs": -1},
     ],
 )
 def test_values_out_of_range_name_the_field(changes: dict[str, Any]) -> None:

@@ -5,6 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders
+from tokenizers.models import BPE
 
 from engine.errors import CorruptModelError
 from engine.frontend.tokenizer import Tokenizer, read_tokenizer_config
@@ -61,3 +64,19 @@ def test_truncation_of_the_training_run_is_off(tmp_path: Path, tiny_folder: Path
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert len(tokenizer.encode("four", add_special_tokens=False)) == 4
+
+
+def test_token_bytes_join_to_the_text(byte_tokenizer: Tokenizer) -> None:
+    text = "né 日本 \U0001f600\n\x00"
+    ids = byte_tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(map(byte_tokenizer.token_bytes, ids)) == text.encode()
+    assert byte_tokenizer.token_bytes(EOS) == b"</s>"
+    assert byte_tokenizer.token_bytes(10**6) == b""
+
+
+def test_token_bytes_of_a_sentencepiece_vocabulary() -> None:
+    vocabulary = {"<unk>": 0, "\u2581Hi": 1, "<0xF0>": 2, "é": 3}
+    fast = FastTokenizer(BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    fast.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
+    tokenizer = Tokenizer(fast, {})
+    assert [tokenizer.token_bytes(i) for i in (1, 2, 3)] == [b" Hi", b"\xf0", "é".encode()]

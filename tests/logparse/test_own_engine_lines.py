@@ -136,9 +136,57 @@ def test_a_stop_after_ready_is_no_failure() -> None:
         (
             ("CorruptModelError: /m/model.safetensors is truncated: 10 of 270 MB.",),
             "B6",
-            "a weight file is damaged or incomplete (/m/model.safetensors is truncated: 10 of "
-            "270 MB.)",
+            "a file of the model is damaged or incomplete",
             "df -h",
+        ),
+        (
+            (
+                "RefusedFormatError: /m holds weights only as pickle files (pytorch_model.bin). "
+                "They are refused, because loading a pickle can run any code that is inside it.",
+            ),
+            "S4",
+            "the weights come only as pickle files, which are never loaded",
+            "ls -lh smollm2-135m",
+        ),
+        (
+            ("CorruptModelError: /m holds no tokenizer.json; without it text cannot be read.",),
+            "S5",
+            "the model folder holds no tokenizer.json",
+            "ls -lh smollm2-135m",
+        ),
+        (
+            ("CorruptModelError: The checkpoint in /m lacks 90 parameters: a, b, ....",),
+            "S6",
+            "config.json and the weights do not belong together (90 parameters are missing)",
+            "stoker serve",
+        ),
+        (
+            (
+                "CorruptModelError: Parameter model.embed_tokens.weight has shape [8, 6], but "
+                "config.json asks for [8, 5]. The two do not belong together.",
+            ),
+            "S6",
+            "config.json and the weights do not belong together (model.embed_tokens.weight has "
+            "another shape)",
+            "stoker serve",
+        ),
+        (
+            (
+                "OfflineError: acme/x is not in the local cache and the Hugging Face hub cannot "
+                "be reached. Check the network (HTTPS_PROXY, HF_ENDPOINT), or copy the model here.",
+            ),
+            "B3",
+            "the model is not in the local cache and the hub cannot be reached",
+            "export HTTPS_PROXY=http://proxy:3128",
+        ),
+        (
+            (
+                "ModelError: /m/a.safetensors is a file of a kind that cannot be served alone; "
+                "give its folder.",
+            ),
+            "S3",
+            "/m/a.safetensors is a file of a kind that cannot be served alone; give its folder",
+            "stoker models list",
         ),
         (
             (
@@ -153,7 +201,7 @@ def test_a_stop_after_ready_is_no_failure() -> None:
         (
             ("ConfigError: --gpu-memory-utilization 2.0 is not in (0, 1].",),
             "S2",
-            "--gpu-memory-utilization 2.0 is not in (0, 1].",
+            "--gpu-memory-utilization 2.0 is not in (0, 1]",
             "stoker serve --help",
         ),
         (

@@ -18,8 +18,9 @@ from engine.errors import (
     ModelError,
     ModelNotFoundError,
     OfflineError,
+    RefusedFormatError,
 )
-from engine.models.resolve import converted_folder, resolve_model
+from engine.models.resolve import converted_folder, default_cache_dir, resolve_model
 from tests.models.gguf_file_maker import byte_tokens, write_gguf
 from tests.models.tiny_llama import save_tiny_llama
 from tests.tiny_model import write_tiny_llama
@@ -51,7 +52,7 @@ def test_a_folder_without_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
 def test_pickles_are_refused_with_the_reason(name: str, folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / name)
-    with pytest.raises(CorruptModelError, match=f"{name}.*refused.*can run any code.*safetensors"):
+    with pytest.raises(RefusedFormatError, match=f"{name}.*refused.*can run any code.*safetensors"):
         resolve_model(str(folder))
 
 
@@ -259,3 +260,14 @@ def test_a_broken_index_is_named(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"nothing": 1}))
     with pytest.raises(CorruptModelError, match=r"index\.json is damaged"):
         resolve_model(str(folder))
+
+
+def test_conversions_lie_where_the_command_keeps_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app.paths import models_dir
+
+    for name, value in (("STOKER_CACHE_DIR", tmp_path / "own"), ("XDG_CACHE_HOME", tmp_path)):
+        monkeypatch.delenv("STOKER_CACHE_DIR", raising=False)
+        monkeypatch.setenv(name, str(value))
+        assert default_cache_dir() == models_dir()

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from engine.messages import EventType
+from engine.messages import EventType, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.sched.request import RequestStatus
+from engine.sched.scheduler_output import ModelRunnerOutput
 from tests.sched.workload import Run, make_request, make_scheduler, next_token
 
 
@@ -182,3 +183,51 @@ def test_the_rule_that_stands_in_for_a_model_depends_on_the_whole_sequence() -> 
     scheduler = make_scheduler()
     tokens = {next_token(make_request(scheduler, "x", [1, 2, last], 1)) for last in range(50)}
     assert len(tokens) == 50
+
+
+def test_prompt_logprobs_read_no_cached_prefix_but_fill_the_cache() -> None:
+    scheduler = make_scheduler(block_size=4, caching=True)
+    run = Run(scheduler)
+    asking = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    for name, params, computed in (("one", None, 9), ("two", asking, 9), ("three", None, 1)):
+        scheduler.add_request(make_request(scheduler, name, list(range(9)), 1, params=params))
+        assert run.step()[0].num_scheduled_tokens == {name: computed}
+
+
+def test_prompts_that_want_logprobs_share_a_part_of_the_step() -> None:
+    scheduler = make_scheduler(tokens=4096, max_model_len=8192)
+    asking = SamplingParams(max_tokens=1, prompt_logprobs=3)
+    for name, params in (("a", asking), ("b", asking), ("c", None)):
+        scheduler.add_request(make_request(scheduler, name, 700, 1, params=params))
+    run = Run(scheduler)
+    assert run.step()[0].num_scheduled_tokens == {"a": 512}  # b waits, and c stands behind it
+    assert run.step()[0].num_scheduled_tokens == {"a": 188, "b": 324, "c": 700}
+    run.finish()
+    assert set(run.reasons) == {"a", "b", "c"}
+
+
+def test_an_unsplittable_prompt_keeps_its_size_whatever_it_wants() -> None:
+    scheduler = make_scheduler(tokens=4096, chunked=False)
+    asking = SamplingParams(max_tokens=1, prompt_logprobs=3)
+    scheduler.add_request(make_request(scheduler, "a", 700, 1, params=asking))
+    assert Run(scheduler).step()[0].num_scheduled_tokens == {"a": 700}
+
+
+def test_logprobs_end_with_the_tokens_and_reach_their_request() -> None:
+    scheduler = make_scheduler()
+    for name in ("stops", "goes-on"):
+        params = SamplingParams(max_tokens=5, logprobs=0)
+        request = make_request(scheduler, name, 4, 5, params=params, eos=(8,))
+        scheduler.add_request(request)
+    planned = scheduler.schedule()
+    entries = [TokenLogprobs([token], [-1.0], 1) for token in (7, 8, 9)]
+    result = ModelRunnerOutput(
+        ["stops", "goes-on"],
+        [[7, 8, 9], [7]],
+        {"stops": entries, "goes-on": entries[:1]},
+        {"goes-on": entries},
+    )
+    first, second = scheduler.update_from_output(planned, result)
+    assert (first.new_token_ids, first.logprobs) == ([7, 8], entries[:2])
+    assert (second.logprobs, second.prompt_logprobs) == (entries[:1], entries)
+    assert first.prompt_logprobs is None

@@ -22,6 +22,7 @@ from engine.messages import (
     HandshakeReady,
     PrefillStats,
     SchedulerStats,
+    TokenLogprobs,
 )
 
 NUM_BLOCKS = 65
@@ -33,6 +34,12 @@ READY = HandshakeReady(
     kv_cache_max_concurrency=2.03,
     dtype="float32",
 )
+
+
+def fake_logprobs(token: int, num_top: int) -> TokenLogprobs:
+    """The token is second best, behind its successor."""
+    best = [(token + 1 - number) % 256 for number in range(num_top)]
+    return TokenLogprobs([token, *best], [-1.0, *(-0.5 - 0.5 * i for i in range(num_top))], 2)
 
 
 @dataclass
@@ -160,6 +167,10 @@ class FakeCore:
             ]
             num_prompt = len(running.request.prompt_token_ids)
             output.prefill_stats = PrefillStats(num_prompt, min(self.num_cached_tokens, num_prompt))
+            num_top = running.request.sampling_params.prompt_logprobs
+            if num_top is not None:
+                following = running.request.prompt_token_ids[1:]
+                output.prompt_logprobs = [fake_logprobs(token, num_top) for token in following]
         for _ in range(self.tokens_per_step):
             self._add_token(running, output)
             if output.finish_reason is not None:
@@ -171,6 +182,8 @@ class FakeCore:
         params = running.request.sampling_params
         token = self.answer[running.num_done % len(self.answer)]
         output.new_token_ids.append(token)
+        if params.logprobs is not None:
+            output.logprobs = [*(output.logprobs or ()), fake_logprobs(token, params.logprobs)]
         running.num_done += 1
         if running.num_done > params.min_tokens and token in running.request.eos_token_ids:
             output.finish_reason = FinishReason.STOP

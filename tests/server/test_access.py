@@ -46,6 +46,7 @@ async def test_starting_then_ready_then_stopping(tiny_folder: Path) -> None:
         served.state.become_ready(served.services)
         health = await served.http.get("/health")
         assert (health.status_code, health.content) == (200, b"")
+        assert (await served.http.head("/health")).status_code == 200
         served.state.phase = ServerPhase.STOPPING
         assert (await served.http.get("/health")).json() == {"status": "stopping"}
         served.state.phase = ServerPhase.DEAD

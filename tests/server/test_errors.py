@@ -57,13 +57,23 @@ def _error(response: httpx.Response, status: int) -> dict[str, Any]:
         ("n", 129),
         ("stream", "maybe"),
         ("priority", 2**40),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {"1": 5}),
-        ("logprobs", True),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 1e39),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"258": 1}),
+        ("logit_bias", {"Paris": 1}),
+        ("logit_bias", [1]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [258]),
+        ("bad_words", [""]),
+        ("bad_words", ["x"] * 129),
+        ("bad_words", "x"),
+        ("logprobs", "many"),
         ("top_logprobs", 3),
-        ("prompt_logprobs", 0),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", -1),
         ("response_format", {"type": "json_object"}),
         ("structured_outputs", {"regex": "a"}),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
@@ -97,6 +107,8 @@ async def test_bad_chat_fields_are_named(served: Served, field: str, value: obje
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("top_logprobs", 0),
+        ("bad_words", []),
         ("frequency_penalty", 0),
         ("presence_penalty", 0.0),
         ("logit_bias", {}),
@@ -131,7 +143,10 @@ async def test_values_that_ask_for_nothing_are_fine(
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": ["a"] * 129}, "n"),
-        ({"prompt": "a", "logprobs": 0}, "logprobs"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logprobs": -1}, "logprobs"),
+        ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "n": 2, "temperature": 0}, "n"),
@@ -220,3 +235,10 @@ async def test_model_without_chat_template(tiny_folder: Path, tmp_path: Path) ->
     async with serving(tmp_path, FakeCore([1])) as served:
         response = await served.http.post("/v1/chat/completions", json={"messages": ASK})
         assert "/v1/completions" in _error(response, 400)["message"]
+
+
+async def test_too_many_logprobs_name_the_limit(served: Served) -> None:
+    body = {"messages": ASK, "logprobs": True, "top_logprobs": 21}
+    error = _error(await served.http.post("/v1/chat/completions", json=body), 400)
+    assert error["param"] == "top_logprobs"
+    assert error["message"] == "top_logprobs must be in [0, 20], got 21."

@@ -20,7 +20,12 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def engine_config(
-    folder: Path, *, dtype: str = "float32", block_size: int = 16, max_model_len: int = 1024
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    block_size: int = 16,
+    max_model_len: int = 1024,
+    attention_backend: str = "auto",
 ) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig.from_folder(folder, folder.name),
@@ -28,7 +33,7 @@ def engine_config(
         scheduler=SchedulerConfig(
             max_num_batched_tokens=2048, max_num_seqs=32, max_model_len=max_model_len
         ),
-        device=DeviceConfig(device="cpu", dtype=dtype),
+        device=DeviceConfig(device="cpu", dtype=dtype, attention_backend=attention_backend),
     )
 
 

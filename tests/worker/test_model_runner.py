@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -154,13 +155,13 @@ def test_startup_lines_have_vllms_shape(
 
 
 @pytest.fixture
-def log_lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
     caplog.set_level("INFO", "engine")
     caplog.handler.setLevel("INFO")
-    import logging
-
-    logging.getLogger("engine").addHandler(caplog.handler)
-    return lambda: [record.getMessage() for record in caplog.records]
+    logger = logging.getLogger("engine")
+    logger.addHandler(caplog.handler)
+    yield lambda: [record.getMessage() for record in caplog.records]
+    logger.removeHandler(caplog.handler)
 
 
 def test_threads_follow_the_configuration(folder: Path) -> None:

@@ -20,7 +20,6 @@ def settings(rows: int, **changes: Any) -> SamplingBatch:
         "top_p": np.ones(rows, dtype=np.float32),
         "min_p": np.zeros(rows, dtype=np.float32),
         "uniforms": uniform_numbers(np.arange(rows, dtype=np.uint64), np.zeros(rows, np.int64)),
-        "forbidden": (),
         **changes,
     }
     return SamplingBatch(**values)
@@ -124,7 +123,6 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
                 batch.top_p[i : i + 1],
                 batch.min_p[i : i + 1],
                 batch.uniforms[i : i + 1],
-                (),
             ),
         )[0]
         for i in range(6)
@@ -139,15 +137,3 @@ def test_the_ends_of_the_unit_interval_give_tokens_with_weight(uniform: float) -
     logits[0, 10], logits[0, 30] = 0.3, -0.2
     token = sample(logits, settings(1, uniforms=np.array([uniform], dtype=np.float32)))
     assert token.tolist() == [10 if uniform == 0 else 30]
-
-
-def test_forbidden_tokens_are_never_chosen() -> None:
-    logits = torch.zeros(3, 8)
-    logits[:, 2] = 50.0
-    batch = settings(
-        3, temperature=np.array([0, 1, 0], dtype=np.float32), forbidden=((0, (2, 3)), (1, (2,)))
-    )
-    tokens = sample(logits, batch).tolist()
-    assert tokens[0] not in (2, 3)
-    assert tokens[1] != 2
-    assert tokens[2] == 2

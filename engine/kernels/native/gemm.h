@@ -178,42 +178,10 @@ void multiply_rows(int count, const Arguments&... arguments) {
   }
 }
 
-constexpr std::int64_t kRowBlock = 64;      // rows that one visit of a panel covers
-#ifndef PPT
-#define PPT 8
-#endif
-constexpr std::int64_t kPiecesPerThread = PPT;  // at most; small pieces even out lost time
+// Rows that one visit of a panel covers: few panels and many rows still make work for all threads.
+constexpr std::int64_t kRowBlock = 64;
 
-// How a product is cut into items: pieces of the panels for each block of rows.
-struct Cut {
-  std::int64_t panels, pieces, blocks, rows;
-
-  Cut(std::int64_t num_rows, std::int64_t num_panels, int num_threads)
-      : panels(num_panels), blocks((num_rows + kRowBlock - 1) / kRowBlock), rows(num_rows) {
-    const std::int64_t most = blocks > 1 ? panels : kPiecesPerThread * num_threads;
-    pieces = std::min(panels, most);
-    for (std::int64_t even = most; even > num_threads; even -= num_threads) {
-      if (panels % even == 0) {  // equal pieces, and equally many for all threads
-        pieces = even;
-        return;
-      }
-    }
-  }
-
-  std::int64_t items() const { return pieces * blocks; }
-  Span panels_of(std::int64_t item) const { return span_of(panels, item / blocks, pieces); }
-  Span rows_of(std::int64_t item) const {
-    const std::int64_t first = item % blocks * kRowBlock;
-    return {first, std::min(first + kRowBlock, rows)};
-  }
-};
-
-inline void prefetch_start(const PackedMatrix& weight, std::int64_t panel) {
-  const auto* start = reinterpret_cast<const char*>(weight.panel(panel));
-  for (std::int64_t offset = 0; offset < kPrefetchBytes; offset += kCacheLine) {
-    _mm_prefetch(start + offset, _MM_HINT_T0);
-  }
-}
+inline std::int64_t num_blocks(std::int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
 
 // Rows `rows` of one panel; those of panel `next` are read ahead.
 template <class Epilogue>
@@ -243,24 +211,24 @@ void multiply_panel(const bf16* activations, std::int64_t stride, Span rows,
 template <class Epilogue>
 void multiply(Team& team, const bf16* activations, std::int64_t stride, std::int64_t num_rows,
               const PackedMatrix& weight, const Epilogue& epilogue) {
-  const Cut cut(num_rows, weight.panels, team.size());
-  team.share(cut.items(), [&](std::int64_t item, std::int64_t following) {
-    const Span panels = cut.panels_of(item), rows = cut.rows_of(item);
-    for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
-      std::int64_t next = panel + 1;
-      if (next == panels.end) {
-        next = following < 0 ? panel : cut.panels_of(following).begin;
-        if (next != panel && num_rows <= kTileRows) prefetch_start(weight, next);
-      }
-      multiply_panel(activations, stride, rows, weight, panel, next, epilogue);
-    }
+  const std::int64_t blocks = num_blocks(num_rows);
+  team.share(weight.panels * blocks, [&](std::int64_t item, std::int64_t following) {
+    const std::int64_t panel = item / blocks, first = item % blocks * kRowBlock;
+    const Span rows{first, std::min(first + kRowBlock, num_rows)};
+    const std::int64_t next = following < 0 ? panel : following / blocks;
+    multiply_panel(activations, stride, rows, weight, panel, next, epilogue);
   });
 }
 
-// Reads the likely beginning of this thread's part while it waits for the phase before.
+// Reads the beginning of this thread's part of a product while the phase before it ends.
 inline void prefetch_part(const Team& team, std::int64_t num_rows, const PackedMatrix& weight) {
-  const Cut cut(num_rows, weight.panels, team.size());
-  prefetch_start(weight, cut.panels_of(std::min<std::int64_t>(team.thread(), cut.items() - 1)).begin);
+  const std::int64_t blocks = num_blocks(num_rows);
+  const Span items = span_of(weight.panels * blocks, team.thread(), team.size());
+  if (items.begin == items.end) return;
+  const auto* start = reinterpret_cast<const char*>(weight.panel(items.begin / blocks));
+  for (std::int64_t offset = 0; offset < kPrefetchBytes; offset += kCacheLine) {
+    _mm_prefetch(start + offset, _MM_HINT_T0);
+  }
 }
 
 }  // namespace stoker

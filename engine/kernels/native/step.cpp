@@ -266,11 +266,7 @@ class Model {
 
   template <class Body>
   static void share_rows(Team& team, std::int64_t count, const Body& body) {
-    const std::int64_t pieces = std::min<std::int64_t>(count, kPiecesPerThread * team.size());
-    team.share(pieces, [&](std::int64_t piece, std::int64_t) {
-      const Span rows = span_of(count, piece, pieces);
-      for (std::int64_t row = rows.begin; row < rows.end; ++row) body(row);
-    });
+    team.share(count, [&](std::int64_t row, std::int64_t) { body(row); });
   }
 
   const Shape shape_;

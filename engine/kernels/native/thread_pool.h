@@ -10,7 +10,6 @@
 #include <signal.h>
 
 #include <atomic>
-#include <cassert>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -37,46 +36,70 @@ void spin_until(const Condition& condition) {
   }
 }
 
-struct Phase {
-  alignas(kCacheLine) std::atomic<std::int64_t> next{0};  // the first item that nobody has taken
-  alignas(kCacheLine) std::atomic<std::int64_t> done{0};
+// The part of 0..count that is number `index` of `pieces`: contiguous, sizes differ by at most one.
+struct Span {
+  std::int64_t begin, end;
+};
+
+inline Span span_of(std::int64_t count, std::int64_t index, std::int64_t pieces) {
+  const auto border = [&](std::int64_t i) { return (count * i + pieces - 1) / pieces; };
+  return {border(index), border(index + 1)};
+}
+
+struct alignas(kCacheLine) Counter {
+  std::atomic<std::int64_t> value{0};
 };
 
 // One thread's way through the phases of a job. All threads make the same calls in the same order.
 class Team {
  public:
-  Team(int thread, int size, Phase* phases, std::int64_t max_phases)
-      : thread_(thread), size_(size), phases_(phases), last_(phases + max_phases) {}
+  // `counters` has `size` + 1 per phase: how many items of each thread's part are taken, then how
+  // many of all are done.
+  Team(int thread, int size, Counter* counters) : thread_(thread), size_(size), phase_(counters) {}
 
   int thread() const { return thread_; }
   int size() const { return size_; }
 
-  // Calls body(item, following) for items 0..count that no other thread takes, and returns when all
-  // are done. `following` is the item that this thread does next, or -1.
+  // Calls body(item, following) for each of 0..count on one thread or another, and returns when all
+  // are done. Threads do contiguous parts and then help others with theirs. `following` is the item
+  // that probably comes next here, or -1.
   template <class Body>
   void share(std::int64_t count, const Body& body) {
-    assert(phases_ < last_);
-    Phase& phase = *phases_++;
-    std::int64_t item = phase.next.fetch_add(1, std::memory_order_relaxed);
-    while (item < count) {
-      const std::int64_t following = phase.next.fetch_add(1, std::memory_order_relaxed);
-      body(item, following < count ? following : -1);
-      phase.done.fetch_add(1, std::memory_order_release);
-      item = following;
+    Counter* taken = phase_;
+    std::atomic<std::int64_t>& done = phase_[size_].value;
+    phase_ += size_ + 1;
+    for (int turn = 0; turn < size_; ++turn) {
+      const int owner = (thread_ + turn) % size_;
+      const std::int64_t finished = work_on(taken[owner], span_of(count, owner, size_), body);
+      if (finished > 0) done.fetch_add(finished, std::memory_order_release);
     }
-    spin_until([&] { return phase.done.load(std::memory_order_acquire) >= count; });
+    spin_until([&] { return done.load(std::memory_order_acquire) >= count; });
   }
 
  private:
+  template <class Body>
+  static std::int64_t work_on(Counter& taken, Span part, const Body& body) {
+    const std::int64_t size = part.end - part.begin;
+    std::int64_t finished = 0;
+    while (taken.value.load(std::memory_order_relaxed) < size) {
+      const std::int64_t item =
+          part.begin + taken.value.fetch_add(1, std::memory_order_relaxed);
+      if (item >= part.end) break;
+      body(item, item + 1 < part.end ? item + 1 : -1);
+      ++finished;
+    }
+    return finished;
+  }
+
   const int thread_, size_;
-  Phase* phases_;
-  const Phase* const last_;
+  Counter* phase_;
 };
 
 class ThreadPool {
  public:
   ThreadPool(int num_threads, std::int64_t max_phases)
-      : size_(num_threads), max_phases_(max_phases), phases_(new Phase[max_phases]) {
+      : size_(num_threads), num_counters_(max_phases * (num_threads + 1)),
+        counters_(new Counter[num_counters_]) {
     // Signals are for the threads of the host program, which may wait for them in a system call.
     sigset_t all, before;
     sigfillset(&all);
@@ -104,9 +127,8 @@ class ThreadPool {
   // it reads outside of items must stay unchanged until `settle`.
   void run(std::function<void(Team&)> body) {
     settle();
-    for (std::int64_t index = 0; index < max_phases_; ++index) {
-      phases_[index].next.store(0, std::memory_order_relaxed);
-      phases_[index].done.store(0, std::memory_order_relaxed);
+    for (std::int64_t index = 0; index < num_counters_; ++index) {
+      counters_[index].value.store(0, std::memory_order_relaxed);
     }
     body_ = std::move(body);
     gate_.store(kOpen, std::memory_order_release);
@@ -124,7 +146,7 @@ class ThreadPool {
   static constexpr std::uint32_t kOpen = 1u << 31;  // the bits below count the threads inside
 
   void work(int thread) {
-    Team team(thread, size_, phases_.get(), max_phases_);
+    Team team(thread, size_, counters_.get());
     body_(team);
   }
 
@@ -175,8 +197,8 @@ class ThreadPool {
   }
 
   const int size_;
-  const std::int64_t max_phases_;
-  const std::unique_ptr<Phase[]> phases_;
+  const std::int64_t num_counters_;
+  const std::unique_ptr<Counter[]> counters_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable job_posted_;
@@ -185,14 +207,5 @@ class ThreadPool {
   alignas(kCacheLine) std::atomic<std::uint32_t> job_{0};
   alignas(kCacheLine) std::atomic<std::uint32_t> gate_{0};
 };
-
-// The part of 0..count that is number `index` of `pieces`: contiguous, sizes differ by at most one.
-struct Span {
-  std::int64_t begin, end;
-};
-
-inline Span span_of(std::int64_t count, std::int64_t index, std::int64_t pieces) {
-  return {count * index / pieces, count * (index + 1) / pieces};
-}
 
 }  // namespace stoker

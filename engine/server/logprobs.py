@@ -1,0 +1,71 @@
+"""Log probabilities in the shapes of the three places where the API has them."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from engine.frontend.logprobs import Logprob, PositionLogprobs
+
+
+def chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, object]:
+    """`choices[].logprobs` of a chat completion."""
+    content = [
+        {**_chat_token(position.chosen), "top_logprobs": [_chat_token(top) for top in position.top]}
+        for position in positions
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(item: Logprob) -> dict[str, object]:
+    return {"token": item.token, "logprob": item.logprob, "bytes": list(item.raw)}
+
+
+def prompt_logprobs(positions: Sequence[PositionLogprobs]) -> list[dict[str, object] | None]:
+    """vLLM's `prompt_logprobs`: one object per prompt token, by token id; null for the first."""
+    return [
+        None
+        if position.chosen.logprob is None
+        else {
+            str(item.token_id): {
+                "logprob": item.logprob,
+                "rank": item.rank,
+                "decoded_token": item.token,
+            }
+            for item in (position.chosen, *position.top)
+        }
+        for position in positions
+    ]
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of one text completion, piece by piece when it is streamed.
+
+    `text_offset` counts characters that were complete before the token, so the parts of one
+    character share an offset.
+    """
+
+    def __init__(self) -> None:
+        self._num_chars = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, positions: Sequence[PositionLogprobs]) -> dict[str, object]:
+        """The next positions; offsets go on where the last call ended."""
+        return {
+            "text_offset": [self._offset(position.chosen) for position in positions],
+            "token_logprobs": [position.chosen.logprob for position in positions],
+            "tokens": [position.chosen.token for position in positions],
+            "top_logprobs": [_by_token(position) for position in positions],
+        }
+
+    def _offset(self, item: Logprob) -> int:
+        offset = self._num_chars
+        self._num_chars += len(self._decoder.decode(item.raw))
+        return offset
+
+
+def _by_token(position: PositionLogprobs) -> dict[str, float | None] | None:
+    """The most likely tokens, and the chosen one even if it is not among them."""
+    if position.chosen.logprob is None:
+        return None
+    return {item.token: item.logprob for item in (*position.top, position.chosen)}
