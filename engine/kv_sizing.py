@@ -99,7 +99,7 @@ def require_one_request_fits(available_bytes: int, spec: KVCacheSpec, max_model_
         raise MemoryBudgetError(
             "No available memory for the cache blocks: "
             f"{format_gib(available_bytes)} GiB are left for the KV cache. "
-            "Try increasing `gpu_memory_utilization` or giving --kv-cache-memory-bytes."
+            "Try increasing `gpu_memory_utilization`, or --kv-cache-memory-bytes where it is given."
         )
     needed = spec.bytes_per_block * spec.blocks_for(max_model_len)
     if needed > usable:
@@ -108,5 +108,6 @@ def require_one_request_fits(available_bytes: int, spec: KVCacheSpec, max_model_
             f"({format_gib(needed)} GiB KV cache is needed, which is larger than the available KV "
             f"cache memory ({format_gib(usable)} GiB). Based on the available memory, the "
             f"estimated maximum model length is {longest_model_len(available_bytes, spec)}. "
-            "Try increasing `gpu_memory_utilization` or decreasing `max_model_len`."
+            "Try increasing `gpu_memory_utilization` or decreasing `max_model_len`; "
+            f"with --kv-cache-memory-bytes, give {needed + spec.bytes_per_block} or more."
         )

@@ -96,7 +96,10 @@ def check_fits_model(request: ServeRequest, folder: Path) -> None:
     except ConfigError as error:
         raise _usage(str(error).rstrip(".")) from error
     except ModelError as error:
-        raise StokerError(str(error).rstrip(".")) from error
+        # The same code as when the engine finds it, a second later.
+        raise StokerError(
+            str(error).rstrip("."), exit_code=ExitCode.ENGINE_FAILED_TO_START
+        ) from error
 
 
 def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> LaunchSpec:

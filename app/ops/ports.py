@@ -26,10 +26,13 @@ def require_free_port(host: str, port: int) -> None:
         raise StokerError(
             f"port {port} is in use{_held_by(port)}",
             hint=f"use another one: --port {port + 1 if port < 65535 else port - 1}",
+            exit_code=ExitCode.ENGINE_FAILED_TO_START,
         )
     if problem == errno.EACCES:
         raise StokerError(
-            f"this user may not listen on port {port}", hint="use a port from 1024 on"
+            f"this user may not listen on port {port}",
+            hint="use a port from 1024 on",
+            exit_code=ExitCode.ENGINE_FAILED_TO_START,
         )
     raise StokerError(
         f"this machine has no address {host} to listen on",

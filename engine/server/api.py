@@ -59,6 +59,7 @@ def create_app(state: ServerState, api_key: str | None = None) -> FastAPI:
         ("/tokenize", ["POST"], routes.tokenize),
         ("/detokenize", ["POST"], routes.detokenize),
         ("/v1/models", ["GET"], routes.models),
+        ("/v1/models/{name:path}", ["GET"], routes.model),
         ("/v1/chat/completions", ["POST"], routes.chat_completions),
         ("/v1/completions", ["POST"], routes.completions),
     ):
@@ -95,6 +96,9 @@ class _Routes:
 
     async def models(self) -> Response:
         return introspection.models(self._state.require_ready())
+
+    async def model(self, name: str) -> Response:
+        return introspection.model(self._state.require_ready(), name)
 
     async def tokenize(self, request: Request) -> Response:
         services = self._state.require_ready()

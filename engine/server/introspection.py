@@ -37,7 +37,17 @@ def load(state: ServerState) -> Response:
 
 def models(services: Services) -> Response:
     """The one model served, as OpenAI lists models."""
-    card = {
+    return json_response({"object": "list", "data": [_model_card(services)]})
+
+
+def model(services: Services, name: str) -> Response:
+    """The entry of one model; 404 for any other name."""
+    services.check_model(name)
+    return json_response(_model_card(services))
+
+
+def _model_card(services: Services) -> dict[str, object]:
+    return {
         "id": services.model_name,
         "object": "model",
         "created": services.created,
@@ -47,7 +57,6 @@ def models(services: Services) -> Response:
         "max_model_len": services.llm.input_processor.max_model_len,
         "permission": [],
     }
-    return json_response({"object": "list", "data": [card]})
 
 
 async def tokenize(services: Services, body: TokenizeBody) -> Response:

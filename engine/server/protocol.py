@@ -6,6 +6,7 @@ changes nothing: an answer that silently lacks what was asked for is worse than 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -73,6 +74,7 @@ _SAMPLING_FIELDS = (
 )
 
 _Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+_SCALAR_BRANCHES = ("str", "int", "float", "bool", "constrained-str", "constrained-int")
 _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = list[_TokenId]
 """Token ids of a request; whether the vocabulary has them is checked later."""
@@ -302,8 +304,18 @@ def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
         first = error.errors(include_url=False, include_context=False)[0]
         if first["type"] == "json_invalid":
             raise ApiError(400, f"The body is not valid JSON: {first['msg']}.") from error
-        path = ".".join(str(step) for step in first["loc"]) or None
+        path = _field_path(first["loc"])
         raise ApiError(400, f"{path or 'body'}: {first['msg']}.", param=path) from error
+
+
+def _field_path(location: tuple[int | str, ...]) -> str | None:
+    """`messages.0.content` of pydantic's location, which goes on with the branch of a union."""
+
+    def is_field(step: int | str) -> bool:
+        return isinstance(step, int) or (step.isidentifier() and step not in _SCALAR_BRANCHES)
+
+    steps = itertools.takewhile(is_field, location)
+    return ".".join(str(step) for step in steps) or None
 
 
 def _require_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:

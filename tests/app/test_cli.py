@@ -99,7 +99,7 @@ def test_a_busy_port_is_found_before_anything_is_made(stoker: Run, tmp_path: Pat
         port = holder.getsockname()[1]
         done = stoker("serve", "--port", str(port))
 
-    assert done.returncode == ExitCode.NO
+    assert done.returncode == ExitCode.ENGINE_FAILED_TO_START
     assert done.stderr.startswith(f"error: port {port} is in use by ")
     assert f"--port {port + 1}" in done.stderr
     assert not (tmp_path / "cache" / "models").exists()

@@ -111,7 +111,7 @@ def test_flags_are_checked_against_the_model(tmp_path: Path) -> None:
         check_fits_model(parse_serve_request([str(tmp_path)]), tmp_path)
 
     assert too_long.value.exit_code == ExitCode.USAGE
-    assert damaged.value.exit_code == ExitCode.NO
+    assert damaged.value.exit_code == ExitCode.ENGINE_FAILED_TO_START
 
 
 def test_a_bare_word_is_a_builtin_model_or_refused(

@@ -110,11 +110,24 @@ def test_a_cached_prefix_is_reported(client: openai.OpenAI, server: Server) -> N
     assert gauge(server.url, "vllm:prefix_cache_hits_total") - hits >= details.cached_tokens
 
 
+def test_the_model_is_listed_and_found(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "stoker"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("large")
+
+
 def test_refusals_have_openais_shape(client: openai.OpenAI, server: Server) -> None:
     with pytest.raises(openai.NotFoundError, match="nobody"):
         client.completions.create(model="nobody", prompt="x")
     with pytest.raises(openai.BadRequestError, match="512"):
         complete(client, "x" * 600)
+    with pytest.raises(openai.BadRequestError) as mixed:
+        client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": 3}],  # type: ignore[typeddict-item]
+        )
+    assert mixed.value.param == "messages.0.content"
     with pytest.raises(openai.BadRequestError, match="temperature"):
         complete(client, "x", temperature=3.0)
     stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
