@@ -122,11 +122,9 @@ def test_refusals_have_openais_shape(client: openai.OpenAI, server: Server) -> N
         client.completions.create(model="nobody", prompt="x")
     with pytest.raises(openai.BadRequestError, match="512"):
         complete(client, "x" * 600)
+    numbers: Any = [{"role": "user", "content": 3}]
     with pytest.raises(openai.BadRequestError) as mixed:
-        client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": 3}],  # type: ignore[typeddict-item]
-        )
+        client.chat.completions.create(model="tiny", messages=numbers)
     assert mixed.value.param == "messages.0.content"
     with pytest.raises(openai.BadRequestError, match="temperature"):
         complete(client, "x", temperature=3.0)
