@@ -25,9 +25,9 @@ constexpr int kKeyGroup = 16;  // keys of one vector; divides every block size
 constexpr int kTileKeys = 128;
 constexpr int kTileGroups = kTileKeys / kKeyGroup;
 constexpr int kLineValues = kCacheLine / sizeof(bf16);
-constexpr int kUnitRows = 24;     // a bit more than the registers of one pass: 4 passes of 6 rows
+constexpr int kUnitRows = 24;     // 4 passes
 constexpr int kPassRows = 6;      // 6 rows x 4 vectors of accumulators
-constexpr int kTasksPerThread = 4;
+constexpr int kTasksPerThread = 8;
 constexpr std::int64_t kMaxHeadDim = 512;
 constexpr float kNever = -1e30f;  // finite stand-in for the maximum of nothing
 
@@ -79,8 +79,9 @@ struct Partial {
   }
 };
 
+// Into the L2 cache: two tiles would not fit into the first.
 inline void prefetch_line(const bf16* line) {
-  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
 }
 
 // scores[r][key] = scale * q[r] . k[key] for 64 keys; meanwhile the keys of the tile to come are read
@@ -146,7 +147,8 @@ void weigh_values(const bf16* weights, const bf16* const* values, const bf16* co
   for (auto& row : sums) {
     for (__m512& sum : row) sum = _mm512_setzero_ps();
   }
-  const auto add_two_keys = [&](const bf16* pair_weights, int chunk, __m512i first, __m512i second) {
+  const auto add_two_keys = [&](const bf16* pair_weights, int chunk, __m512i first,
+                                __m512i second) {
     const __m512i low = _mm512_unpacklo_epi16(first, second);
     const __m512i high = _mm512_unpackhi_epi16(first, second);
     for (int r = 0; r < Rows; ++r) {
@@ -279,7 +281,8 @@ class Attention {
     rotate(source, input.positions[token], key);
     bf16* plane = input.cache + cache_.plane_of(block, head);
     for (std::int64_t pair = 0; pair < head_dim() / 2; ++pair) {
-      std::memcpy(plane + 2 * offset + pair * cache_.key_stride(), key + 2 * pair, 2 * sizeof(bf16));
+      std::memcpy(plane + 2 * offset + pair * cache_.key_stride(), key + 2 * pair,
+                  2 * sizeof(bf16));
     }
     bf16* values = plane + cache_.plane_size() + offset * head_dim();
     source += cache_.kv_heads * head_dim();
@@ -443,8 +446,8 @@ class Attention {
     std::memset(out.maximum, 0, 2 * Partial::padded(rows) * sizeof(float));  // padding included
     for (std::int64_t row = 0; row < rows; row += kPassRows) {
       const int pass = static_cast<int>(std::min<std::int64_t>(kPassRows, rows - row));
-      score_rows(pass, rows <= kPassRows, groups, scratch.queries.data() + row * head_dim(), address,
-                 next, scratch.scores.data() + row * kTileKeys);
+      score_rows(pass, rows <= kPassRows, groups, scratch.queries.data() + row * head_dim(),
+                 address, next, scratch.scores.data() + row * kTileKeys);
     }
     for (std::int64_t row = 0; row < rows; ++row) {
       const std::int64_t visible = unit.position + row / group_ + 1 - first_key;

@@ -23,20 +23,21 @@ constexpr std::int64_t kPrefetchBytes = 3 * 1024;  // how far a stream of weight
 enum class Columns { kPlain, kGateUp };
 
 struct PackedMatrix {
-  const bf16* data;   // [panels][pairs][48][2]
-  const float* bias;  // [panels x 48] in packed order, or null
+  bf16* data;   // [panels][pairs][48][2]
+  float* bias;  // [panels x 48] in packed order, or null
   std::int64_t panels;
   std::int64_t pairs;
   std::int64_t outputs;  // columns of the result: for kGateUp the gated ones
 
-  const bf16* panel(std::int64_t index) const { return data + index * pairs * kPairLine; }
+  bf16* panel(std::int64_t index) const { return data + index * pairs * kPairLine; }
 };
 
 // Row of the plain [out, in] weight that column `column` of a panel holds, or -1 for padding.
 //
 // A gate_up panel has 24 gate and 24 up columns, placed so that the two meet lane by lane: gate
 // 0..15, up 0..15, then gate 16..23 and up 16..23 in the halves of one vector.
-inline std::int64_t source_row(Columns order, std::int64_t outputs, std::int64_t panel, int column) {
+inline std::int64_t source_row(Columns order, std::int64_t outputs, std::int64_t panel,
+                               int column) {
   if (order == Columns::kPlain) {
     const std::int64_t row = panel * kPanel + column;
     return row < outputs ? row : -1;
@@ -75,23 +76,26 @@ inline void pack_panel(const bf16* weight, std::int64_t inputs, Columns order,
   }
 }
 
-// A row of one panel's sums goes to an epilogue: operator()(row, panel, sums[3]).
+// An epilogue takes the sums of one row and panel: operator()(row, panel, float sums[48]).
 
-inline __m512 with_bias(const PackedMatrix& weight, std::int64_t panel, int vector, __m512 sum) {
-  if (weight.bias == nullptr) return sum;
-  return _mm512_add_ps(sum, _mm512_loadu_ps(weight.bias + panel * kPanel + vector * kLanes));
+// Vector number `vector` of a row's sums, with the bias if there is one.
+inline __m512 load_sums(const PackedMatrix& weight, std::int64_t panel, const float* sums,
+                        int vector) {
+  const __m512 plain = _mm512_load_ps(sums + vector * kLanes);
+  if (weight.bias == nullptr) return plain;
+  return _mm512_add_ps(plain, _mm512_loadu_ps(weight.bias + panel * kPanel + vector * kLanes));
 }
 
 struct StoreFloat {
   const PackedMatrix& weight;
   float* out;  // [rows, outputs]
 
-  void operator()(std::int64_t row, std::int64_t panel, const __m512 (&sums)[kVectors]) const {
+  void operator()(std::int64_t row, std::int64_t panel, const float* sums) const {
     for (int vector = 0; vector < kVectors; ++vector) {
       const std::int64_t column = panel * kPanel + vector * kLanes;
       _mm512_mask_storeu_ps(out + row * weight.outputs + column,
                             first_lanes(weight.outputs - column),
-                            with_bias(weight, panel, vector, sums[vector]));
+                            load_sums(weight, panel, sums, vector));
     }
   }
 };
@@ -100,13 +104,13 @@ struct AddToResidual {
   const PackedMatrix& weight;
   float* residual;  // [rows, outputs]
 
-  void operator()(std::int64_t row, std::int64_t panel, const __m512 (&sums)[kVectors]) const {
+  void operator()(std::int64_t row, std::int64_t panel, const float* sums) const {
     for (int vector = 0; vector < kVectors; ++vector) {
       const std::int64_t column = panel * kPanel + vector * kLanes;
       const __mmask16 lanes = first_lanes(weight.outputs - column);
       float* target = residual + row * weight.outputs + column;
       const __m512 before = _mm512_maskz_loadu_ps(lanes, target);
-      const __m512 sum = with_bias(weight, panel, vector, sums[vector]);
+      const __m512 sum = load_sums(weight, panel, sums, vector);
       _mm512_mask_storeu_ps(target, lanes, _mm512_add_ps(before, sum));
     }
   }
@@ -114,18 +118,18 @@ struct AddToResidual {
 
 struct GateToBf16 {
   const PackedMatrix& weight;
-  bf16* out;  // [rows, stride]; columns behind the last output become zero
+  bf16* out;  // [rows, stride]; padding columns of the last panel become zero
   std::int64_t stride;
 
-  void operator()(std::int64_t row, std::int64_t panel, const __m512 (&sums)[kVectors]) const {
-    const __m512 gate = with_bias(weight, panel, 0, sums[0]);
-    const __m512 up = with_bias(weight, panel, 1, sums[1]);
-    const __m512 both = with_bias(weight, panel, 2, sums[2]);  // 8 gates, then their 8 ups
+  void operator()(std::int64_t row, std::int64_t panel, const float* sums) const {
+    const __m512 gate = load_sums(weight, panel, sums, 0);
+    const __m512 up = load_sums(weight, panel, sums, 1);
+    const __m512 both = load_sums(weight, panel, sums, 2);  // 8 gates, then their 8 ups
     const __m512 upper = _mm512_shuffle_f32x4(both, both, 0b1110);
     bf16* target = out + row * stride + panel * kGated;
     const std::int64_t room = stride - panel * kGated;
     store(target, room, _mm512_mul_ps(silu(gate), up));
-    store(target + kLanes, room < kGated ? room - kLanes : kGated - kLanes,
+    store(target + kLanes, std::min<std::int64_t>(room, kGated) - kLanes,
           _mm512_mul_ps(silu(both), upper));
   }
 
@@ -134,18 +138,16 @@ struct GateToBf16 {
   }
 };
 
-// `Lines` cache lines are prefetched per pair of inputs: three of this panel's own stream for a
-// product that meets each weight once, else one or two of the next panel's.
-template <int Rows, int Lines, class Epilogue>
-void multiply_tile(const bf16* rows, std::int64_t stride, const PackedMatrix& weight,
-                   std::int64_t panel, std::uintptr_t ahead, std::int64_t row,
-                   const Epilogue& epilogue) {
+// out[r][0..48] = sums of row r and one panel. `Lines` cache lines from `ahead` on are prefetched
+// per pair of inputs: three into the L1 cache for a stream, fewer into L2 for the panel to come.
+template <int Rows, int Lines>
+void multiply_tile(const bf16* rows, std::int64_t stride, const bf16* panel, std::int64_t pairs,
+                   std::uintptr_t ahead, float* out) {
   __m512 sums[Rows][kVectors];
   for (auto& row_sums : sums) {
     for (__m512& sum : row_sums) sum = _mm512_setzero_ps();
   }
-  const bf16* line = weight.panel(panel);
-  for (std::int64_t pair = 0; pair < weight.pairs; ++pair, line += kPairLine) {
+  for (std::int64_t pair = 0; pair < pairs; ++pair, panel += kPairLine) {
     for (int count = 0; count < Lines; ++count, ahead += kCacheLine) {
       if (Lines == kVectors) {
         _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
@@ -153,7 +155,8 @@ void multiply_tile(const bf16* rows, std::int64_t stride, const PackedMatrix& we
         _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
       }
     }
-    const __m512i columns[kVectors] = {load_line(line), load_line(line + 32), load_line(line + 64)};
+    const __m512i columns[kVectors] = {load_line(panel), load_line(panel + 32),
+                                       load_line(panel + 64)};
     for (int r = 0; r < Rows; ++r) {
       const __m512i value = broadcast_pair(rows + r * stride + 2 * pair);
       for (int vector = 0; vector < kVectors; ++vector) {
@@ -161,11 +164,15 @@ void multiply_tile(const bf16* rows, std::int64_t stride, const PackedMatrix& we
       }
     }
   }
-  for (int r = 0; r < Rows; ++r) epilogue(row + r, panel, sums[r]);
+  for (int r = 0; r < Rows; ++r) {
+    for (int vector = 0; vector < kVectors; ++vector) {
+      _mm512_store_ps(out + r * kPanel + vector * kLanes, sums[r][vector]);
+    }
+  }
 }
 
 template <int Lines, class... Arguments>
-void multiply_rows(int count, const Arguments&... arguments) {
+void multiply_rows(int count, Arguments... arguments) {
   switch (count) {
     case 1: return multiply_tile<1, Lines>(arguments...);
     case 2: return multiply_tile<2, Lines>(arguments...);
@@ -183,26 +190,31 @@ constexpr std::int64_t kRowBlock = 64;
 
 inline std::int64_t num_blocks(std::int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
 
-// Rows `rows` of one panel; those of panel `next` are read ahead.
+// Rows `rows` of one panel. A single tile of rows reads the panel as one stream, a little ahead; of
+// several tiles, the first ones read ahead the panel `next`.
 template <class Epilogue>
 void multiply_panel(const bf16* activations, std::int64_t stride, Span rows,
                     const PackedMatrix& weight, std::int64_t panel, std::int64_t next,
                     const Epilogue& epilogue) {
   const std::int64_t tiles = (rows.end - rows.begin + kTileRows - 1) / kTileRows;
-  // Addresses, not pointers: a stream is read ahead beyond its end.
-  auto ahead = reinterpret_cast<std::uintptr_t>(weight.panel(tiles == 1 ? panel : next));
-  if (tiles == 1) ahead += kPrefetchBytes;
-  const int lines = tiles == 1 ? 3 : tiles == 2 ? 2 : 1;
-  std::int64_t prefetches = tiles == 1 ? 1 : next == panel ? 0 : kVectors / lines + kVectors % lines;
-  for (std::int64_t row = rows.begin; row < rows.end; row += kTileRows, --prefetches) {
+  const bool is_stream = tiles == 1;
+  const int lines = is_stream ? kVectors : tiles == 2 ? 2 : 1;
+  std::int64_t tiles_ahead = is_stream || next != panel ? (kVectors + lines - 1) / lines : 0;
+  // An address, not a pointer: it may run over the end of the weights.
+  auto ahead = reinterpret_cast<std::uintptr_t>(weight.panel(is_stream ? panel : next));
+  if (is_stream) ahead += kPrefetchBytes;
+  alignas(kCacheLine) float sums[kTileRows * kPanel];
+  for (std::int64_t row = rows.begin; row < rows.end; row += kTileRows, --tiles_ahead) {
     const int count = static_cast<int>(std::min<std::int64_t>(kTileRows, rows.end - row));
     const bf16* source = activations + row * stride;
-    switch (prefetches > 0 ? lines : 0) {
-      case 3: multiply_rows<3>(count, source, stride, weight, panel, ahead, row, epilogue); break;
-      case 2: multiply_rows<2>(count, source, stride, weight, panel, ahead, row, epilogue); break;
-      case 1: multiply_rows<1>(count, source, stride, weight, panel, ahead, row, epilogue); break;
-      default: multiply_rows<0>(count, source, stride, weight, panel, ahead, row, epilogue);
+    const bf16* columns = weight.panel(panel);
+    switch (tiles_ahead > 0 ? lines : 0) {
+      case 3: multiply_rows<3>(count, source, stride, columns, weight.pairs, ahead, sums); break;
+      case 2: multiply_rows<2>(count, source, stride, columns, weight.pairs, ahead, sums); break;
+      case 1: multiply_rows<1>(count, source, stride, columns, weight.pairs, ahead, sums); break;
+      default: multiply_rows<0>(count, source, stride, columns, weight.pairs, ahead, sums);
     }
+    for (int r = 0; r < count; ++r) epilogue(row + r, panel, sums + r * kPanel);
     ahead += lines * weight.pairs * kCacheLine;
   }
 }

@@ -36,9 +36,11 @@ struct ModelTensors {
 };
 
 struct Batch {
-  const std::int64_t *token_ids, *positions, *slot_mapping;    // [num_tokens]
-  const std::int64_t *query_start, *num_computed;              // [num_sequences (+ 1)]
-  const std::int64_t *block_table, *logits_rows;               // [sequences, table_width], [num_logits]
+  const std::int64_t *token_ids, *positions, *slot_mapping;  // [num_tokens]
+  const std::int64_t* query_start;                           // [num_sequences + 1]
+  const std::int64_t* num_computed;                          // [num_sequences]
+  const std::int64_t* block_table;                           // [num_sequences, table_width]
+  const std::int64_t* logits_rows;                           // [num_logits]
   std::int64_t num_tokens, num_sequences, table_width, num_logits;
   bf16* const* cache;  // one address per layer
   std::int64_t num_blocks;
@@ -63,7 +65,8 @@ class Arena {
   // Called twice for the same sequence of requests: first to measure, then to hand out.
   template <class T>
   T* take(std::int64_t count) {
-    T* memory = reinterpret_cast<T*>(base_.data() + used_);
+    char* base = base_.data();
+    T* memory = base == nullptr ? nullptr : reinterpret_cast<T*>(base + used_);
     used_ += round_up<std::int64_t>(count * sizeof(T), kCacheLine);
     return memory;
   }
@@ -88,7 +91,7 @@ class Arena {
   std::int64_t used_ = 0;
 };
 
-constexpr std::int64_t kPhasesPerLayer = 8, kOtherPhases = 3;
+constexpr std::int64_t kPhasesPerLayer = 8, kOtherPhases = 3;  // calls of Team::share below
 
 struct Layer {
   float *input_norm, *post_norm;
@@ -114,9 +117,9 @@ void norm_row(const float* row, const float* weight, std::int64_t size, float ep
 class Model {
  public:
   explicit Model(const Shape& shape)
-      : shape_(shape), eps_(static_cast<float>(shape.eps)),
-        pool_(static_cast<int>(shape.num_threads), kPhasesPerLayer * shape.num_layers + kOtherPhases),
-        layers_(shape.num_layers) {
+      : shape_(shape), eps_(static_cast<float>(shape.eps)), layers_(shape.num_layers),
+        pool_(static_cast<int>(shape.num_threads),
+              kPhasesPerLayer * shape.num_layers + kOtherPhases) {
     lay_out();
     weights_.allocate();
     lay_out();
@@ -160,7 +163,7 @@ class Model {
   }
 
  private:
-  // Rows of activations start on cache lines and are zero behind their last value.
+  // Rows of activations start on cache lines; an odd last value is followed by a zero.
   std::int64_t hidden_stride() const { return round_up<std::int64_t>(shape_.hidden, 32); }
   std::int64_t inner_stride() const { return round_up<std::int64_t>(shape_.inner, 32); }
   std::int64_t q_size() const { return shape_.q_heads * shape_.head_dim; }
@@ -182,8 +185,8 @@ class Model {
   PackedMatrix matrix(std::int64_t outputs, std::int64_t inputs, Columns order, bool has_bias) {
     const std::int64_t per_panel = order == Columns::kPlain ? kPanel : kGated;
     const std::int64_t panels = (outputs + per_panel - 1) / per_panel, pairs = (inputs + 1) / 2;
-    const bf16* data = weights_.take<bf16>(panels * pairs * kPairLine);
-    const float* bias = has_bias ? weights_.take<float>(panels * kPanel) : nullptr;
+    bf16* data = weights_.take<bf16>(panels * pairs * kPairLine);
+    float* bias = has_bias ? weights_.take<float>(panels * kPanel) : nullptr;
     return {data, bias, panels, pairs, outputs};
   }
 
@@ -191,16 +194,14 @@ class Model {
             const PackedMatrix& target) {
     pool_.run([=](Team& team) {
       team.share(target.panels, [&](std::int64_t panel, std::int64_t) {
-        pack_panel(weight, inputs, order, target.outputs, panel,
-                   const_cast<bf16*>(target.panel(panel)));
+        pack_panel(weight, inputs, order, target.outputs, panel, target.panel(panel));
       });
     });
     if (target.bias == nullptr) return;
-    float* packed = const_cast<float*>(target.bias);
     for (std::int64_t i = 0; i < target.panels * kPanel; ++i) {
       const std::int64_t row =
           source_row(order, target.outputs, i / kPanel, static_cast<int>(i % kPanel));
-      packed[i] = row < 0 ? 0.0f : to_float(bias[row]);
+      target.bias[i] = row < 0 ? 0.0f : to_float(bias[row]);
     }
   }
 
@@ -271,7 +272,6 @@ class Model {
 
   const Shape shape_;
   const float eps_;
-  ThreadPool pool_;
   Arena weights_;
   std::vector<Layer> layers_;
   float* final_norm_ = nullptr;
@@ -286,6 +286,7 @@ class Model {
   Buffer<float> qkv_out_;   // [tokens, qkv_size]
   Buffer<bf16> attended_;   // [tokens, q_size]
   Buffer<bf16> gated_;      // [tokens, inner_stride]
+  ThreadPool pool_;         // the last member: its threads end before anything else goes
 };
 
 bool all_below(const std::int64_t* values, std::int64_t count, std::int64_t limit) {

@@ -24,10 +24,6 @@
 namespace stoker {
 
 constexpr int kSpins = 2000;  // pauses before a waiting thread lets others have its core
-#ifndef PAT
-#define PAT 50
-#endif
-constexpr int kPatience = PAT;  // pauses before a thread that is done helps others, about 1 us
 
 template <class Condition>
 void spin_until(const Condition& condition) {
@@ -72,15 +68,12 @@ class Team {
     Counter* taken = phase_;
     std::atomic<std::int64_t>& done = phase_[size_].value;
     phase_ += size_ + 1;
-    const auto is_over = [&] { return done.load(std::memory_order_acquire) >= count; };
     for (int turn = 0; turn < size_; ++turn) {
       const int owner = (thread_ + turn) % size_;
       const std::int64_t finished = work_on(taken[owner], span_of(count, owner, size_), body);
       if (finished > 0) done.fetch_add(finished, std::memory_order_release);
-      // Somebody on time had better finish his part himself: his caches hold the beginning of it.
-      for (int spins = 0; turn == 0 && spins < kPatience && !is_over(); ++spins) _mm_pause();
     }
-    spin_until(is_over);
+    spin_until([&] { return done.load(std::memory_order_acquire) >= count; });
   }
 
  private:
