@@ -54,7 +54,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> IntArray:
     """Token id of each row. `logits` [R, vocabulary] is overwritten."""
     if batch.edits is not None:
         batch.edits.apply(logits)
-    tokens: Tensor = logits.argmax(-1)
+    tokens = _argmax(logits)
     random = np.flatnonzero(batch.temperature > 0)
     if len(random):
         rows = _tensor(random, logits)
@@ -62,6 +62,13 @@ def sample(logits: Tensor, batch: SamplingBatch) -> IntArray:
         tokens.index_copy_(0, rows, _sample_random(chosen, batch, random))
     result: IntArray = tokens.cpu().numpy()
     return result
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    # On one thread numpy's is 14 times faster (32 rows of 49152: 0.09 against 1.3 ms).
+    return torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def uniform_numbers(seeds: NDArray[np.uint64], counters: IntArray) -> NDArray[np.float32]:

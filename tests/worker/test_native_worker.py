@@ -6,12 +6,14 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, MemoryBudgetError
 from engine.kernels.kernel_set import ModelStep
+from engine.kv_sizing import GIB
 from engine.worker.uniproc_executor import UniProcExecutor
 from engine.worker.worker import Worker
 from tests.default_model import default_model_folder
@@ -75,6 +77,20 @@ def test_together_equals_alone_whatever_the_chunks(folder: Path) -> None:
         for name, prompt in zip(names, prompts, strict=True):
             driver.add(name, prompt)
         assert driver.generate(names, 20, chunk) == alone
+
+
+def test_a_large_cache_costs_no_memory_until_it_is_used(folder: Path) -> None:
+    executor = start(folder)
+    before = psutil.Process().memory_info().rss
+    executor.initialize_kv_cache(4 * GIB // executor.get_kv_cache_spec().bytes_per_block)
+    assert psutil.Process().memory_info().rss - before < GIB // 4
+
+
+def test_a_cache_that_does_not_fit_is_refused(folder: Path) -> None:
+    executor = start(folder)
+    blocks = (1 << 50) // executor.get_kv_cache_spec().bytes_per_block
+    with pytest.raises(MemoryBudgetError, match="cannot be allocated"):
+        executor.initialize_kv_cache(blocks)
 
 
 def loaded_model(executor: UniProcExecutor) -> ModelStep:

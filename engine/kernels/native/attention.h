@@ -31,8 +31,8 @@ constexpr int kTasksPerThread = 8;
 constexpr std::int64_t kMaxHeadDim = 512;
 constexpr float kNever = -1e30f;  // finite stand-in for the maximum of nothing
 
-// A layer's cache: for each (block, kv head) two planes, the keys as [dim pairs][block_size][2], then the
-// values as [block_size][head_dim].
+// A layer's cache: for each (block, kv head) two planes, the keys as [dim pairs][block_size][2] and
+// the values as [block_size][head_dim].
 struct CacheShape {
   std::int64_t block_size, kv_heads, head_dim;
 
@@ -84,7 +84,7 @@ inline void prefetch_line(const bf16* line) {
   _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
 }
 
-// scores[r][key] = scale * q[r] . k[key] for 64 keys; meanwhile the keys of the tile to come are read
+// scores[r][key] = scale * q[r] . k[key] for 64 keys; meanwhile keys of the tile to come are read
 // ahead.
 template <int Rows, bool Prefetch>
 void score_keys(const bf16* queries, std::int64_t head_dim, const bf16* const* keys,
