@@ -24,8 +24,10 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         for number in _WATCHED:
             previous = signal.getsignal(number)
-            if previous is signal.SIG_IGN:  # nohup, or a shell's background job
+            if number is signal.SIGHUP and previous is signal.SIG_IGN:  # nohup
                 continue
+            # A script's background job starts with SIGINT ignored; who sends it means it all the
+            # same.
             self._previous[number] = previous
             signal.signal(number, self._handle)
         return self

@@ -23,11 +23,11 @@ SCRIPT = Path(__file__).with_name("serve_fake.py")
 class Serving:
     """The process, its port and its state folder."""
 
-    def __init__(self, state: Path, mode: str, timeout_s: float) -> None:
+    def __init__(self, state: Path, mode: str, timeout_s: float, wrapper: list[str]) -> None:
         self.port = free_port()
         self.state = state
         environment = {**os.environ, "STOKER_STATE_DIR": str(state)}
-        command = [sys.executable, str(SCRIPT), str(self.port), mode, str(timeout_s)]
+        command = [*wrapper, sys.executable, str(SCRIPT), str(self.port), mode, str(timeout_s)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -59,8 +59,8 @@ Serve = Callable[..., Serving]
 def serve(tmp_path: Path) -> Iterator[Serve]:
     started: list[Serving] = []
 
-    def start(mode: str, timeout_s: float = 60.0) -> Serving:
-        started.append(Serving(tmp_path / "state", mode, timeout_s))
+    def start(mode: str, timeout_s: float = 60.0, wrapper: list[str] | None = None) -> Serving:
+        started.append(Serving(tmp_path / "state", mode, timeout_s, wrapper or []))
         return started[-1]
 
     yield start
@@ -88,6 +88,17 @@ def test_a_requested_stop_is_clean(number: signal.Signals, serve: Serve) -> None
     assert not any(is_running(child) for child in children)
     assert is_port_free("127.0.0.1", serving.port)
     assert serving.records() == []
+
+
+def test_a_background_job_of_a_script_obeys_ctrl_c_and_nohup_ignores_a_hangup(serve: Serve) -> None:
+    # A shell without job control starts `command &` with SIGINT ignored.
+    serving = serve("good", wrapper=["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh"])
+    serving.wait_until_ready()
+    serving.process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        serving.process.wait(timeout=1)
+    serving.process.send_signal(signal.SIGINT)
+    assert serving.end()[0] == ExitCode.OK
 
 
 def test_the_key_is_on_no_screen_in_no_log_and_no_argument(serve: Serve) -> None:
