@@ -18,12 +18,9 @@ _STATE = "STOKER_STATE_DIR"
 
 def cache_dir() -> Path:
     """Folder of everything that can be made again: models, downloads."""
-    override = os.environ.get(_CACHE)
-    if override:
-        return _private(Path(override), _CACHE)
-    import platformdirs
+    from engine.env import user_cache_dir
 
-    return _private(platformdirs.user_cache_path(_APP, appauthor=False), _CACHE)
+    return _private(user_cache_dir(), _CACHE)
 
 
 def state_dir() -> Path:

@@ -6,6 +6,7 @@ Memory.
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 from dataclasses import dataclass
@@ -22,6 +23,16 @@ class HostDevice:
     kind: str  # cpu or cuda
     name: str
     memory_bytes: int | None
+
+
+def user_cache_dir() -> Path:
+    """Folder of what can be made again (models, built kernels): STOKER_CACHE_DIR, else XDG's."""
+    override = os.environ.get("STOKER_CACHE_DIR")
+    if override:
+        return Path(override).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_cache_path("stoker", appauthor=False)
 
 
 def detect_device() -> HostDevice:

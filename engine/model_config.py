@@ -66,7 +66,7 @@ class ModelConfig:
             raise ModelNotFoundError(f"No such model folder: {folder}.")
         if not config_path.is_file():
             raise ModelNotFoundError(f"{folder} holds no config.json; it is not a model folder.")
-        raw = _read_json(config_path)
+        raw = read_json(config_path)
         architectures = raw.get("architectures") or []
         architecture = architectures[0] if architectures else "(none named)"
         if architecture not in SUPPORTED_ARCHITECTURES:
@@ -77,8 +77,7 @@ class ModelConfig:
         if raw.get("quantization_config"):
             method = raw["quantization_config"].get("quant_method", "unknown")
             raise ModelError(f"Quantised checkpoints ({method}) are not supported; use a bf16 one.")
-        generation_path = folder / "generation_config.json"
-        generation = _read_json(generation_path) if generation_path.is_file() else {}
+        generation = read_optional_json(folder / "generation_config.json")
         try:
             return cls._from_raw(raw, generation, folder, served_name, architecture)
         except (KeyError, TypeError, ValueError) as error:
@@ -126,7 +125,13 @@ class ModelConfig:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder; empty when there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; CorruptModelError when it holds anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from app.client.errors import InvalidUrl, Unreachable
@@ -77,15 +77,7 @@ def open_client(
     """A client whose relative paths start at `base_url`; the caller closes it."""
     import httpx
 
-    base = _checked_base_url(base_url)
-    return httpx.Client(
-        base_url=base,
-        headers=_headers(api_key),
-        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
-        transport=transport,
-        trust_env=_may_use_proxy(base),
-        follow_redirects=True,
-    )
+    return httpx.Client(transport=transport, **_options(base_url, api_key, timeout_s))
 
 
 def open_async_client(
@@ -98,15 +90,21 @@ def open_async_client(
     """The asynchronous twin of `open_client`."""
     import httpx
 
+    return httpx.AsyncClient(transport=transport, **_options(base_url, api_key, timeout_s))
+
+
+def _options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:
+    """What both kinds of client are made with."""
+    import httpx
+
     base = _checked_base_url(base_url)
-    return httpx.AsyncClient(
-        base_url=base,
-        headers=_headers(api_key),
-        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
-        transport=transport,
-        trust_env=_may_use_proxy(base),
-        follow_redirects=True,
-    )
+    return {
+        "base_url": base,
+        "headers": _headers(api_key),
+        "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+        "trust_env": _may_use_proxy(base),
+        "follow_redirects": True,
+    }
 
 
 def _checked_base_url(base_url: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CorruptModelError, RequestError
+from engine.model_config import read_optional_json
 from engine.sampling_params import SamplingParams
 
 _FIELDS = {
@@ -21,12 +21,7 @@ _FIELDS = {
 def load_sampling_defaults(folder: Path) -> dict[str, float]:
     """Settings that differ from SamplingParams' own; CorruptModelError when one is no number."""
     path = folder / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CorruptModelError(f"{path} is not valid JSON: {error}.") from error
+    config = read_optional_json(path)
     try:
         found: dict[str, Any] = {
             name: kind(config[name])

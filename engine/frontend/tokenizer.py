@@ -5,7 +5,6 @@ Also reads the special tokens of tokenizer_config.json. Chat templates are `chat
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from engine.errors import CorruptModelError
+from engine.model_config import read_optional_json
 
 _SPACE_MARK = "\u2581"  # SentencePiece's underscore
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
@@ -94,16 +94,7 @@ class Tokenizer:
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json of a model folder; empty when there is none."""
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CorruptModelError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(config, dict):
-        raise CorruptModelError(f"{path} holds {type(config).__name__}, not an object.")
-    return config
+    return read_optional_json(folder / "tokenizer_config.json")
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:

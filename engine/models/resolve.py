@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.env import user_cache_dir
 from engine.errors import (
     CorruptModelError,
     GatedModelError,
@@ -60,12 +61,7 @@ def resolve_model(
 
 def default_cache_dir() -> Path:
     """Where converted models lie: with those of the command `stoker`."""
-    override = os.environ.get("STOKER_CACHE_DIR")
-    if override:
-        return Path(override).expanduser().absolute() / "models"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("stoker", appauthor=False)) / "models"
+    return user_cache_dir() / "models"
 
 
 def converted_folder(source: Path, cache_dir: Path) -> Path:

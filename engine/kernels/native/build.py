@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from engine.env import cpu_flags
+from engine.env import cpu_flags, user_cache_dir
 from engine.logger import get_logger
 
 logger = get_logger(__name__)
@@ -51,12 +51,7 @@ def build_library(cache_dir: Path | None = None) -> Path:
 
 def default_cache_dir() -> Path:
     """`kernels` in Stoker's cache folder."""
-    override = os.environ.get("STOKER_CACHE_DIR")
-    if override:
-        return Path(override) / "kernels"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("stoker")) / "kernels"
+    return user_cache_dir() / "kernels"
 
 
 def find_compiler() -> list[str]:
