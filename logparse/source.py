@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, TextIO, cast
 
 _MAX_LINE = 4 * 1024 * 1024  # a longer line is read in pieces
-_GZIP = b"\x1f\x8b"
+_GZIP = b"\x1f\x8b\x08"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -39,7 +39,7 @@ def _until_damage(lines: Iterator[str]) -> Iterator[str]:
     """A gzip file that is still being written, or cut off, is read as far as it goes."""
     try:
         yield from lines
-    except (EOFError, zlib.error):
+    except (EOFError, gzip.BadGzipFile, zlib.error):
         return
 
 

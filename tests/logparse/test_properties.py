@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from logparse import LogParser, explain, parse_lines, to_document
 from logparse.source import decoded_lines
 
+PACKED = (b"\x1f\x8b\x08", b"\xff\xfe", b"\xfe\xff")
 SAMPLE = (Path(__file__).parents[1] / "data" / "seed_example10.log").read_text().splitlines()
 PIECES = st.sampled_from(
     [
@@ -62,11 +64,29 @@ def test_asking_for_a_report_on_the_way_changes_nothing(lines: list[str]) -> Non
     assert parser.report() == parse_lines(lines)
 
 
-@given(st.binary(max_size=2000))
+@given(st.binary(max_size=2000).filter(lambda data: not data.startswith(PACKED)))
 def test_any_bytes_are_lines(data: bytes) -> None:
     lines = list(decoded_lines(io.BytesIO(data)))
     assert len(lines) == data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     parse_lines(lines)
+
+
+@given(st.sampled_from(PACKED), st.binary(max_size=2000))
+@example(b"\x1f\x8b\x08", b"")
+@example(b"\x1f\x8b\x08", bytes(7) + b"\xff" * 20)
+@example(b"\xff\xfe", b"a")
+def test_bytes_that_only_begin_like_a_packed_log_are_read(magic: bytes, data: bytes) -> None:
+    parse_lines(list(decoded_lines(io.BytesIO(magic + data))))
+
+
+@given(st.binary(max_size=2000), st.data())
+def test_a_damaged_gzip_log_is_read_as_far_as_it_goes(text: bytes, data: st.DataObject) -> None:
+    packed = bytearray(gzip.compress(text))
+    at = data.draw(st.integers(3, len(packed) - 1))
+    packed[at] ^= data.draw(st.integers(1, 255))
+    parse_lines(list(decoded_lines(io.BytesIO(packed))))
+    cut = gzip.compress(text)[: data.draw(st.integers(0, len(packed)))]
+    parse_lines(list(decoded_lines(io.BytesIO(cut))))
 
 
 @pytest.mark.parametrize(
