@@ -11,6 +11,20 @@ MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the output must look like: exactly one field is set (names of vLLM's class).
+
+    `json` is a JSON schema as text, `grammar` a Lark or EBNF grammar as llguidance reads it.
+    """
+
+    json: str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling settings of one request (field names and ranges as in vLLM's sampling_params.py).
 
@@ -43,6 +57,7 @@ class SamplingParams:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     @property
     def is_greedy(self) -> bool:

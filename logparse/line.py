@@ -33,6 +33,7 @@ _GLUED_HEADER = re.compile(
 _UVICORN = re.compile(rf"({_LEVELS}): {{2,8}}")
 _SGLANG = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)( [A-Z]{2,3}\d+)*\] ")
 _LLAMACPP = re.compile(r"(\d+\.\d\d\.\d{3}\.\d{3}) ([IWED]) ")
+_HEADER_FIRSTS = frozenset("(DIWEC")
 _OTHER_FIRSTS = frozenset("[0123456789DIWEC")
 _LLAMACPP_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "D": "DEBUG"}
 
@@ -48,17 +49,21 @@ _WRAPPERS = (
 )
 _MAX_WRAPPERS = 4
 _MAX_PREFIXES = 4
+_new = tuple.__new__  # half the price of LogLine(...), paid for every line
 _ORIGIN = datetime.date(2000, 1, 1).toordinal()
 
 
 def split_line(text: str) -> LogLine:
     """The line without wrappers, colours and header."""
-    text = strip_ansi(text)
+    if "\x1b" in text:
+        text = strip_ansi(text)
     line = _match_header(text)
-    if line.level is not None or line.process is not None:
+    if line.level is not None:
+        return line
+    if line.process is not None:
         return _finish(line)
     for _ in range(_MAX_WRAPPERS):
-        peeled = _peel(text)
+        peeled = peel(text)
         if peeled is text:
             break
         text = peeled
@@ -69,10 +74,12 @@ def split_line(text: str) -> LogLine:
 
 
 def _match_header(text: str) -> LogLine:
+    if text[:1] not in _HEADER_FIRSTS:
+        return _new(LogLine, (None, None, None, None, text, False))
     match = _HEADER.match(text)
     assert match is not None  # every part of the pattern is optional
     process, pid, level, stamp, source = match.groups()
-    return LogLine(process, pid, level, stamp, text[match.end() :], source is not None)
+    return _new(LogLine, (process, pid, level, stamp, text[match.end() :], source is not None))
 
 
 def _finish(line: LogLine) -> LogLine:
@@ -124,7 +131,8 @@ def _other_headers(line: LogLine) -> LogLine:
     return LogLine(process, line.pid, level, stamp, message, line.has_source)
 
 
-def _peel(text: str) -> str:
+def peel(text: str) -> str:
+    """`text` without its outermost wrapper; the same object when it has none."""
     for wrapper in _WRAPPERS:
         if match := wrapper.match(text):
             return text[match.end() :]
