@@ -15,17 +15,21 @@ from typing import Any, get_type_hints
 
 from engine.config import (
     CacheConfig,
+    CompilationConfig,
     DeviceConfig,
     EngineConfig,
     ObservabilityConfig,
     SchedulerConfig,
 )
+from engine.cuda_graph_sizes import CaptureRules, capture_sizes
 from engine.env import HostDevice, cpu_has_bf16
 from engine.errors import ConfigError
 from engine.kv_sizing import GIB
 from engine.model_config import ModelConfig
+from engine.sampling_params import MAX_LOGPROBS
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
+_TOOL_CALL_PARSERS = ("hermes", "llama3_json", "json")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -52,8 +56,11 @@ def _flag(
     *,
     parse: Callable[[str], Any] | None = None,
     choices: Sequence[str] | None = None,
+    short: str | None = None,
+    nargs: str | None = None,
 ) -> Any:
-    return field(default=default, metadata={"help": help_text, "parse": parse, "choices": choices})
+    metadata = {"help": help_text, "parse": parse, "choices": choices, "short": short}
+    return field(default=default, metadata={**metadata, "nargs": nargs})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +105,30 @@ class EngineArgs:
     )
     num_gpu_blocks_override: int | None = _flag(None, "Fix the number of KV blocks (for tests).")
     enable_prefix_caching: bool = _flag(True, "Reuse KV blocks of equal prompt beginnings.")
+    enforce_eager: bool = _flag(False, "No CUDA graphs; so far no step replays one in any case.")
+    optimization_level: int = _flag(
+        2, "-O0: no CUDA graphs, -O1: piecewise, -O2, -O3: full too; checked only.", short="-O"
+    )
+    cudagraph_capture_sizes: tuple[int, ...] | None = _flag(
+        None, "Batch sizes of CUDA graphs, e.g. 1 2 4 8; checked only.", parse=int, nargs="+"
+    )
+    max_cudagraph_capture_size: int | None = _flag(
+        None, "Largest batch size of a CUDA graph; checked only."
+    )
     chat_template: str | None = _flag(None, "File with a Jinja chat template.")
+    enable_auto_tool_choice: bool = _flag(
+        False, "Let the model choose whether it calls a tool; needs --tool-call-parser."
+    )
+    tool_call_parser: str | None = _flag(
+        None, "How the model writes tool calls.", choices=_TOOL_CALL_PARSERS
+    )
+    generation_config: str = _flag(
+        "auto",
+        "Sampling defaults: auto (the model's generation_config.json), vllm (none), or a folder.",
+    )
+    max_logprobs: int = _flag(
+        MAX_LOGPROBS, "Most logprobs per token that a request may ask for; -1: all tokens."
+    )
     enable_log_requests: bool = _flag(False, "Log the parameters of each request.")
     disable_log_stats: bool = _flag(False, "No throughput line and no engine metrics.")
     disable_uvicorn_access_log: bool = _flag(False, "No line per HTTP request.")
@@ -122,19 +152,23 @@ class EngineArgs:
                 )
                 continue
             parser.add_argument(
+                *([meta["short"]] if meta["short"] else []),
                 option,
                 type=meta["parse"] or _plain_type(types[entry.name]),
                 default=entry.default,
                 choices=meta["choices"],
+                nargs=meta["nargs"],
                 help=meta["help"],
             )
 
     @classmethod
     def from_cli(cls, namespace: argparse.Namespace) -> EngineArgs:
         """Collect the fields from a parsed command line."""
-        return cls(
-            **{entry.name: getattr(namespace, entry.name) for entry in dataclasses.fields(cls)}
-        )
+        values: dict[str, Any] = {}
+        for entry in dataclasses.fields(cls):
+            value = getattr(namespace, entry.name)
+            values[entry.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
 
     def non_default(self) -> dict[str, Any]:
         """Fields that differ from their default, the API key masked (for the log)."""
@@ -181,6 +215,7 @@ class EngineArgs:
                 num_threads=self.num_threads,
                 attention_backend=self.attention_backend,
             ),
+            compilation=self._compilation(tokens, seqs),
             observability=ObservabilityConfig(log_stats=not self.disable_log_stats),
             seed=self.seed,
             shutdown_timeout_s=self.shutdown_timeout,
@@ -197,6 +232,22 @@ class EngineArgs:
             )
         return self.max_model_len
 
+    def _compilation(self, max_num_batched_tokens: int, max_num_seqs: int) -> CompilationConfig:
+        capture_sizes(
+            CaptureRules(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                capture_sizes=self.cudagraph_capture_sizes,
+                max_capture_size=self.max_cudagraph_capture_size,
+            )
+        )  # refuses sizes that cannot work
+        return CompilationConfig(
+            enforce_eager=self.enforce_eager,
+            optimization_level=self.optimization_level,
+            cudagraph_capture_sizes=self.cudagraph_capture_sizes,
+            max_cudagraph_capture_size=self.max_cudagraph_capture_size,
+        )
+
     def _check_ranges(self) -> None:
         _at_least("--port", self.port, 0, 65535)
         _at_least("--max-num-seqs", self.max_num_seqs, 1)
@@ -206,7 +257,15 @@ class EngineArgs:
         _at_least("--num-gpu-blocks-override", self.num_gpu_blocks_override, 2)
         _at_least("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
         _at_least("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0)
+        _at_least("--optimization-level", self.optimization_level, 0, 3)
+        _at_least("--max-cudagraph-capture-size", self.max_cudagraph_capture_size, 1)
+        _at_least("--max-logprobs", self.max_logprobs, -1)
         _at_least("--shutdown-timeout", self.shutdown_timeout, 0)
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            parsers = ", ".join(_TOOL_CALL_PARSERS)
+            raise ConfigError(
+                f"--enable-auto-tool-choice requires --tool-call-parser; give one of {parsers}."
+            )
         if self.max_model_len is not None and self.max_model_len != -1:
             _at_least("--max-model-len", self.max_model_len, 2)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:

@@ -70,6 +70,19 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompilationConfig:
+    """What the user asked about CUDA graphs; `engine.cuda_graph_sizes` turns it into sizes.
+
+    No step replays a graph yet, so the engine itself only checks these values.
+    """
+
+    enforce_eager: bool = False
+    optimization_level: int = 2  # -O0 to -O3
+    cudagraph_capture_sizes: tuple[int, ...] | None = None  # None = vLLM's default list
+    max_cudagraph_capture_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObservabilityConfig:
     """What is logged and measured. `log_stats_interval_s` is the throughput line's period."""
 
@@ -86,6 +99,7 @@ class EngineConfig:
     scheduler: SchedulerConfig
     parallel: ParallelConfig = ParallelConfig()
     device: DeviceConfig = DeviceConfig()
+    compilation: CompilationConfig = CompilationConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     seed: int = 0
     shutdown_timeout_s: float = 5.0

@@ -7,37 +7,172 @@ Integers are bytes unless the name says otherwise. No torch.
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.errors import MemoryBudgetError
+from engine.errors import ConfigError, MemoryBudgetError
+from engine.model_config import ModelConfig
 
 GIB = 1 << 30
+
+_DTYPE_BYTES = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+_PADDING_RATIO = 1.5  # below it, layers of the smaller kind are padded instead of split finely
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheGroup:
+    """Layers that share one block table. `sliding_window` is in tokens, None for full attention."""
+
+    layers: tuple[int, ...]
+    sliding_window: int | None = None
+
+
+FULL_ATTENTION = (KVCacheGroup(()),)
+"""One group for code that does not care which layers it has."""
+
+
+def group_layers(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
+    """Split layers of several kinds into groups of equal size, full attention first.
+
+    Every block can then serve any group: it is as large as the pages of one group
+    (_get_kv_cache_groups_uniform_page_size in vLLM's v1/core/kv_cache_utils.py).
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    size = max(counts) if max(counts) < _PADDING_RATIO * min(counts) else min(counts)
+    groups = []
+    for window in sorted(kinds, key=lambda kind: (kind is not None, kind or 0)):
+        layers = kinds[window]
+        number = -(-len(layers) // size)
+        groups += [KVCacheGroup(tuple(layers[i::number]), window) for i in range(number)]
+    return tuple(groups)
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """Full attention, equal in every layer. `dtype_bytes` is the size of one cached value."""
+    """Shape of the cache of one device; without `groups` every layer has full attention.
+
+    `dtype_bytes` is the size of one cached value. `in_flight_tokens` are the tokens that one step
+    may add before blocks outside a sliding window are given back. `has_values` is False where
+    keys and values are one compressed vector (MLA).
+    """
 
     block_size: int
     num_kv_heads: int
     head_dim: int
     num_layers: int
     dtype_bytes: int
+    groups: tuple[KVCacheGroup, ...] = ()
+    in_flight_tokens: int = 0
+    has_values: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            object.__setattr__(self, "groups", (KVCacheGroup(tuple(range(self.num_layers))),))
 
     @property
     def page_bytes(self) -> int:
         """One layer's share of one block: keys and values."""
-        return self.block_size * self.num_kv_heads * 2 * self.head_dim * self.dtype_bytes
+        sides = 2 if self.has_values else 1
+        return self.block_size * self.num_kv_heads * sides * self.head_dim * self.dtype_bytes
+
+    @property
+    def layers_per_block(self) -> int:
+        """Pages in one block: the layers of the largest group."""
+        return max(len(group.layers) for group in self.groups)
 
     @property
     def bytes_per_block(self) -> int:
-        """All layers' pages of one block."""
-        return self.page_bytes * self.num_layers
+        """All pages of one block."""
+        return self.page_bytes * self.layers_per_block
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that a request of `num_tokens` holds."""
+        """Length of one block table of a request of `num_tokens`."""
         return -(-num_tokens // self.block_size)
+
+    def blocks_per_request(self, num_tokens: int) -> int:
+        """Blocks of all groups that a request of `num_tokens` can hold at once."""
+        return sum(self.blocks_of_group(group, num_tokens) for group in self.groups)
+
+    def blocks_of_group(self, group: KVCacheGroup, num_tokens: int) -> int:
+        """Blocks of one group; a sliding window holds its last tokens and the step's own."""
+        blocks = self.blocks_for(num_tokens)
+        if group.sliding_window is None:
+            return blocks
+        return min(
+            blocks, window_blocks(group.sliding_window, self.in_flight_tokens, self.block_size)
+        )
+
+
+def window_blocks(window: int, in_flight_tokens: int, block_size: int) -> int:
+    """Most blocks that a sliding window holds at once, wherever it begins in a block."""
+    return -(-(window - 1 + in_flight_tokens) // block_size) + 1
+
+
+def kv_cache_spec(
+    model: ModelConfig,
+    *,
+    block_size: int,
+    cache_dtype: str,
+    in_flight_tokens: int,
+    tensor_parallel_size: int = 1,
+    layers: range | None = None,
+) -> KVCacheSpec:
+    """The cache of one rank; `layers` are those of its pipeline stage, all when None.
+
+    KV heads are split over tensor-parallel ranks until one is left; an MLA cache is repeated in
+    each.
+    """
+    windows = (
+        model.layer_windows if layers is None else model.layer_windows[layers.start : layers.stop]
+    )
+    is_latent = model.kv_lora_rank is not None
+    heads, head_dim = max(1, model.num_key_value_heads // tensor_parallel_size), model.head_dim
+    if model.kv_lora_rank is not None:
+        heads, head_dim = 1, model.kv_lora_rank + model.qk_rope_head_dim
+    return KVCacheSpec(
+        block_size=block_size,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        num_layers=len(windows),
+        dtype_bytes=cache_dtype_bytes(cache_dtype, model.dtype),
+        groups=group_layers(windows),
+        in_flight_tokens=in_flight_tokens,
+        has_values=not is_latent,
+    )
+
+
+def cache_dtype_bytes(cache_dtype: str, model_dtype: str) -> int:
+    """Bytes of one cached value; `auto` is the model's own format."""
+    name = model_dtype if cache_dtype == "auto" else cache_dtype
+    if name not in _DTYPE_BYTES:
+        raise ConfigError(
+            f"KV cache format {name!r} is not known; known: {', '.join(_DTYPE_BYTES)}."
+        )
+    return _DTYPE_BYTES[name]
+
+
+def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> list[range]:
+    """Layers of each stage: equal, what is left over goes to the stages before the last.
+
+    get_pp_indices in vLLM's distributed/utils.py.
+    """
+    sizes = [num_layers // pipeline_parallel_size] * pipeline_parallel_size
+    for extra in range(num_layers % pipeline_parallel_size):
+        sizes[-2 - extra] += 1
+    ends = [sum(sizes[: stage + 1]) for stage in range(pipeline_parallel_size)]
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +207,7 @@ def kv_capacity(available_bytes: int, spec: KVCacheSpec, max_model_len: int) -> 
 
 def capacity_of_blocks(num_blocks: int, spec: KVCacheSpec, max_model_len: int) -> KVCapacity:
     """Tokens and concurrency of `num_blocks` blocks (vLLM's update_kv_cache_capacity)."""
-    concurrency = num_blocks / spec.blocks_for(max_model_len)
+    concurrency = num_blocks / spec.blocks_per_request(max_model_len)
     return KVCapacity(num_blocks, int(concurrency * max_model_len), concurrency)
 
 
@@ -84,9 +219,11 @@ def capacity_line(capacity: KVCapacity, max_model_len: int, device: str) -> str:
     )
 
 
-def longest_model_len(available_bytes: int, spec: KVCacheSpec) -> int:
-    """Longest request (tokens) that fits; one block is the null block."""
-    return max(0, available_bytes // spec.bytes_per_block - 1) * spec.block_size
+def longest_model_len(available_bytes: int, spec: KVCacheSpec, limit: int) -> int:
+    """Longest request (tokens, at most `limit`) that fits; one block is the null block."""
+    usable = available_bytes // spec.bytes_per_block - 1
+    lengths = range(1, limit + 1)  # the blocks of a request grow with its length
+    return bisect.bisect_right(lengths, usable, key=spec.blocks_per_request)
 
 
 def require_one_request_fits(available_bytes: int, spec: KVCacheSpec, max_model_len: int) -> None:
@@ -101,13 +238,14 @@ def require_one_request_fits(available_bytes: int, spec: KVCacheSpec, max_model_
             f"{format_gib(available_bytes)} GiB are left for the KV cache. "
             "Try increasing `gpu_memory_utilization`, or --kv-cache-memory-bytes where it is given."
         )
-    needed = spec.bytes_per_block * spec.blocks_for(max_model_len)
+    needed = spec.bytes_per_block * spec.blocks_per_request(max_model_len)
     if needed > usable:
         raise MemoryBudgetError(
             f"To serve at least one request with the model's max seq len ({max_model_len}), "
             f"({format_gib(needed)} GiB KV cache is needed, which is larger than the available KV "
             f"cache memory ({format_gib(usable)} GiB). Based on the available memory, the "
-            f"estimated maximum model length is {longest_model_len(available_bytes, spec)}. "
+            f"estimated maximum model length is "
+            f"{longest_model_len(available_bytes, spec, max_model_len)}. "
             "Try increasing `gpu_memory_utilization` or decreasing `max_model_len`; "
             f"with --kv-cache-memory-bytes, give {needed + spec.bytes_per_block} or more."
         )

@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
+from engine.model_families import (
+    family_fields,
+    is_supported,
+    supported_architectures,
+    text_part,
+    with_family_defaults,
+)
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +35,14 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Shape of one Llama-type decoder. `path` is the folder with config.json and safetensors files.
+    """Shape of one decoder. `path` is the folder with config.json and safetensors files.
 
-    `served_name` is the name clients use; `dtype` is the checkpoint's own number format.
+    `served_name` is the name clients use; `dtype` is the checkpoint's own number format. The fields
+    with a default are what a plain Llama does not have: see `engine.model_families`.
+    `layer_windows` holds each layer's sliding window in tokens, None for full attention;
+    `local_rope_theta` is the rotary base of layers that have one. Norm weights are stored less
+    `norm_offset`. `kv_lora_rank` and `qk_rope_head_dim` describe an MLA cache, which is only
+    planned with.
     """
 
     path: str
@@ -48,11 +60,26 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
-    attention_bias: bool
+    attention_bias: bool  # of queries, keys and values
     mlp_bias: bool
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    layer_windows: tuple[int | None, ...] = ()
+    attention_output_bias: bool = False
+    hidden_act: str = "silu"
+    qk_norm: bool = False
+    has_sandwich_norms: bool = False  # attention and feed-forward outputs are normed as well
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    query_scale: float | None = None  # None: head_dim ** -0.5
+    local_rope_theta: float | None = None
+    kv_lora_rank: int | None = None
+    qk_rope_head_dim: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.layer_windows:
+            object.__setattr__(self, "layer_windows", (None,) * self.num_hidden_layers)
 
     @classmethod
     def from_folder(cls, folder: Path, served_name: str) -> ModelConfig:
@@ -66,13 +93,14 @@ class ModelConfig:
             raise ModelNotFoundError(f"No such model folder: {folder}.")
         if not config_path.is_file():
             raise ModelNotFoundError(f"{folder} holds no config.json; it is not a model folder.")
-        raw = read_json(config_path)
+        raw = text_part(read_json(config_path))
         architectures = raw.get("architectures") or []
         architecture = architectures[0] if architectures else "(none named)"
-        if architecture not in SUPPORTED_ARCHITECTURES:
+        if not is_supported(architecture):
             raise ModelError(
                 f"Model architecture {architecture} is not supported; this engine runs "
-                f"{', '.join(SUPPORTED_ARCHITECTURES)}. Code from a model repository is never run."
+                f"{', '.join(supported_architectures())}. Code from a model repository is never "
+                "run."
             )
         if raw.get("quantization_config"):
             method = raw["quantization_config"].get("quant_method", "unknown")
@@ -94,12 +122,15 @@ class ModelConfig:
         served_name: str,
         architecture: str,
     ) -> ModelConfig:
-        heads = int(raw["num_attention_heads"])
-        hidden = int(raw["hidden_size"])
-        if raw.get("hidden_act", "silu") != "silu":
-            raise ModelError(f"Activation {raw['hidden_act']!r} is not supported; only silu is.")
+        raw = with_family_defaults(architecture, raw)
+        heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        activation = raw.get("hidden_act") or raw.get("hidden_activation") or "silu"
+        if activation not in _ACTIVATIONS:
+            known = " and ".join(_ACTIVATIONS)
+            raise ModelError(f"Activation {activation!r} is not supported; {known} are.")
         # transformers 5 writes rope_parameters; before, rope_theta and rope_scaling stood apart.
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        rope = rope.get("full_attention", rope)  # those of the sliding layers stand beside them
         theta = rope.get("rope_theta", raw.get("rope_theta", 10000.0))
         return cls(
             path=str(folder),
@@ -117,11 +148,14 @@ class ModelConfig:
             rope_theta=float(theta),
             rope_scaling=_rope_scaling(rope, int(raw["max_position_embeddings"])),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            attention_bias=bool(raw.get("attention_bias", False)),
+            hidden_act=activation,
             mlp_bias=bool(raw.get("mlp_bias", False)),
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"),
             bos_token_id=raw.get("bos_token_id"),
             eos_token_ids=_eos_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
+            kv_lora_rank=raw.get("kv_lora_rank"),
+            qk_rope_head_dim=int(raw.get("qk_rope_head_dim") or 0),
+            **{"attention_bias": False, **family_fields(architecture, raw)},
         )
 
 

@@ -19,7 +19,9 @@ OURS = ("app", "engine", "tui", "logparse")
 # Facade modules of the engine: standard library only, so that planning needs no extra.
 FACADE = (
     *("engine", "engine.args", "engine.config", "engine.model_config", "engine.kv_sizing"),
+    "engine.model_families",
     *("engine.sampling_params", "engine.errors", "engine.env", "engine.version"),
+    *("engine.cuda_graph_sizes", "engine.gpu_processes"),
 )
 _DUMP = "print('\\n'.join(sys.modules), file=sys.stderr)"
 

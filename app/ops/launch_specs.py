@@ -126,6 +126,8 @@ def as_flags(args: EngineArgs) -> list[str]:
         option = entry.name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, tuple):
+            flags += [f"--{option}", *map(str, value)]
         else:
             flags.append(f"--{option}={value}")
     return flags

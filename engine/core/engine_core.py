@@ -59,7 +59,7 @@ class EngineCore:
             time.monotonic() - start,
         )
         self.scheduler = Scheduler(
-            self.config.scheduler, self.config.cache, self.capacity.num_blocks
+            self.config.scheduler, self.config.cache, self.capacity.num_blocks, self.spec.groups
         )
 
     @property
@@ -154,7 +154,8 @@ def _size_cache(
 
 
 def _fit_max_model_len(config: EngineConfig, spec: KVCacheSpec, available: int) -> EngineConfig:
-    asked, longest = config.scheduler.max_model_len, longest_model_len(available, spec)
+    asked = config.scheduler.max_model_len
+    longest = longest_model_len(available, spec, asked)
     if longest >= asked:
         logger.info(
             "Auto-fit max_model_len: full model context length %d fits in available memory", asked

@@ -27,18 +27,21 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSequence:
-    """Tokens start..end of the flat batch are one sequence that is `num_context` tokens long."""
+    """Tokens start..end of the flat batch are one sequence that sees `num_keys` tokens."""
 
     start: int
     end: int
-    num_context: int
+    num_keys: int
     cache_rows: Tensor
-    mask: Tensor | None  # [T, num_context]; None: plain causal, nothing was cached before
+    mask: Tensor | None  # [T, num_keys]; None: plain causal, nothing was cached before
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Split of one batch. `store_rows` is [T x 2], rows of kv_heads x head_dim values."""
+    """Split of one batch for one KV group.
+
+    `store_rows` is [T x 2], rows of kv_heads x head_dim values.
+    """
 
     store_rows: Tensor
     decode_groups: list[DecodeGroup]
@@ -50,19 +53,65 @@ class Plan:
         return len(self.decode_groups) == 1 and not self.prefills
 
 
-def build_plan(
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """One KV group of a batch: its block tables, and which keys its queries see."""
+
+    block_table: IntArray  # [S, blocks]
+    spec: KVCacheSpec
+    window: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def first_block(self, position: IntArray) -> IntArray:
+        """Block of the first key that a query at `position` sees."""
+        return np.maximum(self.first_key(position), 0) // self.spec.block_size
+
+    def first_key(self, position: IntArray) -> IntArray:
+        """Position of the first key that a query at `position` sees; may be negative."""
+        if self.window is None:
+            return np.zeros_like(position)
+        return position - self.window + 1
+
+    def cache_rows(self, sequences: IntArray, first: IntArray, num_blocks: int) -> Tensor:
+        """Row numbers in the order key or value, sequence, block."""
+        columns = first[:, None] + np.arange(num_blocks)
+        columns = np.minimum(columns, self.block_table.shape[1] - 1)  # masked, whatever it holds
+        blocks = self.block_table[sequences[:, None], columns] * 2
+        return _to_device(np.stack((blocks, blocks + 1)).reshape(-1), self.device)
+
+    def bias(self, hidden: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Tensor:
+        """0, or -inf where `hidden`."""
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(_to_device(hidden, self.device), -torch.inf)
+
+
+def build_plans(
     batch: StepBatch, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device
-) -> Plan:
+) -> list[Plan]:
+    """One plan per KV group."""
+    return [
+        _build_plan(
+            batch,
+            batch.slot_mapping[number],
+            _Tables(batch.block_table[number], spec, group.sliding_window, dtype, device),
+        )
+        for number, group in enumerate(spec.groups)
+    ]
+
+
+def _build_plan(batch: StepBatch, slot_mapping: IntArray, tables: _Tables) -> Plan:
     """Sequences with one token are decodes, whatever they are to the scheduler."""
     lengths = np.diff(batch.query_start_loc)
     context = batch.num_computed + lengths
     decodes = np.flatnonzero(lengths == 1)
-    groups = split_by_length(decodes, context, spec.block_size)
+    visible = context - tables.first_block(context - 1) * tables.spec.block_size
+    groups = split_by_length(decodes, visible, tables.spec.block_size)
     prefills = np.flatnonzero(lengths > 1)
     return Plan(
-        store_rows=_store_rows(batch.slot_mapping, spec, device),
-        decode_groups=[_decode_group(batch, g, context, spec, dtype, device) for g in groups],
-        prefills=[_prefill(batch, int(index), spec, dtype, device) for index in prefills],
+        store_rows=_store_rows(slot_mapping, tables.spec, tables.device),
+        decode_groups=[_decode_group(batch, group, context, tables) for group in groups],
+        prefills=[_prefill(batch, int(index), tables) for index in prefills],
     )
 
 
@@ -84,51 +133,39 @@ def split_by_length(sequences: IntArray, context: IntArray, block_size: int) -> 
 
 
 def _decode_group(
-    batch: StepBatch,
-    sequences: IntArray,
-    context: IntArray,
-    spec: KVCacheSpec,
-    dtype: torch.dtype,
-    device: torch.device,
+    batch: StepBatch, sequences: IntArray, context: IntArray, tables: _Tables
 ) -> DecodeGroup:
-    longest = int(context[sequences].max())
-    width = spec.blocks_for(longest) * spec.block_size
-    hidden = np.arange(width) >= context[sequences][:, None]
-    mask = torch.zeros(len(sequences), 1, 1, width, dtype=dtype, device=device)
-    mask.masked_fill_(_to_device(hidden[:, None, None], device), -torch.inf)
-    rows = _cache_rows(batch, sequences, longest, spec, device)
+    spec = tables.spec
+    ends = context[sequences][:, None]
+    first = tables.first_block(ends[:, 0] - 1)
+    num_blocks = int((-(-ends[:, 0] // spec.block_size) - first).max())
+    keys = first[:, None] * spec.block_size + np.arange(num_blocks * spec.block_size)
+    hidden = (keys >= ends) | (keys < tables.first_key(ends - 1))
+    rows = tables.cache_rows(sequences, first, num_blocks)
     row_values = spec.block_size * spec.num_kv_heads * spec.head_dim
     return DecodeGroup(
-        tokens=_to_device(batch.query_start_loc[sequences], device),
+        tokens=_to_device(batch.query_start_loc[sequences], tables.device),
         cache_rows=rows,
-        mask=mask,
+        mask=tables.bias(hidden[:, None, None]),
         # One buffer for all layers stays in the CPU's cache.
-        gathered=torch.empty(len(rows), row_values, dtype=dtype, device=device),
+        gathered=torch.empty(len(rows), row_values, dtype=tables.dtype, device=tables.device),
     )
 
 
-def _prefill(
-    batch: StepBatch, index: int, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device
-) -> PrefillSequence:
+def _prefill(batch: StepBatch, index: int, tables: _Tables) -> PrefillSequence:
     start, end = (int(place) for place in batch.query_start_loc[index : index + 2])
     num_computed = int(batch.num_computed[index])
     num_context = num_computed + end - start
+    first = tables.first_block(np.array([num_computed]))
+    first_key = int(first[0]) * tables.spec.block_size
+    num_blocks = tables.spec.blocks_for(num_context) - int(first[0])
     mask = None
-    if num_computed:
-        hidden = torch.ones(end - start, num_context, dtype=torch.bool, device=device)
-        hidden = hidden.triu_(num_computed + 1)
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
-        mask.masked_fill_(hidden, -torch.inf)
-    rows = _cache_rows(batch, np.array([index]), num_context, spec, device)
-    return PrefillSequence(start, end, num_context, rows, mask)
-
-
-def _cache_rows(
-    batch: StepBatch, sequences: IntArray, num_tokens: int, spec: KVCacheSpec, device: torch.device
-) -> Tensor:
-    """Row numbers in the order key or value, sequence, block."""
-    blocks = batch.block_table[sequences, : spec.blocks_for(num_tokens)] * 2
-    return _to_device(np.stack((blocks, blocks + 1)).reshape(-1), device)
+    if num_computed or (tables.window is not None and num_context > tables.window):
+        queries = np.arange(num_computed, num_context)[:, None]
+        keys = np.arange(first_key, num_context)
+        mask = tables.bias((keys > queries) | (keys < tables.first_key(queries)))
+    rows = tables.cache_rows(np.array([index]), first, num_blocks)
+    return PrefillSequence(start, end, num_context - first_key, rows, mask)
 
 
 def _store_rows(slot_mapping: IntArray, spec: KVCacheSpec, device: torch.device) -> Tensor:

@@ -22,7 +22,10 @@ from engine.kv_sizing import KVCacheSpec
 _KERNEL_SETS = {"reference": "engine.kernels.reference:ReferenceKernels"}
 
 KVCache: TypeAlias = list[Tensor]
-"""One tensor per layer, laid out as the kernel set likes it."""
+"""One tensor per page of a block, laid out as the kernel set likes it.
+
+Layers of different KV groups share a tensor; the blocks in it belong to one group each.
+"""
 
 AttentionPlan: TypeAlias = Any
 """What a set derives once per step from a StepBatch and uses in every layer; private to the set."""
@@ -53,6 +56,9 @@ class ModelStep(Protocol):
     def forward(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         """Write the KV of all tokens and return float32 logits [R, vocabulary] on the device."""
 
+    def hidden_states(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """The same step, but float32 [R, hidden] after the final norm instead of logits."""
+
 
 class KernelSet(Protocol):
     """Operations of a decoder layer. Tensors are [T, features] on one device.
@@ -78,26 +84,28 @@ class KernelSet(Protocol):
         cos and sin are [T, 1, head_dim]; the first half of sin is negated.
         """
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(first half) * second half, over the last dimension."""
+    def activate_and_mul(self, gate_up: Tensor, activation: str) -> Tensor:
+        """activation(first half) * second half, over the last dimension."""
 
     def create_kv_cache(
         self, spec: KVCacheSpec, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
-        """Allocate one layer tensor after the other."""
+        """Allocate one page tensor after the other."""
 
     def plan_attention(
         self, batch: StepBatch, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device
-    ) -> AttentionPlan:
-        """Whatever all layers of this step share: indices, masks, splits."""
+    ) -> list[AttentionPlan]:
+        """Whatever all layers of a KV group share in this step: indices, masks, splits."""
 
     def store_kv(self, kv: Tensor, layer_cache: Tensor, plan: AttentionPlan) -> None:
         """Write [T, 2 x kv_heads, head_dim] (keys, then values) to the slots of the batch."""
 
-    def attention(self, qkv: Tensor, layer_cache: Tensor, plan: AttentionPlan) -> Tensor:
+    def attention(
+        self, qkv: Tensor, layer_cache: Tensor, plan: AttentionPlan, scale: float
+    ) -> Tensor:
         """Causal attention: [T, q + 2 kv heads, head_dim] -> [T, q heads x head_dim].
 
-        The keys and values of the step itself have been stored.
+        The keys and values of the step itself have been stored. `scale` multiplies the scores.
         """
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.attention_plan import DecodeGroup, Plan, PrefillSequence, build_plan
+from engine.kernels.attention_plan import DecodeGroup, Plan, PrefillSequence, build_plans
 from engine.kernels.kernel_set import KVCache, PackedLinear
 from engine.kernels.step_batch import StepBatch
 from engine.kv_sizing import KVCacheSpec
@@ -59,9 +59,11 @@ class ReferenceKernels:
         swapped = heads.roll(heads.shape[-1] // 2, -1)
         heads.mul_(cos).addcmul_(swapped, sin)
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """One pass for silu, one for the product."""
+    def activate_and_mul(self, gate_up: Tensor, activation: str) -> Tensor:
+        """One pass for the activation, one for the product."""
         gate, up = gate_up.chunk(2, -1)
+        if activation == "gelu_pytorch_tanh":
+            return F.gelu(gate, approximate="tanh").mul_(up)
         return F.silu(gate).mul_(up)
 
     def create_kv_cache(
@@ -69,13 +71,13 @@ class ReferenceKernels:
     ) -> KVCache:
         """Zeroed tensors; on a CPU the pages come from the system on first use."""
         shape = (num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_dim)
-        return [_zeros(shape, dtype, device) for _ in range(spec.num_layers)]
+        return [_zeros(shape, dtype, device) for _ in range(spec.layers_per_block)]
 
     def plan_attention(
         self, batch: StepBatch, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device
-    ) -> Plan:
+    ) -> list[Plan]:
         """Split the batch into padded decode groups and single prefill sequences."""
-        return build_plan(batch, spec, dtype, device)
+        return build_plans(batch, spec, dtype, device)
 
     def store_kv(self, kv: Tensor, layer_cache: Tensor, plan: Plan) -> None:
         """One row of kv_heads x head_dim values per (token, key or value)."""
@@ -83,44 +85,49 @@ class ReferenceKernels:
         rows = kv.reshape(-1, row_values)
         layer_cache.view(-1, row_values).index_copy_(0, plan.store_rows, rows)
 
-    def attention(self, qkv: Tensor, layer_cache: Tensor, plan: Plan) -> Tensor:
+    def attention(self, qkv: Tensor, layer_cache: Tensor, plan: Plan, scale: float) -> Tensor:
         """Decode groups in one padded call each, prefill sequences one by one."""
         kv_heads, head_dim = layer_cache.shape[3:]
         q_heads = qkv.shape[1] - 2 * kv_heads
         queries = qkv[:, :q_heads]
         rows = layer_cache.view(layer_cache.shape[0] * 2, -1)
         if plan.is_one_decode_group:  # the hot path: nothing to reorder
-            return _decode(queries, rows, plan.decode_groups[0], kv_heads)
+            return _decode(queries, rows, plan.decode_groups[0], kv_heads, scale)
         out = queries.new_empty(len(queries), q_heads * head_dim)
         for group in plan.decode_groups:
-            out.index_copy_(0, group.tokens, _decode(queries[group.tokens], rows, group, kv_heads))
+            decoded = _decode(queries[group.tokens], rows, group, kv_heads, scale)
+            out.index_copy_(0, group.tokens, decoded)
         for sequence in plan.prefills:
             span = slice(sequence.start, sequence.end)
-            out[span] = _prefill(queries[span], rows, sequence, kv_heads)
+            out[span] = _prefill(queries[span], rows, sequence, kv_heads, scale)
         return out
 
 
-def _decode(queries: Tensor, rows: Tensor, group: DecodeGroup, kv_heads: int) -> Tensor:
+def _decode(
+    queries: Tensor, rows: Tensor, group: DecodeGroup, kv_heads: int, scale: float
+) -> Tensor:
     """[B, q_heads, d]: the query heads of a group are the query rows of its kv head."""
     batch, q_heads, head_dim = queries.shape
     torch.index_select(rows, 0, group.cache_rows, out=group.gathered)
     keys, values = group.gathered.view(2, batch, -1, kv_heads, head_dim).transpose(2, 3)
     grouped = queries.reshape(batch, kv_heads, q_heads // kv_heads, head_dim)
-    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask)
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask, scale=scale)
     return out.reshape(batch, q_heads * head_dim)
 
 
-def _prefill(queries: Tensor, rows: Tensor, sequence: PrefillSequence, kv_heads: int) -> Tensor:
-    """[T, q_heads, d] of one sequence over its whole context."""
+def _prefill(
+    queries: Tensor, rows: Tensor, sequence: PrefillSequence, kv_heads: int, scale: float
+) -> Tensor:
+    """[T, q_heads, d] of one sequence over what it sees."""
     tokens, q_heads, head_dim = queries.shape
     group = q_heads // kv_heads
     gathered = rows.index_select(0, sequence.cache_rows).view(2, -1, kv_heads, 1, head_dim)
-    context = gathered[:, : sequence.num_context].permute(0, 2, 3, 1, 4)
+    context = gathered[:, : sequence.num_keys].permute(0, 2, 3, 1, 4)
     keys, values = context.expand(2, kv_heads, group, -1, head_dim)
     grouped = queries.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     is_causal = sequence.mask is None
     out = F.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=sequence.mask, is_causal=is_causal
+        grouped, keys, values, attn_mask=sequence.mask, is_causal=is_causal, scale=scale
     )
     return out.permute(2, 0, 1, 3).reshape(tokens, q_heads * head_dim)
 

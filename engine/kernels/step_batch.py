@@ -19,14 +19,15 @@ IntArray: TypeAlias = NDArray[np.int64]
 class StepBatch:
     """The tokens of S sequences, one behind the other (T in all), R of which need logits.
 
-    `slot_mapping[t]` = block id x block size + offset, where the KV of token t is written.
-    `block_table` rows are padded with 0, the null block.
+    Each of the G groups of KV layers has block tables of its own. `slot_mapping[g, t]` = block id x
+    block size + offset, where the KV of token t is written. `block_table` rows are padded with 0,
+    the null block; blocks that fell out of a sliding window are not to be read.
     """
 
     token_ids: IntArray  # [T]
     positions: IntArray  # [T]
-    slot_mapping: IntArray  # [T]
+    slot_mapping: IntArray  # [G, T]
     query_start_loc: IntArray  # [S + 1] first token of each sequence, then T
     num_computed: IntArray  # [S] tokens of the sequence whose KV is cached already
-    block_table: IntArray  # [S, blocks of the longest sequence or more]
+    block_table: IntArray  # [G, S, blocks of the longest sequence or more]
     logits_rows: IntArray  # [R] indices into the T tokens

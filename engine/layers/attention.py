@@ -1,4 +1,4 @@
-"""Self-attention of one decoder layer: project, rotate, store, attend, project back."""
+"""Self-attention of one decoder layer: project, norm, rotate, store, attend, project back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.kernels.kernel_set import AttentionPlan, KernelSet, PackedLinear
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What all layers of one step share."""
+    """What all layers of one KV group share in one step."""
 
     cos: Tensor  # [T, 1, head_dim]
     sin: Tensor
@@ -20,7 +20,10 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention; `qkv` yields queries, keys and values side by side."""
+    """Grouped-query attention; `qkv` yields queries, keys and values side by side.
+
+    `scale` multiplies the scores. Queries and keys are normed per head where the family does so.
+    """
 
     kernels: KernelSet
     qkv: PackedLinear
@@ -28,11 +31,21 @@ class Attention:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    eps: float
 
     def forward(self, x: Tensor, layer_cache: Tensor, context: StepContext) -> Tensor:
         """[T, hidden] -> [T, hidden]; writes the KV of the T tokens on the way."""
         qkv = self.qkv.run(x).view(len(x), -1, self.head_dim)
         rotated = self.num_heads + self.num_kv_heads
+        self._norm_heads(qkv[:, : self.num_heads], self.q_norm)
+        self._norm_heads(qkv[:, self.num_heads : rotated], self.k_norm)
         self.kernels.rotary(qkv[:, :rotated], context.cos, context.sin)
         self.kernels.store_kv(qkv[:, self.num_heads :], layer_cache, context.plan)
-        return self.output.run(self.kernels.attention(qkv, layer_cache, context.plan))
+        return self.output.run(self.kernels.attention(qkv, layer_cache, context.plan, self.scale))
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor | None) -> None:
+        if weight is not None:
+            heads.copy_(self.kernels.rms_norm(heads.float(), weight, self.eps))

@@ -7,17 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from engine.model_config import ModelConfig, RopeScaling
+from engine.model_config import RopeScaling
 
 
 class RotaryTable:
     """cos and sin of every position, looked up once per step and shared by all layers."""
 
     def __init__(
-        self, config: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device
+        self, frequencies: Tensor, num_positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         positions = torch.arange(num_positions, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(config))
+        angles = torch.outer(positions, frequencies)
         cos, sin = angles.cos(), angles.sin()
         # The kernel adds cos * x + sin * (x with swapped halves): the minus goes into the table.
         self._cos = torch.cat((cos, cos), -1).unsqueeze(1).to(device, dtype)
@@ -33,11 +33,10 @@ class RotaryTable:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
 
-def inverse_frequencies(config: ModelConfig) -> Tensor:
+def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """Radians per position of each of the head_dim / 2 pairs, float32."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    scaling = config.rope_scaling
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (theta**exponents)
     if scaling is None:
         return frequencies
     if scaling.rope_type == "linear":

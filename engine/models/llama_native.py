@@ -24,7 +24,8 @@ def build_native_llama(
     for number in range(config.num_hidden_layers):
         _load_layer(model, number, weights.layers.pop(0))
     positions = torch.arange(num_positions, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(config))
+    frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    angles = torch.outer(positions, frequencies)
     model.load_ends(
         embedding=weights.embedding,
         final_norm=weights.final_norm,

@@ -21,11 +21,15 @@ ModelClass = Callable[
     [ModelConfig, DecoderWeights, KernelSet | NativeKernels, int, KVCacheSpec], ModelStep
 ]
 
+_REFERENCE = {"reference": "engine.models.decoder:DecoderModel"}
+_NATIVE = {"native": "engine.models.llama_native:build_native_llama"}
 _MODELS = {
-    "LlamaForCausalLM": {
-        "native": "engine.models.llama_native:build_native_llama",
-        "reference": "engine.models.llama:LlamaModel",
-    },
+    "LlamaForCausalLM": _NATIVE | _REFERENCE,
+    "MistralForCausalLM": _REFERENCE,
+    "Qwen2ForCausalLM": _REFERENCE,
+    "Qwen3ForCausalLM": _REFERENCE,
+    "Gemma3ForCausalLM": _REFERENCE,
+    "Gemma3ForConditionalGeneration": _REFERENCE,
 }
 
 

@@ -1,6 +1,6 @@
 """Decoder weights: fuses q, k, v and gate, up while loading; checks that every parameter is there.
 
-Names and shapes are those of a Llama checkpoint; nothing here computes.
+Names and shapes are those of a Llama checkpoint and its relatives; nothing here computes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.errors import CorruptModelError
 from engine.model_config import ModelConfig
 
+_VISION = ("vision_tower.", "multi_modal_projector.")
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # older checkpoints store what config.json says
 
 
@@ -27,7 +28,11 @@ class LinearWeight:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer; `qkv` and `gate_up` are fused along the output dimension."""
+    """One decoder layer; `qkv` and `gate_up` are fused along the output dimension.
+
+    `post_norm` stands before the feed-forward block. The last four are None where the family has
+    no such norm: of each query and key head, of the attention's and of the block's output.
+    """
 
     input_norm: Tensor
     qkv: LinearWeight
@@ -35,6 +40,10 @@ class LayerWeights:
     post_norm: Tensor
     gate_up: LinearWeight
     down: LinearWeight
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    attention_norm: Tensor | None = None
+    mlp_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,10 @@ def load_decoder_weights(
     targets = _targets(config, weights)
     seen: set[str] = set()
     unknown: list[str] = []
-    for name, tensor in tensors:
+    for stored_name, tensor in tensors:
+        name = _text_name(stored_name)
+        if name is None:
+            continue
         target = targets.get(name)
         if target is None:
             unknown.append(name)
@@ -91,10 +103,14 @@ def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> 
         LayerWeights(
             input_norm=new(hidden),
             qkv=linear(q_size + 2 * kv_size, hidden, config.attention_bias),
-            output=linear(hidden, q_size, config.attention_bias),
+            output=linear(hidden, q_size, config.attention_output_bias),
             post_norm=new(hidden),
             gate_up=linear(2 * inner, hidden, config.mlp_bias),
             down=linear(hidden, inner, config.mlp_bias),
+            q_norm=new(config.head_dim) if config.qk_norm else None,
+            k_norm=new(config.head_dim) if config.qk_norm else None,
+            attention_norm=new(hidden) if config.has_sandwich_norms else None,
+            mlp_norm=new(hidden) if config.has_sandwich_norms else None,
         )
         for _ in range(config.num_hidden_layers)
     ]
@@ -115,8 +131,7 @@ def _targets(config: ModelConfig, weights: DecoderWeights) -> dict[str, Tensor]:
     kv_size = config.num_key_value_heads * config.head_dim
     for number, layer in enumerate(weights.layers):
         head = f"model.layers.{number}"
-        targets[f"{head}.input_layernorm.weight"] = layer.input_norm
-        targets[f"{head}.post_attention_layernorm.weight"] = layer.post_norm
+        targets |= {f"{head}.{name}.weight": norm for name, norm in _norms(layer).items()}
         _split(
             targets,
             f"{head}.self_attn",
@@ -134,6 +149,31 @@ def _targets(config: ModelConfig, weights: DecoderWeights) -> dict[str, Tensor]:
         )
         _split(targets, f"{head}.mlp", ("down_proj",), layer.down, [config.hidden_size])
     return targets
+
+
+def _norms(layer: LayerWeights) -> dict[str, Tensor]:
+    """Their names in the checkpoint; with four of them the one before the block moves."""
+    found = {"input_layernorm": layer.input_norm}
+    if layer.attention_norm is None or layer.mlp_norm is None:
+        found["post_attention_layernorm"] = layer.post_norm
+    else:
+        found["post_attention_layernorm"] = layer.attention_norm
+        found["pre_feedforward_layernorm"] = layer.post_norm
+        found["post_feedforward_layernorm"] = layer.mlp_norm
+    if layer.q_norm is not None and layer.k_norm is not None:
+        found["self_attn.q_norm"] = layer.q_norm
+        found["self_attn.k_norm"] = layer.k_norm
+    return found
+
+
+def _text_name(name: str) -> str | None:
+    """The text decoder's name of a parameter; None for the parts of a model that sees."""
+    if name.removeprefix("model.").startswith(_VISION):
+        return None
+    for nested in ("language_model.model.", "model.language_model."):
+        if name.startswith(nested):
+            return "model." + name.removeprefix(nested)
+    return name.removeprefix("language_model.")
 
 
 def _split(

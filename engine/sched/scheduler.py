@@ -6,9 +6,10 @@ num_computed_tokens catches up with its token count. Rules of vLLM's v1/core/sch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.config import CacheConfig, SchedulerConfig
+from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup
 from engine.messages import (
     EngineCoreOutput,
     EventType,
@@ -36,11 +37,21 @@ class Scheduler:
     caller.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
+    ) -> None:
         self.config = config
         self.block_size = cache.block_size
         self.kv_cache_manager = KVCacheManager(
-            num_blocks, cache.block_size, enable_caching=cache.enable_prefix_caching
+            num_blocks,
+            cache.block_size,
+            enable_caching=cache.enable_prefix_caching,
+            groups=groups,
+            in_flight_tokens=config.max_num_batched_tokens,
         )
         self.requests: dict[str, Request] = {}
         self.waiting = create_request_queue(config.policy)
@@ -129,9 +140,7 @@ class Scheduler:
                     index -= 1
                 new_blocks = manager.allocate_slots(request, count)
             cached.req_ids.append(request.request_id)
-            cached.new_block_ids.append(
-                [block.block_id for block in new_blocks] if new_blocks else []
-            )
+            cached.new_block_ids.append(new_blocks)
             cached.num_computed_tokens.append(request.num_computed_tokens)
             output.num_scheduled_tokens[request.request_id] = count
             budget -= count
@@ -145,8 +154,8 @@ class Scheduler:
             request = self.waiting.peek()
             # The logits of cached tokens are gone, so prompt logprobs need the whole prompt again.
             wants_logprobs = request.sampling_params.prompt_logprobs is not None
-            hits = [] if wants_logprobs else manager.get_computed_blocks(request)
-            num_hit_tokens = len(hits) * self.block_size
+            hits = None if wants_logprobs else manager.get_computed_blocks(request)
+            num_hit_tokens = len(hits[0]) * self.block_size if hits else 0
             count = request.num_tokens - num_hit_tokens
             if 0 < threshold < count:
                 count = threshold

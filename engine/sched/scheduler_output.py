@@ -6,9 +6,13 @@ New requests travel in full, known ones as a difference (as in vLLM's v1/core/sc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from engine.messages import TokenLogprobs
 from engine.sampling_params import SamplingParams
+
+BlockIds: TypeAlias = list[list[int]]
+"""Block ids of each KV group, all lists equally long: one block table position per column."""
 
 
 @dataclass(slots=True)
@@ -23,7 +27,7 @@ class NewRequestData:
     req_id: str
     token_ids: list[int]
     num_prompt_tokens: int
-    block_ids: list[int]
+    block_ids: BlockIds
     num_computed_tokens: int
     sampling_params: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
@@ -33,11 +37,12 @@ class NewRequestData:
 class CachedRequestData:
     """Differences of requests that the runner already holds; the three lists run in parallel.
 
-    The runner appends the tokens it sampled itself, so no token ids travel here.
+    No new blocks are an empty list, without lists per group. The runner appends the tokens it
+    sampled itself, so no token ids travel here.
     """
 
     req_ids: list[str] = field(default_factory=list)
-    new_block_ids: list[list[int]] = field(default_factory=list)
+    new_block_ids: list[BlockIds] = field(default_factory=list)
     num_computed_tokens: list[int] = field(default_factory=list)
 
 

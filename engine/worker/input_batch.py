@@ -10,23 +10,30 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.kernels.step_batch import IntArray, StepBatch
-from engine.sched.scheduler_output import CachedRequestData, NewRequestData
+from engine.sched.scheduler_output import BlockIds, CachedRequestData, NewRequestData
 from engine.worker.row_edits import RowEdits, SeenTokens
 
 
 class InputBatch:
     """Tokens, block tables and sampling settings of every request that the runner holds."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        seed: int,
+        num_groups: int = 1,
+    ) -> None:
         self._block_size = block_size
-        self._max_blocks = -(-max_model_len // block_size)
+        max_blocks = -(-max_model_len // block_size)
         self._row_of: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._seeds = np.random.default_rng(seed)
         # np.zeros takes no memory until a row is used. One more token than the model's length: the
         # token sampled last is kept although it is never computed.
         self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
-        self.block_table = np.zeros((max_num_seqs, self._max_blocks), dtype=np.int32)
+        self.block_table = np.zeros((num_groups, max_num_seqs, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
@@ -94,8 +101,8 @@ class InputBatch:
         owner = np.repeat(np.arange(len(rows)), scheduled)
         positions = np.arange(int(ends[-1])) - starts[owner] + computed[owner]
         width = int(self.num_blocks[rows].max())
-        table = self.block_table[rows, :width].astype(np.int64)
-        slots = table[owner, positions // self._block_size] * self._block_size
+        table = self.block_table[:, rows, :width].astype(np.int64)
+        slots = table[:, owner, positions // self._block_size] * self._block_size
         sampling = np.flatnonzero(computed + scheduled == self.num_tokens[rows])
         batch = StepBatch(
             token_ids=self.token_ids[rows[owner], positions].astype(np.int64),
@@ -116,10 +123,11 @@ class InputBatch:
         if penalised.any():
             self.seen.add(rows[penalised], token_ids[penalised])
 
-    def _append_blocks(self, row: int, block_ids: Sequence[int]) -> None:
+    def _append_blocks(self, row: int, block_ids: BlockIds) -> None:
         start = int(self.num_blocks[row])
-        self.block_table[row, start : start + len(block_ids)] = block_ids
-        self.num_blocks[row] = start + len(block_ids)
+        end = start + len(block_ids[0])
+        self.block_table[:, row, start:end] = block_ids
+        self.num_blocks[row] = end
 
     def _set_sampling(self, row: int, request: NewRequestData) -> None:
         params = request.sampling_params

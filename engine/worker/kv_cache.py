@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.config import EngineConfig
-from engine.kv_sizing import KVCacheSpec
+from engine.kv_sizing import KVCacheSpec, kv_cache_spec
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -17,13 +17,11 @@ def torch_dtype(name: str) -> torch.dtype:
     }[name]
 
 
-def kv_cache_spec(config: EngineConfig) -> KVCacheSpec:
-    """Full attention in every layer, cached in the model's own number format."""
-    model = config.model
-    return KVCacheSpec(
+def cache_spec(config: EngineConfig) -> KVCacheSpec:
+    """Cached in the number format that the model runs in."""
+    return kv_cache_spec(
+        config.model,
         block_size=config.cache.block_size,
-        num_kv_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
-        num_layers=model.num_hidden_layers,
-        dtype_bytes=torch_dtype(config.device.dtype).itemsize,
+        cache_dtype=config.device.dtype,
+        in_flight_tokens=config.scheduler.max_num_batched_tokens,
     )

@@ -5,11 +5,13 @@ The arithmetic is pure; `free_ram_bytes` is the only function that looks at the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import CacheConfig
 from engine.errors import MemoryBudgetError
+from engine.gpu_processes import GpuProcess, describe, read_other_processes
 from engine.kv_sizing import GIB, KVCacheSpec, format_gib, requested_memory
 
 _CPU_CAP_BYTES = 4 * GIB
@@ -27,15 +29,28 @@ class GpuMemoryProfile:
     transient_peak: int  # highest allocation of the forward pass above what stays allocated
 
 
-def require_requested_memory(total: int, free: int, utilization: float) -> None:
-    """Raise MemoryBudgetError when other processes hold too much of the device."""
+def require_requested_memory(
+    total: int,
+    free: int,
+    utilization: float,
+    read_processes: Callable[[], Sequence[GpuProcess]] = read_other_processes,
+) -> None:
+    """Raise MemoryBudgetError when other processes hold too much of the device, and name them."""
     requested = requested_memory(total, utilization)
-    if free < requested:
-        raise MemoryBudgetError(
-            f"Free memory on device ({format_gib(free)}/{format_gib(total)} GiB) on startup is "
-            f"less than desired GPU memory utilization ({utilization}, {format_gib(requested)} "
-            "GiB). Decrease --gpu-memory-utilization or stop the other processes on this GPU."
-        )
+    if free >= requested:
+        return
+    holders = read_processes()
+    held_by = f" Memory is held by: {describe(holders)}." if holders else ""
+    # Only a pid that could be looked up here is certain to be the process that is meant.
+    named = next((holder.pid for holder in holders if holder.name is not None), None)
+    advice = "Stop the other processes on this GPU" if named is None else f"Type `kill {named}`"
+    if (share := free * 100 // total) > 0:
+        advice += f", or give --gpu-memory-utilization {share / 100}"
+    raise MemoryBudgetError(
+        f"Free memory on device ({format_gib(free)}/{format_gib(total)} GiB) on startup is less "
+        f"than desired GPU memory utilization ({utilization}, {format_gib(requested)} GiB)."
+        f"{held_by} {advice}."
+    )
 
 
 def gpu_available_bytes(profile: GpuMemoryProfile, cache: CacheConfig) -> int:
@@ -59,7 +74,7 @@ def cpu_available_bytes(
     """The share of free RAM, but at most 4 GiB, or one full-length request if that is more."""
     explicit = cache.kv_cache_memory_bytes
     if explicit is None:
-        one_request = (spec.blocks_for(max_model_len) + 1) * spec.bytes_per_block
+        one_request = (spec.blocks_per_request(max_model_len) + 1) * spec.bytes_per_block
         share = int(free_bytes * cache.gpu_memory_utilization)
         return min(share, max(_CPU_CAP_BYTES, one_request))
     if explicit > free_bytes:

@@ -20,14 +20,19 @@ from engine.worker.sampler import SamplingBatch, sample
 class ModelRunner:
     """Runs one SchedulerOutput at a time on one loaded model."""
 
-    def __init__(self, config: EngineConfig, model: ModelStep) -> None:
+    def __init__(self, config: EngineConfig, model: ModelStep, num_groups: int = 1) -> None:
         scheduler = config.scheduler
+        self._num_groups = num_groups
         self._model = model
         self._block_size = config.cache.block_size
         self._kv_cache: KVCache = []
         self._prompt_logprobs = PromptLogprobs()
         self._batch = InputBatch(
-            scheduler.max_num_seqs, scheduler.max_model_len, self._block_size, config.seed
+            scheduler.max_num_seqs,
+            scheduler.max_model_len,
+            self._block_size,
+            config.seed,
+            num_groups,
         )
 
     def set_kv_cache(self, kv_cache: KVCache) -> None:
@@ -85,9 +90,8 @@ class ModelRunner:
 
     def run_dummy(self, num_tokens: int, num_seqs: int) -> None:
         """One forward pass of made-up prompts, written to the null block of a throwaway cache."""
-        self._model.forward(
-            dummy_batch(num_tokens, num_seqs, self._block_size), self._model.create_kv_cache(1)
-        )
+        batch = dummy_batch(num_tokens, num_seqs, self._block_size, self._num_groups)
+        self._model.forward(batch, self._model.create_kv_cache(1))
 
     def _apply(self, step: SchedulerOutput) -> None:
         self._batch.remove(step.finished_req_ids)
@@ -98,19 +102,20 @@ class ModelRunner:
         self._batch.update(step.cached_requests)
 
 
-def dummy_batch(num_tokens: int, num_seqs: int, block_size: int) -> StepBatch:
+def dummy_batch(num_tokens: int, num_seqs: int, block_size: int, num_groups: int) -> StepBatch:
     """`num_seqs` prompts that share `num_tokens` tokens; every block table points at block 0."""
     seqs = min(num_seqs, num_tokens)
     lengths = np.full(seqs, num_tokens // seqs, dtype=np.int64)
     lengths[: num_tokens % seqs] += 1
     ends = np.cumsum(lengths)
+    num_blocks = -(-int(lengths[0]) // block_size)
     positions = np.arange(num_tokens) - np.repeat(ends - lengths, lengths)
     return StepBatch(
         token_ids=np.zeros(num_tokens, dtype=np.int64),
         positions=positions,
-        slot_mapping=positions % block_size,
+        slot_mapping=np.tile(positions % block_size, (num_groups, 1)),
         query_start_loc=np.concatenate(([0], ends)),
         num_computed=np.zeros(seqs, dtype=np.int64),
-        block_table=np.zeros((seqs, -(-int(lengths[0]) // block_size)), dtype=np.int64),
+        block_table=np.zeros((num_groups, seqs, num_blocks), dtype=np.int64),
         logits_rows=ends - 1,
     )

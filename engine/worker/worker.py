@@ -17,7 +17,7 @@ from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
 from engine.models.registry import kernel_sets_of, load_weights, model_class
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from engine.worker.kv_cache import kv_cache_spec, torch_dtype
+from engine.worker.kv_cache import cache_spec, torch_dtype
 from engine.worker.memory import (
     GpuMemoryProfile,
     cpu_available_bytes,
@@ -39,7 +39,7 @@ class Worker:
         self._config = config
         self._device = torch.device(config.device.device)
         self._dtype = torch_dtype(config.device.dtype)
-        self._spec = kv_cache_spec(config)
+        self._spec = cache_spec(config)
         self._free_at_init = 0
 
     def init_device(self) -> None:
@@ -69,7 +69,7 @@ class Worker:
             format_gib(self._model.weight_bytes),
             time.monotonic() - start,
         )
-        self._runner = ModelRunner(self._config, self._model)
+        self._runner = ModelRunner(self._config, self._model, len(self._spec.groups))
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache. On a GPU a full-size forward is measured first."""

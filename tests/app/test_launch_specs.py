@@ -54,6 +54,14 @@ def test_booleans_keep_their_twin() -> None:
     assert as_flags(request.args) == ["--no-enable-prefix-caching", "--disable-log-stats"]
 
 
+def test_a_flag_with_several_values_stays_whole() -> None:
+    request = parse_serve_request(["org/model", "-O1", "--cudagraph-capture-sizes", "1", "2"])
+
+    flags = ["--optimization-level=1", "--cudagraph-capture-sizes", "1", "2"]
+    assert as_flags(request.args) == flags
+    assert parse_serve_request(["org/model", *flags]).args == request.args
+
+
 def test_a_near_flag_is_suggested() -> None:
     error = refusal("--max-modl-len", "2048")
 

@@ -34,10 +34,10 @@ def batch_of(num_seqs: int, num_new: int, num_computed: int) -> StepBatch:
     return StepBatch(
         token_ids=np.random.default_rng(0).integers(1000, 20000, num_seqs * num_new),
         positions=positions,
-        slot_mapping=table[owner, positions // BLOCK] * BLOCK + positions % BLOCK,
+        slot_mapping=(table[owner, positions // BLOCK] * BLOCK + positions % BLOCK)[None],
         query_start_loc=ends,
         num_computed=np.full(num_seqs, num_computed),
-        block_table=table,
+        block_table=table[None],
         logits_rows=ends[1:] - 1,
     )
 

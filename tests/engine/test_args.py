@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from engine.args import EngineArgs, human_readable_int
+from engine.config import CompilationConfig
 from engine.env import HostDevice
 from engine.errors import ConfigError
 from engine.kv_sizing import GIB
@@ -106,7 +107,11 @@ def test_without_chunked_prefill_a_step_holds_a_whole_prompt() -> None:
         (("--max-model-len", "8192"), "--max-model-len 8192 is above the 4096 positions"),
         (("--port", "70000"), "--port 70000 is out of range"),
         (("--gpu-memory-utilization", "1.5"), r"1.5 is not in \(0, 1\]"),
+        (("--max-logprobs", "-2"), "--max-logprobs -2 is out of range; it must be at least -1"),
         (("--max-num-seqs", "0"), "--max-num-seqs 0 is out of range"),
+        (("-O4",), "--optimization-level 4 is out of range; it must be from 0 to 3"),
+        (("--max-cudagraph-capture-size", "0"), "--max-cudagraph-capture-size 0 is out of range"),
+        (("--cudagraph-capture-sizes", "4", "0"), "sizes are tokens, at least 1"),
         (
             ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "100"),
             "raise the first, lower the second",
@@ -118,6 +123,19 @@ def test_values_that_cannot_work_are_refused_with_their_limit(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(*words).create_engine_config(MODEL, CPU)
+
+
+def test_cuda_graph_flags_land_in_their_section() -> None:
+    words = ("--enforce-eager", "-O1", "--cudagraph-capture-sizes", "1", "2", "8")
+    args = parse(*words, "--max-cudagraph-capture-size", "8")
+
+    assert args.create_engine_config(MODEL, CPU).compilation == CompilationConfig(
+        enforce_eager=True,
+        optimization_level=1,
+        cudagraph_capture_sizes=(1, 2, 8),
+        max_cudagraph_capture_size=8,
+    )
+    assert parse().create_engine_config(MODEL, CPU).compilation == CompilationConfig()
 
 
 def test_auto_length_starts_from_the_models_own() -> None:

@@ -58,7 +58,7 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
     [
         ({"architectures": ["FooForCausalLM"]}, ModelError, "FooForCausalLM is not supported"),
         ({"hidden_size": None}, CorruptModelError, "incomplete or damaged"),
-        ({"hidden_act": "gelu"}, ModelError, "only silu"),
+        ({"hidden_act": "gelu"}, ModelError, "silu and gelu_pytorch_tanh"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, ModelError, "'yarn' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, ModelError, r"\(awq\)"),
     ],

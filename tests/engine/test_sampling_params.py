@@ -31,7 +31,9 @@ from engine.sampling_params import SamplingParams
         {"logit_bias": ((3, -100.5),)},
         {"bad_words": ("",)},
         {"bad_words": ("x",) * 129},
-        {"logprobs": 21},
+        {"logprobs": -1},
+        {"n": 0},
+        {"n": 2, "temperature": 0.0},
         {"prompt_logprobs": -1},
     ],
 )
@@ -39,6 +41,13 @@ def test_values_out_of_range_name_the_field(changes: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**changes).validate()
     assert caught.value.param == next(iter(changes))
+
+
+def test_samples_have_seeds_of_their_own_within_64_bits() -> None:
+    params = SamplingParams(n=3, seed=2**63 - 1)
+    seeds = [params.for_sample(index).seed for index in range(3)]
+    assert seeds == [2**63 - 1, -(2**63), -(2**63) + 1]
+    assert SamplingParams(n=3).for_sample(2).seed is None
 
 
 def test_limits_are_allowed() -> None:

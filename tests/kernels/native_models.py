@@ -16,8 +16,8 @@ from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec
 from engine.models.llama_native import build_native_llama
 from engine.models.registry import load_weights
-from engine.worker.kv_cache import kv_cache_spec
-from tests.models.tiny_llama import save_tiny_llama
+from engine.worker.kv_cache import cache_spec
+from tests.models.tiny_models import save_tiny_llama
 from tests.worker.driver import engine_config
 
 
@@ -39,7 +39,7 @@ def native_model(
         config.model, torch.bfloat16, torch.device("cpu"), lambda done, total: None
     )
     kernels = NativeKernels(native_library(), num_threads)
-    return build_native_llama(config.model, weights, kernels, num_positions, kv_cache_spec(config))
+    return build_native_llama(config.model, weights, kernels, num_positions, cache_spec(config))
 
 
 def save_rounded_llama(folder: Path, **changes: Any) -> Any:

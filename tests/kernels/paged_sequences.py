@@ -43,10 +43,10 @@ class PagedSequences:
         return StepBatch(
             token_ids=np.concatenate(tokens),
             positions=np.concatenate(positions),
-            slot_mapping=np.concatenate(slots),
+            slot_mapping=np.concatenate(slots)[None],
             query_start_loc=np.concatenate(([0], np.cumsum(lengths))),
             num_computed=np.array([spans[n][0] for n in used]),
-            block_table=self._table[used],
+            block_table=self._table[None, used],
             logits_rows=np.arange(sum(lengths)),
         )
 

@@ -23,7 +23,7 @@ from engine.kernels.native.model_step import NativeModelStep
 from engine.kernels.step_batch import IntArray
 from tests.kernels.native_models import native_library, native_model, save_rounded_llama
 from tests.kernels.paged_sequences import PagedSequences, in_chunks
-from tests.models.tiny_llama import LINEAR_ROPE, LLAMA3_ROPE
+from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE
 
 VOCAB = 199
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -148,7 +148,7 @@ def test_unused_slots_are_never_read(model: NativeModelStep) -> None:
 def test_blocks_of_other_sequences_are_untouched(model: NativeModelStep) -> None:
     sequences = PagedSequences(model, random_prompts(20, 20), 16)
     sequences.step([(0, 20), (0, 0)])
-    mine = sorted(set(sequences.batch([(0, 20), (0, 0)]).block_table[0].tolist()))
+    mine = sorted(set(sequences.batch([(0, 20), (0, 0)]).block_table[0, 0].tolist()))
     for layer in sequences.cache:
         others = [block for block in range(len(layer)) if block not in mine]
         assert not layer[others].any()

@@ -54,16 +54,16 @@ class Paged:
         batch = StepBatch(
             token_ids=np.zeros(int(lengths.sum()), dtype=np.int64),
             positions=np.concatenate(positions),
-            slot_mapping=np.concatenate(slots),
+            slot_mapping=np.concatenate(slots)[None],
             query_start_loc=np.concatenate(([0], np.cumsum(lengths))),
             num_computed=np.array([spans[n][0] for n in used]),
-            block_table=self.table[used],
+            block_table=self.table[None, used],
             logits_rows=np.zeros(0, dtype=np.int64),
         )
         qkv = torch.cat([self.qkv[n][slice(*spans[n])] for n in used])
-        plan = self.kernels.plan_attention(batch, self.spec, torch.float32, CPU)
+        (plan,) = self.kernels.plan_attention(batch, self.spec, torch.float32, CPU)
         self.kernels.store_kv(qkv[:, self.heads :], self.cache, plan)
-        out = self.kernels.attention(qkv, self.cache, plan)
+        out = self.kernels.attention(qkv, self.cache, plan, 8**-0.5)
         return list(torch.split(out, lengths.tolist()))
 
 

@@ -47,7 +47,7 @@ def test_rotary_turns_each_pair_by_its_angle() -> None:
 
 def test_silu_and_mul_gates_the_second_half_by_the_first() -> None:
     x = torch.tensor([[0.0, 2.0, 5.0, -3.0]])
-    result = ReferenceKernels().silu_and_mul(x)
+    result = ReferenceKernels().activate_and_mul(x, "silu")
     expected = torch.tensor([[0.0, -3.0 * 2.0 / (1 + 2.718281828**-2.0)]])
     torch.testing.assert_close(result, expected)
 

@@ -24,7 +24,7 @@ from engine.models.gguf_convert import convert_gguf
 from engine.models.gguf_file import GGUFFile
 from engine.models.gguf_weights import to_bfloat16, write_weights
 from tests.models.gguf_file_maker import byte_tokens, sentencepiece_tokens, write_gguf
-from tests.models.tiny_llama import save_tiny_llama
+from tests.models.tiny_models import save_tiny_llama
 
 QUANTIZATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 

@@ -22,7 +22,7 @@ from engine.errors import (
 )
 from engine.models.resolve import converted_folder, default_cache_dir, resolve_model
 from tests.models.gguf_file_maker import byte_tokens, write_gguf
-from tests.models.tiny_llama import save_tiny_llama
+from tests.models.tiny_models import save_tiny_llama
 from tests.tiny_model import write_tiny_llama
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup
 from engine.sched.request import RequestStatus
 from engine.sched.scheduler import Scheduler
 from tests.sched.workload import Run, make_request, make_scheduler
@@ -24,13 +26,21 @@ _REQUESTS = st.lists(
 )
 _LIMITS = st.fixed_dictionaries(
     {
-        "num_blocks": st.integers(18, 60),
+        "blocks_per_group": st.integers(18, 60),
         "tokens": st.integers(1, 64),
         "seqs": st.integers(1, 6),
         "caching": st.booleans(),
         "reserve": st.booleans(),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "threshold": st.sampled_from([0, 0, 5]),
+        "groups": st.sampled_from(
+            [
+                FULL_ATTENTION,
+                (KVCacheGroup((0,), 10),),
+                (KVCacheGroup((0,)), KVCacheGroup((1,), 7), KVCacheGroup((2,), 7)),
+                (KVCacheGroup((0,), 1), KVCacheGroup((1,), 17)),
+            ]
+        ),
     }
 )
 
@@ -42,11 +52,12 @@ def check_integrity(scheduler: Scheduler) -> None:
     uses = Counter(
         block_id
         for request_id in scheduler.requests
-        for block_id in manager.get_block_ids(request_id)
+        for table in manager.get_block_ids(request_id)
+        for block_id in table
+        if block_id
     )
     free = pool.free_queue.block_ids()
     assert len(set(free)) == len(free)
-    assert 0 not in uses
     assert 0 not in free
     assert set(free).isdisjoint(uses)
     assert len(free) + len(uses) + 1 == pool.num_blocks
@@ -56,17 +67,19 @@ def check_integrity(scheduler: Scheduler) -> None:
             assert manager.enable_caching
             assert block.block_hash is not None
     for request in scheduler.running:
-        held = len(manager.get_block_ids(request.request_id))
-        assert held == -(-request.num_computed_tokens // scheduler.block_size)
+        for table in manager.get_block_ids(request.request_id):
+            assert len(table) == -(-request.num_computed_tokens // scheduler.block_size)
 
 
 @settings(max_examples=150, deadline=None)
 @given(_REQUESTS, _LIMITS, st.lists(st.integers(0, 30), max_size=3))
 def test_random_workloads_keep_every_invariant(
-    work: list[tuple[int, int, int, int, int]], limits: dict[str, object], aborts: list[int]
+    work: list[tuple[int, int, int, int, int]], limits: dict[str, Any], aborts: list[int]
 ) -> None:
-    scheduler = make_scheduler(block_size=4, max_model_len=68, **limits)  # type: ignore[arg-type]
-    run = Run(scheduler)
+    groups = limits["groups"]
+    num_blocks = limits.pop("blocks_per_group") * len(groups)
+    scheduler = make_scheduler(block_size=4, max_model_len=68, num_blocks=num_blocks, **limits)
+    run = Run(scheduler, groups=groups)
     todo = sorted(enumerate(work), key=lambda item: item[1][2])
     aborted: set[str] = set()
     step = 0

@@ -51,22 +51,22 @@ def test_example_3_block_tables_slots_waste_and_reuse_order() -> None:
     d = make_request(scheduler, "D", 12, 8)
     assert grow(a, 10)
     assert grow(b, 5)
-    assert manager.get_block_ids("A") == [1, 2, 3]
-    assert manager.get_block_ids("B") == [4, 5]
+    assert manager.get_block_ids("A")[0] == [1, 2, 3]
+    assert manager.get_block_ids("B")[0] == [4, 5]
     assert manager.block_pool.free_queue.block_ids() == [6, 7, 8, 9]
     for _ in range(3):
         assert grow(a, 1)
         assert grow(b, 1)
-    assert manager.get_block_ids("A") == [1, 2, 3, 6]
-    assert manager.get_block_ids("B") == [4, 5]
+    assert manager.get_block_ids("A")[0] == [1, 2, 3, 6]
+    assert manager.get_block_ids("B")[0] == [4, 5]
     assert manager.block_pool.free_queue.block_ids() == [7, 8, 9]
 
     def slot(request_id: str, position: int) -> int:
-        return manager.get_block_ids(request_id)[position // 4] * 4 + position % 4
+        return manager.get_block_ids(request_id)[0][position // 4] * 4 + position % 4
 
     assert (slot("A", 9), slot("A", 12), slot("B", 7)) == (13, 24, 23)
     waste = sum(
-        len(manager.get_block_ids(request.request_id)) * 4 - request.num_computed_tokens
+        len(manager.get_block_ids(request.request_id)[0]) * 4 - request.num_computed_tokens
         for request in (a, b)
     )
     assert waste == 3
@@ -74,7 +74,7 @@ def test_example_3_block_tables_slots_waste_and_reuse_order() -> None:
     assert manager.block_pool.free_queue.block_ids() == [7, 8, 9, 1, 2, 3, 6]
     assert grow(c, 20)
     assert not grow(d, 12)
-    assert manager.get_block_ids("C") == [7, 8, 9, 1, 2]
+    assert manager.get_block_ids("C")[0] == [7, 8, 9, 1, 2]
     assert manager.block_pool.free_queue.block_ids() == [3, 6]
 
 

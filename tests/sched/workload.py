@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from engine.config import CacheConfig, SchedulerConfig
+from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup
 from engine.messages import EngineCoreOutput, EngineCoreRequest
 from engine.sampling_params import SamplingParams
 from engine.sched.request import Request
@@ -26,6 +28,7 @@ def make_scheduler(
     chunked: bool = True,
     threshold: int = 0,
     reserve: bool = True,
+    groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
@@ -39,6 +42,7 @@ def make_scheduler(
         ),
         CacheConfig(block_size=block_size, enable_prefix_caching=caching),
         num_blocks,
+        groups,
     )
 
 
@@ -80,13 +84,20 @@ def next_token(request: Request) -> int:
 class Run:
     """Steps a scheduler like a model runner would, and keeps its own view of the runner's state."""
 
-    def __init__(self, scheduler: Scheduler, token: Callable[[Request], int] = next_token) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        token: Callable[[Request], int] = next_token,
+        groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
+    ) -> None:
         self.scheduler = scheduler
+        self.groups = groups
         self.token = token
         self.held: dict[str, int] = {}  # request id -> tokens whose KV the runner holds
-        self.tables: dict[str, list[int]] = {}
+        self.tables: dict[str, list[list[int]]] = {}
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
+        self.memory: dict[int, int] = {}  # slot -> what was computed into it
 
     def step(self) -> tuple[SchedulerOutput, list[EngineCoreOutput]]:
         planned = self.scheduler.schedule()
@@ -120,14 +131,39 @@ class Run:
         for new in planned.new_requests:
             assert new.req_id not in self.held
             self.held[new.req_id] = new.num_computed_tokens
-            self.tables[new.req_id] = list(new.block_ids)
+            self.tables[new.req_id] = [list(table) for table in new.block_ids]
         cached = planned.cached_requests
         for request_id, blocks, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
             assert self.held[request_id] == computed
-            self.tables[request_id].extend(blocks)
+            for table, new_blocks in zip(self.tables[request_id], blocks, strict=bool(blocks)):
+                table.extend(new_blocks)
         for request_id, count in planned.num_scheduled_tokens.items():
             self.held[request_id] += count
             block_size = self.scheduler.block_size
-            assert len(self.tables[request_id]) * block_size >= self.held[request_id]
+            for table in self.tables[request_id]:
+                assert len(table) * block_size >= self.held[request_id]
+        for request_id, count in planned.num_scheduled_tokens.items():
+            self._compute(request_id, count)
+
+    def _compute(self, request_id: str, count: int) -> None:
+        """Write the tokens of this step; what their queries see must be there, in every group."""
+        end = self.held[request_id]
+        prefixes = list(accumulate(self.scheduler.requests[request_id].token_ids[:end], _mixed))
+        block_size = self.scheduler.block_size
+        for group, table in zip(self.groups, self.tables[request_id], strict=True):
+            assert 0 not in table[(end - count) // block_size :]
+
+            def slot(position: int, table: list[int] = table) -> int:
+                return table[position // block_size] * block_size + position % block_size
+
+            for position in range(end - count, end):
+                self.memory[slot(position)] = hash((group.layers, prefixes[position]))
+            window = group.sliding_window or end
+            for position in range(max(0, end - count - window + 1), end):
+                assert self.memory[slot(position)] == hash((group.layers, prefixes[position]))
+
+
+def _mixed(prefix: int, token: int) -> int:
+    return hash((prefix, token))

@@ -95,7 +95,7 @@ class Driver:
                 self._unsent.discard(req_id)
             else:
                 cached.req_ids.append(req_id)
-                cached.new_block_ids.append(blocks)
+                cached.new_block_ids.append([blocks] if blocks else [])
                 cached.num_computed_tokens.append(request.computed)
         output = self._executor.execute_model(
             SchedulerOutput(new, cached, dict(schedule), sum(schedule.values()), self._finished)
@@ -134,7 +134,7 @@ class Driver:
             req_id=req_id,
             token_ids=list(request.tokens),
             num_prompt_tokens=request.num_prompt,
-            block_ids=list(request.blocks),
+            block_ids=[list(request.blocks)],
             num_computed_tokens=request.computed,
             sampling_params=request.params,
             eos_token_ids=request.eos,

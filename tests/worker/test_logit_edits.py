@@ -30,7 +30,7 @@ def add(
     batch: InputBatch, name: str, prompt: list[int], output: list[int], params: SamplingParams
 ) -> None:
     tokens = prompt + output
-    batch.add(NewRequestData(name, tokens, len(prompt), [1, 2, 3, 4], 0, params, (EOS,)))
+    batch.add(NewRequestData(name, tokens, len(prompt), [[1, 2, 3, 4]], 0, params, (EOS,)))
 
 
 def edited(batch: InputBatch, names: list[str], logits: torch.Tensor) -> torch.Tensor:

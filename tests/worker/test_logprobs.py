@@ -11,7 +11,7 @@ import torch
 from engine.messages import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.worker.uniproc_executor import UniProcExecutor
-from tests.models.tiny_llama import save_tiny_llama
+from tests.models.tiny_models import save_tiny_llama
 from tests.worker.driver import Driver, engine_config
 
 PROMPT = [17, 5, 120, 88, 3, 42, 42, 9, 150, 61, 7, 7, 7, 33, 90, 2, 11, 64, 180, 21]

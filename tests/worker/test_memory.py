@@ -8,6 +8,7 @@ import pytest
 
 from engine.config import CacheConfig
 from engine.errors import MemoryBudgetError
+from engine.gpu_processes import GpuProcess
 from engine.kv_sizing import GIB, KVCacheSpec, format_gib
 from engine.worker.memory import (
     GpuMemoryProfile,
@@ -38,8 +39,30 @@ def test_memory_freed_by_others_during_the_profile_is_refused() -> None:
 
 def test_an_occupied_gpu_is_refused_with_both_numbers() -> None:
     require_requested_memory(24 * GIB, 23 * GIB, 0.92)
-    with pytest.raises(MemoryBudgetError, match=r"20\.0/24\.0 GiB.*0\.92, 22\.08 GiB"):
-        require_requested_memory(24 * GIB, 20 * GIB, 0.92)
+    with pytest.raises(MemoryBudgetError, match=r"20\.0/24\.0 GiB.*0\.92, 22\.08 GiB") as caught:
+        require_requested_memory(24 * GIB, 20 * GIB, 0.92, lambda: ())
+    assert str(caught.value).endswith(
+        "GiB). Stop the other processes on this GPU, or give --gpu-memory-utilization 0.83."
+    )
+    require_requested_memory(24 * GIB, 20 * GIB, 0.83, lambda: ())
+
+
+def test_who_holds_the_gpu_is_named_with_what_to_type() -> None:
+    holders = (GpuProcess(77, GIB), GpuProcess(1234, int(12.3 * GIB), "python"))
+    with pytest.raises(MemoryBudgetError) as caught:
+        require_requested_memory(24 * GIB, 10 * GIB, 0.92, lambda: holders)
+    assert str(caught.value).endswith(
+        "Memory is held by: pid 77 (1.0 GiB), pid 1234 python (12.3 GiB). "
+        "Type `kill 1234`, or give --gpu-memory-utilization 0.41."
+    )
+    with pytest.raises(MemoryBudgetError, match=r"Type `kill 1234`\.$"):  # 0.0 would be refused
+        require_requested_memory(24 * GIB, GIB // 8, 0.92, lambda: holders)
+
+
+def test_a_pid_that_cannot_be_looked_up_is_never_offered_to_kill() -> None:
+    with pytest.raises(MemoryBudgetError, match=r"pid 77 \(1\.0 GiB\)") as caught:
+        require_requested_memory(24 * GIB, 10 * GIB, 0.92, lambda: [GpuProcess(77, GIB)])
+    assert "kill" not in str(caught.value)
 
 
 def test_cpu_takes_a_share_up_to_the_cap() -> None:

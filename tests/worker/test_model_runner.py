@@ -125,7 +125,7 @@ def test_errors_arrive_through_the_future(folder: Path) -> None:
     executor = UniProcExecutor(engine_config(folder, max_model_len=256))
     executor.load_model()
     executor.initialize_kv_cache(2)
-    request = NewRequestData("far", [1] * 40, 40, [1, 2, 3], 0, SamplingParams(temperature=0.0))
+    request = NewRequestData("far", [1] * 40, 40, [[1, 2, 3]], 0, SamplingParams(temperature=0.0))
     step = SchedulerOutput([request], CachedRequestData(), {"far": 40}, 40, [])
     with pytest.raises((RuntimeError, IndexError)):  # blocks 2 and 3 do not exist
         executor.execute_model(step).result()
@@ -190,7 +190,7 @@ def test_a_large_cache_costs_no_memory_until_it_is_used(folder: Path) -> None:
 
 @pytest.mark.parametrize(("tokens", "seqs"), [(1, 4), (10, 3), (2048, 128)])
 def test_dummy_batches_share_the_tokens(tokens: int, seqs: int) -> None:
-    batch = dummy_batch(tokens, seqs, 16)
+    batch = dummy_batch(tokens, seqs, 16, 1)
     lengths = np.diff(batch.query_start_loc)
     assert lengths.sum() == tokens == len(batch.token_ids)
     assert lengths.max() - lengths.min() <= 1

@@ -106,10 +106,10 @@ class NativeModelStep:
             for array in (
                 batch.token_ids,
                 batch.positions,
-                batch.slot_mapping,
+                batch.slot_mapping[0],  # one group: full attention
                 batch.query_start_loc,
                 batch.num_computed,
-                batch.block_table,
+                batch.block_table[0],
                 batch.logits_rows,
             )
         ]
@@ -118,7 +118,7 @@ class NativeModelStep:
             *[array.ctypes.data for array in arrays],
             num_tokens=len(batch.token_ids),
             num_sequences=len(batch.num_computed),
-            table_width=batch.block_table.shape[1],
+            table_width=batch.block_table.shape[2],
             num_logits=len(batch.logits_rows),
             cache=ctypes.addressof(layers),
             num_blocks=len(kv_cache[0]),

@@ -1,4 +1,4 @@
-"""Tiny random Llamas made by transformers, which is also the oracle for their logits."""
+"""Tiny random models made by transformers, which is also the oracle for their logits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -21,6 +21,11 @@ LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 def save_tiny_llama(folder: Path, **changes: Any) -> Any:
     """Write a safetensors folder and return the transformers model, in float32."""
+    return save_tiny_model(folder, "Llama", **changes)
+
+
+def save_tiny_model(folder: Path, family: str, **changes: Any) -> Any:
+    """The same for `family`ForCausalLM, with the configuration class that goes with it."""
     torch.manual_seed(7)
     settings: dict[str, Any] = {
         "vocab_size": 199,
@@ -35,7 +40,8 @@ def save_tiny_llama(folder: Path, **changes: Any) -> Any:
         "eos_token_id": 2,
         **changes,
     }
-    model = LlamaForCausalLM(LlamaConfig(**settings))
+    model_class: Any = getattr(transformers, f"{family}ForCausalLM")
+    model = model_class(model_class.config_class(**settings))
     model.train(False)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:  # transformers starts them at 0 and 1

@@ -1,4 +1,4 @@
-"""Our Llama against transformers' on tiny random models, in float32."""
+"""Our decoder against transformers' models on tiny random weights, in float32."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ import torch
 from engine.errors import CorruptModelError, ModelError
 from engine.kernels.kernel_set import ModelStep, create_kernel_set
 from engine.kernels.step_batch import StepBatch
+from engine.kv_sizing import group_layers
 from engine.model_config import ModelConfig
 from engine.models.registry import load_weights, model_class
-from engine.worker.kv_cache import kv_cache_spec
-from tests.models.tiny_llama import LINEAR_ROPE, LLAMA3_ROPE, save_tiny_llama
+from engine.worker.kv_cache import cache_spec
+from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, save_tiny_llama, save_tiny_model
 from tests.worker.driver import engine_config
 
+GEMMA3: dict[str, Any] = {
+    "family": "Gemma3",
+    "num_hidden_layers": 7,
+    "head_dim": 16,
+    "sliding_window": 9,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2 + ["sliding_attention"],
+    "tie_word_embeddings": True,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "tied": {"tie_word_embeddings": True},
@@ -26,6 +35,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear rope": {"rope_parameters": LINEAR_ROPE},
     "wide heads": {"head_dim": 32},
     "one kv head": {"num_key_value_heads": 1},
+    "mistral": {"family": "Mistral", "sliding_window": None},
+    "mistral with a window": {"family": "Mistral", "sliding_window": 11},
+    "qwen2": {"family": "Qwen2"},
+    "qwen2 with windows": {
+        "family": "Qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"family": "Qwen3", "head_dim": 24},
+    "gemma3": GEMMA3,
+    "gemma3 scaled": {
+        **GEMMA3,
+        "query_pre_attn_scalar": 40,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 7_000.0},
+        },
+    },
 }
 
 
@@ -35,32 +63,34 @@ def load(folder: Path, block_size: int) -> ModelStep:
     weights = load_weights(config.model, torch.float32, cpu, lambda done, total: None)
     build = model_class(config.model.architecture)
     kernels = create_kernel_set("reference")
-    return build(config.model, weights, kernels, 256, kv_cache_spec(config))
+    return build(config.model, weights, kernels, 256, cache_spec(config))
 
 
 def logits_of_all(
-    model: ModelStep, prompts: list[list[int]], block_size: int, chunk: int
+    model: ModelStep, prompts: list[list[int]], block_size: int, chunk: int, num_groups: int = 1
 ) -> list[torch.Tensor]:
     """Logits of every token; all prompts in each step, `chunk` tokens of each at a time."""
     width = -(-max(len(prompt) for prompt in prompts) // block_size)
-    cache = model.create_kv_cache(len(prompts) * width + 1)
-    table = np.random.default_rng(3).permutation(len(prompts) * width).reshape(-1, width) + 1
+    count = num_groups * len(prompts) * width
+    cache = model.create_kv_cache(count + 1)
+    order = np.random.default_rng(3).permutation(count) + 1
+    table = order.reshape(num_groups, len(prompts), width)
     parts: list[list[torch.Tensor]] = [[] for _ in prompts]
     for start in range(0, max(len(prompt) for prompt in prompts), chunk):
         spans = [(n, p[start : start + chunk]) for n, p in enumerate(prompts) if len(p) > start]
         positions = [np.arange(start, start + len(tokens)) for _, tokens in spans]
         lengths = [len(tokens) for _, tokens in spans]
         slots = [
-            table[n][p // block_size] * block_size + p % block_size
+            table[:, n, p // block_size] * block_size + p % block_size
             for (n, _), p in zip(spans, positions, strict=True)
         ]
         batch = StepBatch(
             token_ids=np.concatenate([np.array(tokens) for _, tokens in spans]),
             positions=np.concatenate(positions),
-            slot_mapping=np.concatenate(slots),
+            slot_mapping=np.concatenate(slots, axis=1),
             query_start_loc=np.concatenate(([0], np.cumsum(lengths))),
             num_computed=np.full(len(spans), start),
-            block_table=table[[n for n, _ in spans]],
+            block_table=table[:, [n for n, _ in spans]],
             logits_rows=np.arange(sum(lengths)),
         )
         rows = torch.split(model.forward(batch, cache), lengths)
@@ -71,18 +101,20 @@ def logits_of_all(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
-    oracle = save_tiny_llama(tmp_path, **VARIANTS[variant])
+    oracle = save_tiny_model(tmp_path, **{"family": "Llama", **VARIANTS[variant]})
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 199, n).tolist() for n in (1, 37, 120, 64)]
     with torch.inference_mode():
         expected = [oracle(torch.tensor([prompt])).logits[0] for prompt in prompts]
+    windows = ModelConfig.from_folder(tmp_path, "tiny").layer_windows
+    num_groups = len(group_layers(windows))
     for block_size in (4, 16):
         model = load(tmp_path, block_size)
         for chunk in (1, 13, 200):
-            batched = logits_of_all(model, prompts, block_size, chunk)
+            batched = logits_of_all(model, prompts, block_size, chunk, num_groups)
             for result, wanted in zip(batched, expected, strict=True):
                 torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
-        (alone,) = logits_of_all(model, [prompts[1]], block_size, 200)
+        (alone,) = logits_of_all(model, [prompts[1]], block_size, 200, num_groups)
         torch.testing.assert_close(alone, expected[1], rtol=1e-4, atol=1e-4)
 
 
@@ -94,10 +126,10 @@ def test_only_the_rows_asked_for_get_logits(tmp_path: Path) -> None:
         batch = StepBatch(
             token_ids=tokens,
             positions=tokens,
-            slot_mapping=tokens + 16,
+            slot_mapping=tokens[None] + 16,
             query_start_loc=np.array([0, 10]),
             num_computed=np.array([0]),
-            block_table=np.array([[1]]),
+            block_table=np.array([[[1]]]),
             logits_rows=np.array(rows, dtype=np.int64),
         )
         logits = model.forward(batch, model.create_kv_cache(2))

@@ -1,0 +1,139 @@
+"""What the model families do differently from Llama, read from the raw config.json.
+
+One function per family gives the fields of ModelConfig that it sets. Defaults that a family's
+checkpoints leave out are those of transformers' configuration class. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.errors import ModelError
+
+Fields = dict[str, Any]
+
+_GEMMA3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The text decoder's settings of a checkpoint that also sees or hears."""
+    part = raw.get("text_config")
+    if not isinstance(part, dict):
+        return dict(raw)
+    # An outer null says nothing about the part.
+    outer = {key: value for key, value in raw.items() if value is not None}
+    return {**outer, **part}
+
+
+def with_family_defaults(architecture: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`raw` with the values that this family's checkpoints may leave out."""
+    if architecture.startswith("Gemma3"):
+        given = {key: value for key, value in raw.items() if value is not None}
+        return {**raw, **_GEMMA3_DEFAULTS, **given}
+    if architecture == "Qwen3ForCausalLM":
+        return {"head_dim": 128, **raw}
+    return dict(raw)
+
+
+def family_fields(architecture: str, raw: Mapping[str, Any]) -> Fields:
+    """Fields of ModelConfig in which `architecture` differs from a plain decoder."""
+    return _FAMILIES[architecture](raw) if architecture in _FAMILIES else {}
+
+
+def is_supported(architecture: str) -> bool:
+    """Whether this engine has code of its own for the architecture."""
+    return architecture in _FAMILIES
+
+
+def supported_architectures() -> list[str]:
+    """Names as config.json writes them."""
+    return list(_FAMILIES)
+
+
+def _llama(raw: Mapping[str, Any]) -> Fields:
+    has_bias = bool(raw.get("attention_bias", False))
+    return {"attention_bias": has_bias, "attention_output_bias": has_bias}
+
+
+def _mistral(raw: Mapping[str, Any]) -> Fields:
+    window = raw.get("sliding_window")
+    return {"layer_windows": (window,) * int(raw["num_hidden_layers"])}
+
+
+def _qwen2(raw: Mapping[str, Any]) -> Fields:
+    return {"attention_bias": True, "layer_windows": _qwen_windows(raw)}
+
+
+def _qwen3(raw: Mapping[str, Any]) -> Fields:
+    return {**_llama(raw), "qk_norm": True, "layer_windows": _qwen_windows(raw)}
+
+
+def _gemma3(raw: Mapping[str, Any]) -> Fields:
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if raw.get(name):
+            raise ModelError(f"{name} {raw[name]!r} is not supported for Gemma 3; only null is.")
+    if raw.get("use_bidirectional_attention"):
+        raise ModelError("Gemma 3 with bidirectional attention (an encoder) is not supported.")
+    return {
+        **_llama(raw),
+        "qk_norm": True,
+        "has_sandwich_norms": True,
+        "norm_offset": 1.0,
+        "embedding_scale": float(raw["hidden_size"]) ** 0.5,
+        "query_scale": float(raw["query_pre_attn_scalar"]) ** -0.5,
+        "local_rope_theta": _local_theta(raw),
+        "layer_windows": _gemma3_windows(raw),
+    }
+
+
+_FAMILIES: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+    "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3,
+}
+
+
+def _qwen_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+    layers = int(raw["num_hidden_layers"])
+    window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
+    first = int(raw.get("max_window_layers", 28))
+    return _windows(raw, window, [number >= first for number in range(layers)])
+
+
+def _gemma3_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+    every = int(raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6)
+    layers = int(raw["num_hidden_layers"])
+    is_sliding = [bool((number + 1) % every) for number in range(layers)]
+    return _windows(raw, int(raw["sliding_window"]), is_sliding)
+
+
+def _windows(
+    raw: Mapping[str, Any], window: int | None, is_sliding: list[bool]
+) -> tuple[int | None, ...]:
+    """`layer_types` of newer checkpoints is the answer; else the family's rule."""
+    kinds = raw.get("layer_types")
+    if kinds:
+        is_sliding = [kind == "sliding_attention" for kind in kinds]
+    return tuple(window if sliding else None for sliding in is_sliding)
+
+
+def _local_theta(raw: Mapping[str, Any]) -> float:
+    rope = raw.get("rope_parameters") or {}
+    local = rope.get("sliding_attention") or {}
+    return float(local.get("rope_theta", raw["rope_local_base_freq"]))

@@ -1,0 +1,212 @@
+"""The decoder of the Llama family and its relatives as a ModelStep over a KernelSet's operations.
+
+One class for all of them: what differs (norms, windows, scales) is in ModelConfig.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.kernel_set import KernelSet, KVCache, PackedLinear
+from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kv_sizing import KVCacheSpec
+from engine.layers.attention import Attention, StepContext
+from engine.layers.mlp import GatedMLP
+from engine.layers.rotary import RotaryTable, inverse_frequencies
+from engine.model_config import ModelConfig
+from engine.models.weights import DecoderWeights, LayerWeights, LinearWeight
+
+_NUM_LEADERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """`group` and `page` say where the layer's KV lies: which block table, which cache tensor."""
+
+    input_norm: Tensor
+    attention: Attention
+    attention_norm: Tensor | None
+    post_norm: Tensor
+    mlp: GatedMLP
+    mlp_norm: Tensor | None
+    group: int
+    page: int
+
+
+class DecoderModel:
+    """Runs flat batches of up to `num_positions` positions.
+
+    The weights are packed here; `weights.layers` is emptied on the way, so that plain and packed
+    copies of at most one layer exist at once.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        kernels: KernelSet,
+        num_positions: int,
+        spec: KVCacheSpec,
+    ) -> None:
+        self._config = config
+        self._kernels = kernels
+        self._spec = spec
+        self._embedding = weights.embedding
+        self._dtype, self._device = weights.embedding.dtype, weights.embedding.device
+        # As trained: the factor is rounded to the weights' format before it is applied.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=self._dtype))
+        self._weight_bytes = weights.embedding.nbytes
+        self._final_norm = self._norm(weights.final_norm)
+        self._layers = self._pack_layers(weights)
+        self._lm_head = self._pack_head(weights)
+        self._rotaries = self._rotary_tables(num_positions)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters as they are held now."""
+        return self._weight_bytes
+
+    def create_kv_cache(self, num_blocks: int) -> KVCache:
+        """One tensor per page of a block in the kernel set's layout."""
+        return self._kernels.create_kv_cache(self._spec, num_blocks, self._dtype, self._device)
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """Float32 logits [R, vocabulary] of the rows that ask for them."""
+        return self._logits(self._run(batch, kv_cache))
+
+    @torch.inference_mode()
+    def hidden_states(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """Float32 [R, hidden] after the final norm, of the rows that would ask for logits."""
+        return self._run(batch, kv_cache)
+
+    def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        kernels, eps = self._kernels, self._config.rms_norm_eps
+        contexts = self._contexts(batch)
+        residual = F.embedding(self._tensor(batch.token_ids), self._embedding).float()
+        if self._embedding_scale != 1:
+            residual *= self._embedding_scale
+        x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
+        for number, layer in enumerate(self._layers):
+            x = layer.attention.forward(x, kv_cache[layer.page], contexts[layer.group])
+            x = self._normed(x, layer.attention_norm)
+            x = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
+            x = self._normed(layer.mlp.forward(x), layer.mlp_norm)
+            x = kernels.add_rms_norm(x, residual, self._norm_after(number), eps)
+        if len(batch.logits_rows) != len(x):
+            x = x.index_select(0, self._tensor(batch.logits_rows))
+        return x
+
+    def _contexts(self, batch: StepBatch) -> list[StepContext]:
+        """What the layers of each KV group share in this step."""
+        positions = self._tensor(batch.positions)
+        angles = [table.lookup(positions) for table in self._rotaries]
+        plans = self._kernels.plan_attention(batch, self._spec, self._dtype, self._device)
+        return [
+            StepContext(*angles[-1 if group.sliding_window else 0], plan)
+            for group, plan in zip(self._spec.groups, plans, strict=True)
+        ]
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
+        return self._kernels.rms_norm(x.float(), weight, self._config.rms_norm_eps)
+
+    def _norm_after(self, number: int) -> Tensor:
+        following = number + 1
+        if following == len(self._layers):
+            return self._final_norm
+        return self._layers[following].input_norm
+
+    def _logits(self, x: Tensor) -> Tensor:
+        logits = self._lm_head.run(x)
+        if logits.dtype == torch.float32 or self._head_rows is None:
+            return logits.float()
+        return _with_exact_leaders(logits.float(), x, self._head_rows)
+
+    def _tensor(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _rotary_tables(self, num_positions: int) -> list[RotaryTable]:
+        """One, or a second one for layers with a sliding window."""
+        config = self._config
+        frequencies = [inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)]
+        if config.local_rope_theta is not None:
+            frequencies.append(inverse_frequencies(config.head_dim, config.local_rope_theta, None))
+        return [RotaryTable(each, num_positions, self._dtype, self._device) for each in frequencies]
+
+    def _pack_layers(self, weights: DecoderWeights) -> list[_Layer]:
+        places = {
+            layer: (group_number, page)
+            for group_number, group in enumerate(self._spec.groups)
+            for page, layer in enumerate(group.layers)
+        }
+        numbers = range(len(weights.layers))
+        return [self._pack_layer(weights.layers.pop(0), *places[number]) for number in numbers]
+
+    def _pack_layer(self, layer: LayerWeights, group: int, page: int) -> _Layer:
+        config = self._config
+        return _Layer(
+            input_norm=self._norm(layer.input_norm),
+            attention=Attention(
+                kernels=self._kernels,
+                qkv=self._pack(layer.qkv),
+                output=self._pack(layer.output),
+                num_heads=config.num_attention_heads,
+                num_kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                scale=config.query_scale or config.head_dim**-0.5,
+                q_norm=self._optional_norm(layer.q_norm),
+                k_norm=self._optional_norm(layer.k_norm),
+                eps=config.rms_norm_eps,
+            ),
+            attention_norm=self._optional_norm(layer.attention_norm),
+            post_norm=self._norm(layer.post_norm),
+            mlp=GatedMLP(
+                self._kernels,
+                self._pack(layer.gate_up),
+                self._pack(layer.down),
+                config.hidden_act,
+            ),
+            mlp_norm=self._optional_norm(layer.mlp_norm),
+            group=group,
+            page=page,
+        )
+
+    def _norm(self, weight: Tensor) -> Tensor:
+        factors = weight.float() + self._config.norm_offset
+        self._weight_bytes += factors.nbytes
+        return factors
+
+    def _optional_norm(self, weight: Tensor | None) -> Tensor | None:
+        return None if weight is None else self._norm(weight)
+
+    def _pack(self, linear: LinearWeight) -> PackedLinear:
+        packed = self._kernels.pack_linear(linear.weight, linear.bias)
+        self._weight_bytes += packed.num_bytes
+        return packed
+
+    def _pack_head(self, weights: DecoderWeights) -> PackedLinear:
+        packed = self._kernels.pack_linear(weights.lm_head, None)
+        is_tied = weights.lm_head is weights.embedding
+        if packed.is_copy or not is_tied:
+            self._weight_bytes += packed.num_bytes
+        # An untied head that was packed has no plain rows left; keeping them would double it.
+        self._head_rows = weights.lm_head if is_tied or not packed.is_copy else None
+        return packed
+
+
+def _with_exact_leaders(logits: Tensor, x: Tensor, head_rows: Tensor) -> Tensor:
+    """Compute the leading logits again in float32.
+
+    A 16-bit product leaves logits near 25 an eighth apart in bfloat16, so the best tokens tie
+    often.
+    """
+    leaders = logits.topk(min(_NUM_LEADERS, logits.shape[-1]), dim=-1, sorted=False).indices
+    rows = head_rows[leaders].float()
+    exact = torch.bmm(rows, x.unsqueeze(-1)).squeeze(-1)
+    return logits.scatter_(1, leaders, exact)

@@ -1,0 +1,156 @@
+"""NVML is a script here: no GPU is needed to hold how its answers are read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engine import gpu_processes
+from engine.gpu_processes import GpuProcess, describe, others, read_other_processes
+from engine.kv_sizing import GIB
+
+OWN = os.getpid()
+
+
+@dataclass(frozen=True)
+class Listed:
+    pid: int
+    usedGpuMemory: int | None
+
+
+class ScriptedNvml:
+    """NVML with these GPUs; a handle is the GPU's name and place."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(
+        self, names: tuple[str, ...] = ("H200",), *, compute: object = (), graphics: object = ()
+    ) -> None:
+        self.names, self.compute, self.graphics = names, compute, graphics
+        self.asked: list[str] = []
+        self.starts = 0
+
+    def nvmlInit(self) -> None:
+        self.starts += 1
+
+    def nvmlShutdown(self) -> None:
+        self.starts -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.names)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"{self.names[index]} {index}"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return handle.split()[0]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> object:
+        self.asked.append(handle)
+        if isinstance(self.compute, Exception):
+            raise self.compute
+        return self.compute
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> object:
+        return self.graphics
+
+
+def script(monkeypatch: pytest.MonkeyPatch, nvml: ScriptedNvml | None) -> None:
+    monkeypatch.setattr(gpu_processes, "_import_nvml", lambda: nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+
+def test_the_others_are_read_largest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = os.getppid()
+    nvml = ScriptedNvml(
+        compute=[Listed(OWN, GIB), Listed(parent, 3 * GIB)],
+        graphics=[Listed(parent, 3 * GIB), Listed(1 << 22, 5 * GIB)],
+    )
+    script(monkeypatch, nvml)
+
+    largest, own_parent = read_other_processes()
+
+    assert largest == GpuProcess(1 << 22, 5 * GIB, None)  # above the kernel's largest pid
+    assert (own_parent.pid, own_parent.memory_bytes) == (parent, 3 * GIB)
+    assert own_parent.name == Path(f"/proc/{parent}/comm").read_text().strip()
+    assert nvml.starts == 0
+
+
+def test_without_help_from_nvml_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, None)
+    assert read_other_processes() == ()
+
+    refusing = ScriptedNvml(compute=ScriptedNvml.NVMLError("Insufficient Permissions"))
+    script(monkeypatch, refusing)
+    assert read_other_processes() == ()
+    assert refusing.starts == 0
+
+    class Broken(ScriptedNvml):
+        def nvmlInit(self) -> None:
+            raise self.NVMLError("Driver/library version mismatch")
+
+    script(monkeypatch, Broken())
+    assert read_other_processes() == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "environ", "asked"),
+    [
+        (("A", "A"), {}, ["A 0"]),
+        (("A", "A"), {"CUDA_VISIBLE_DEVICES": "1,0"}, ["A 1"]),
+        (("A",), {"CUDA_VISIBLE_DEVICES": "GPU-5ebe-11"}, ["GPU-5ebe-11"]),
+        (("A", "A"), {"CUDA_VISIBLE_DEVICES": "2"}, []),
+        (("A",), {"CUDA_VISIBLE_DEVICES": ""}, []),
+        (("A", "B"), {}, []),
+        (("A", "B"), {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ["B 1"]),
+    ],
+    ids=["first", "chosen", "uuid", "absent", "hidden", "mixed", "mixed, bus order"],
+)
+def test_the_gpu_asked_about_is_the_one_cuda_uses(
+    names: tuple[str, ...],
+    environ: dict[str, str],
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = ScriptedNvml(names)
+    script(monkeypatch, nvml)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    assert read_other_processes() == ()
+    assert nvml.asked == asked
+
+
+def test_pids_of_another_namespace_are_not_looked_up(tmp_path: Path) -> None:
+    """A container's NVML may count on the host, where our pid 9 is somebody else's."""
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9" / "comm").write_text("sshd\n")
+
+    assert others({9: GIB}, 1, tmp_path) == (GpuProcess(9, GIB, None),)
+    assert others({9: GIB, 1: 5}, 1, tmp_path) == (GpuProcess(9, GIB, "sshd"),)
+
+
+def test_a_name_cannot_move_the_cursor(tmp_path: Path) -> None:
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9" / "comm").write_bytes(b"\x1b[2Jpy\xff\n")
+
+    (process,) = others({9: None, 1: 5}, 1, tmp_path)
+
+    assert process.name == "?[2Jpy\N{REPLACEMENT CHARACTER}"
+
+
+def test_description() -> None:
+    processes = [GpuProcess(1234, int(12.3 * GIB), "python"), GpuProcess(77, None)]
+
+    assert describe(processes) == "pid 1234 python (12.3 GiB), pid 77 (size unknown)"
+    assert describe([GpuProcess(pid, GIB) for pid in range(1, 7)]).endswith(
+        "pid 4 (1.0 GiB), 2 more"
+    )
