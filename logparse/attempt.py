@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from logparse.failures import FailureTracker
+from logparse.insight import InsightTracker
 from logparse.line import stamp_seconds
 from logparse.phases import PhaseTracker
 from logparse.records import (
@@ -40,7 +41,8 @@ class AttemptState:
         self.is_cut = False
         self.died = False
         self.failures = FailureTracker()
-        self.late_failures = FailureTracker()
+        self.late_failures = FailureTracker(is_serving=True)
+        self.insight = InsightTracker()
         self.phases = PhaseTracker()
         self.hits: dict[str, int] = {}
         self._has_address = False
@@ -50,28 +52,42 @@ class AttemptState:
         self._values: dict[str, dict[str, Value]] = {}
         self._ranks: dict[str, int] = {}
 
+    @property
+    def failures_now(self) -> FailureTracker:
+        """Those of the start, or of the time after it."""
+        return self.late_failures if self.is_ready else self.failures
+
     # -- lines ---------------------------------------------------------------
 
-    def note_stamp(self, stamp: str) -> None:
-        """Every stamped line, also those without a rule."""
+    def note_stamp(self, stamp: str, before: str | None, message: str, line_number: int) -> None:
+        """Every stamped line, also those without a rule; `before` is the message before it."""
         if self._first_stamp is None:
             self._first_stamp = stamp
+        if stamp != self._last_stamp and not self.is_ready:
+            self.insight.gaps.move(stamp_seconds(stamp), before, message, line_number)
         self._last_stamp = stamp
 
     def apply(
-        self, rule: Rule, match: re.Match[str], process: str | None, line_number: int
-    ) -> list[Event]:
-        """A line that a rule explains."""
+        self,
+        rule: Rule,
+        match: re.Match[str],
+        process: str | None,
+        line_number: int,
+        events: list[Event],
+    ) -> None:
+        """A line that a rule explains; what it told is added to `events`."""
         if rule.engine:
             self.hits[rule.engine] = self.hits.get(rule.engine, 0) + 1
-        events: list[Event] = []
         for take in rule.takes:
-            events += self._take(take, match, process, line_number)
+            fact = self._take(take, match, process, line_number)
+            if fact is not None:
+                events.append(fact)
         if rule.phase is not None and not self.is_ready:
             events += self._advance(rule, process, line_number)
         if rule.mark is not None:
             events += self._note_mark(rule.mark, line_number)
-        return events
+        if rule.feeds:
+            self.insight.note_line(rule.id, match, process, self._last_stamp, line_number)
 
     def _advance(self, rule: Rule, process: str | None, line_number: int) -> list[Event]:
         assert rule.phase is not None
@@ -88,27 +104,25 @@ class AttemptState:
 
     def _take(
         self, take: Take, match: re.Match[str], process: str | None, line_number: int
-    ) -> list[Event]:
-        if take.rank <= self._ranks.get(take.key, -1) and take.keep is Keep.FIRST:
-            return []
-        texts = tuple(text for group in take.groups if (text := match[group]) is not None)
+    ) -> FactFound | None:
+        key, rank = take.key, self._ranks.get(take.key, -1)
+        if take.rank < rank or (take.rank == rank and take.keep is Keep.FIRST):
+            return None
+        texts = [text for group in take.groups if (text := match[group]) is not None]
         if len(texts) != len(take.groups):
-            return []
-        value = convert(take.unit, texts)
+            return None
+        value = convert(take.unit, tuple(texts))
         if value is None or value == "None":
-            return []
+            return None
         if isinstance(value, str):
             value = take.prefix + safe_text(value, _MAX_ARGUMENTS)
-        if not self._keep(take, value, process):
-            return []
-        shown = self._shown(take.key)
-        return [FactFound(line_number, take.key, shown)] if shown is not None else []
+        if not self._keep(take, value, process, rank):
+            return None
+        shown = value if take.keep is Keep.LAST else self._shown(key)
+        return FactFound(line_number, key, shown) if shown is not None else None
 
-    def _keep(self, take: Take, value: Value, process: str | None) -> bool:
+    def _keep(self, take: Take, value: Value, process: str | None, rank: int) -> bool:
         """Store the value by the rule's policy; whether anything changed."""
-        rank = self._ranks.get(take.key, -1)
-        if take.rank < rank:
-            return False
         kept = self._values.setdefault(take.key, {})
         if take.rank > rank:
             self._ranks[take.key] = take.rank
@@ -120,9 +134,10 @@ class AttemptState:
         return True
 
     def _shown(self, key: str) -> FactValue | None:
-        values = list(dict.fromkeys(self._values.get(key, {}).values()))
-        if not values:
+        kept = self._values.get(key)
+        if not kept:
             return None
+        values = list(dict.fromkeys(kept.values()))
         if len(values) == 1:
             return values[0]
         numbers = tuple(value for value in values if isinstance(value, int | float))

@@ -4,9 +4,11 @@ not.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from logparse.records import LogReport, Measured, Outcome, Problem
+from logparse.records import Fix, LogReport, Measured, Outcome, Problem, Serving, WarningFound
 
 SCHEMA = "stoker.logs"
 SCHEMA_VERSION = 1
@@ -38,7 +40,38 @@ def to_document(report: LogReport) -> dict[str, Any]:
         ],
         **_lines(report),
         "arguments": report.facts.non_default_args,
+        "warnings": [_warning(found) for found in report.insight.warnings],
+        "slow_parts": [dataclasses.asdict(part) for part in report.insight.parts],
+        "serving": _serving(report.insight.serving),
     }
+
+
+def _warning(found: WarningFound) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "title": found.title,
+        "why": found.why,
+        "fixes": _fixes(found.fixes),
+        "line": found.line,
+        "line_number": found.line_number,
+        "count": found.count,
+    }
+
+
+def _serving(serving: Serving | None) -> dict[str, Any] | None:
+    if serving is None:
+        return None
+    return {
+        "throughput_lines": serving.num_lines,
+        "peak_kv_percent": serving.peak_kv_percent,
+        "peak_kv_line_number": serving.peak_line_number,
+        "most_waiting": serving.most_waiting,
+        "preemptions": serving.num_preemptions,
+    }
+
+
+def _fixes(fixes: Sequence[Fix]) -> list[dict[str, Any]]:
+    return [{"text": fix.text, "command": fix.command} for fix in fixes]
 
 
 def _lines(report: LogReport) -> dict[str, Any]:
@@ -46,7 +79,7 @@ def _lines(report: LogReport) -> dict[str, Any]:
         "lines": report.lines.total,
         "lines_without_level": report.lines.without_level,
         "progress_bars": report.lines.progress_bars,
-        "warnings": report.lines.warnings,
+        "warning_lines": report.lines.warnings,
         "errors": report.lines.errors,
         "lines_by_process": {p.name: p.num_lines for p in report.processes},
     }
@@ -73,8 +106,7 @@ def _capacity(report: LogReport) -> dict[str, Any]:
         "kv_memory_gib": _plain(facts.kv_memory_gib),
         "kv_tokens": _plain(facts.kv_tokens),
         "kv_blocks": facts.kv_blocks,
-        # Old engines print blocks of 16 tokens instead of tokens.
-        "kv_tokens_derived": None if facts.kv_blocks is None else facts.kv_blocks * 16,
+        "kv_tokens_derived": None if facts.kv_blocks is None else report.kv_tokens_total,
         "max_concurrency": _plain(facts.max_concurrency),
         "compile_s": _plain(facts.compile_s),
         "graph_gib": _plain(facts.graph_gib),
@@ -87,11 +119,7 @@ def _plain(value: Measured | None) -> int | float | list[int | float] | None:
 
 
 def _failure(problem: Problem | None) -> dict[str, Any]:
-    fixes = (
-        []
-        if problem is None
-        else [{"text": fix.text, "command": fix.command} for fix in problem.fixes]
-    )
+    fixes = _fixes(problem.fixes) if problem else []
     return {
         "root_cause": problem.title if problem else None,
         "cause_id": problem.id if problem else None,

@@ -9,6 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from logparse.details import (
+    lever_lines,
+    serving_lines,
+    setup_lines,
+    time_lines,
+    warning_lines,
+)
+from logparse.hangs import usual_hang
 from logparse.records import Fix, LogReport, Measured, Outcome, Phase, Problem
 
 _LABEL_WIDTH = 15
@@ -25,15 +33,6 @@ _EXIT_CODES = {
     4: ("the processor lacks an instruction that this build uses (SIGILL)", "stoker doctor"),
     15: ("it was asked to stop from outside (SIGTERM)", None),
 }
-# Where a start hangs, by the phase it stopped in.
-_USUAL_HANGS = (
-    "reading the model's configuration from the hub (network, HF_TOKEN)",
-    "reading weights from a slow disk, or GPUs that cannot reach each other (NCCL_DEBUG=INFO "
-    "shows it)",
-    "compiling with a cold cache: minutes are normal, the next start is faster",
-    "measuring memory or capturing graphs",
-    "setting up the API",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +44,12 @@ class Explanation:
     phases: tuple[str, ...]
     cause: tuple[str, ...]
     notes: tuple[str, ...]
+    details: tuple[tuple[str, ...], ...] = ()  # blocks: time, levers, warnings, serving, set-up
 
     def text(self) -> str:
         """The whole explanation, ending in a newline."""
-        blocks = [self.capacity, self.phases, (self.headline, *self.cause), self.notes]
+        cause = (self.headline, *self.cause)
+        blocks = [self.capacity, self.phases, cause, *self.details, self.notes]
         return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -63,6 +64,13 @@ def explain(report: LogReport, *, exit_code: int | None = None) -> Explanation:
         phases=_phase_lines(report.phases),
         cause=_cause_lines(report, exit_code),
         notes=_notes(report),
+        details=(
+            time_lines(report),
+            lever_lines(report),
+            warning_lines(report),
+            serving_lines(report),
+            setup_lines(report),
+        ),
     )
 
 
@@ -133,8 +141,9 @@ def _tokens(report: LogReport) -> str | None:
         return None
     if isinstance(facts.kv_tokens, tuple):
         return f"{total} (per rank: {', '.join(str(value) for value in facts.kv_tokens)})"
-    if report.engine in ("vllm", "stoker") and total % 16 == 0:
-        return f"{total} = {total // 16} blocks of 16"
+    size = report.block_size
+    if size is not None and total % size == 0:
+        return f"{total} = {total // size} blocks of {size}"
     return str(total)
 
 
@@ -203,7 +212,10 @@ def _cause_lines(report: LogReport, exit_code: int | None) -> tuple[str, ...]:
         number = next((i for i, p in enumerate(report.phases) if p.state == "running"), None)
         lines = [f"  last line  {report.last_message}"] if report.last_message else []
         if number is not None:
-            lines.append(f"  what usually takes long here: {_USUAL_HANGS[number]}")
+            text, lever = usual_hang(number + 1, report.last_message)
+            lines.append(f"  what usually takes long here: {text}")
+            if lever is not None:
+                lines.append(f"  try        {lever}")
         return tuple(lines)
     return ()
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from logparse.problem_rules import PROBLEM_RULES
-from logparse.problems import DEATH_LINES, ProblemRule, is_wrapper
+from logparse.problem_rules import LAST_RESORTS, PROBLEM_RULES
+from logparse.problems import DEATH_LINES, PLAIN_FAILURES, ProblemRule, is_wrapper
 
-_EXCEPTION = re.compile(
-    r"[A-Za-z_][\w.]{0,200}?(?:Error|Exception|Exit|Interrupt|OutOfResources)(?:: |$)"
-)
+_EXCEPTION_NAME = re.compile(r"[A-Za-z_][\w.]{0,220}$")
+_EXCEPTION_ENDS = ("Error", "Exception", "Exit", "Interrupt", "OutOfResources")
 # In a traceback, any first line without indentation that starts with a (dotted) name.
 _RAISED = re.compile(r"[A-Za-z_][\w.]{0,300}(?:: |$)")
 _USAGE = re.compile(r"[\w./-][\w./ -]{0,120}?: error: (?=\S)")
@@ -25,9 +24,19 @@ _OWN_ERROR = re.compile(
     r"|OfflineError|CorruptModelError): "
 )
 _VALUE_ERROR = "Value error, "
+_INDENTED_CAUSES = (_VALUE_ERROR, "what(): ")
+_RANK = re.compile(r"\[rank\d{1,5}\]: ?")  # torch puts it before each line of a traceback
 _TRACEBACK = "Traceback (most recent call last)"
 
+# What must be in the text for a rule to match, and the rule's place; "" where nothing must be.
+_CLUES = tuple(
+    (clue, place)
+    for place, entry in enumerate(PROBLEM_RULES)
+    for pattern in entry.patterns
+    for clue in pattern.clues or ("",)
+)
 _MAX_TEXT = 6000
+_MAX_NAME = 223
 _MAX_CANDIDATES = 60
 _MAX_ERROR_LINES = 300
 _MAX_CONTINUATIONS = 8
@@ -40,9 +49,13 @@ class Candidate:
     line_number: int
     process: str | None
     text: str
-    kind: str  # exception, usage, death, error
+    kind: str  # exception, usage, plain, death, error
     functions: tuple[str, ...] = ()
+    place: str | None = None  # file, line and function that raised it
     more: list[str] = field(default_factory=list)
+    points_elsewhere: bool = False
+    matched_with: int = -1  # how many of `more` were there when `cause` was looked for
+    cause: Cause | None = None
 
     @property
     def whole(self) -> str:
@@ -63,13 +76,16 @@ class Cause:
 @dataclass(slots=True)
 class _Traceback:
     functions: list[str] = field(default_factory=list)
+    place: str | None = None
     is_ignored: bool = False
 
 
 class FailureTracker:
-    """The failing lines of one start."""
+    """The failing lines of one start, or of the time after it (`is_serving`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_serving: bool = False) -> None:
+        # Who serves is inside of a step, also where the log has no traceback to show it.
+        self._around: tuple[str, ...] = ("execute_model",) if is_serving else ()
         self._strong: list[Candidate] = []
         self._errors: list[Candidate] = []
         self._open: dict[tuple[str | None, str | None], _Traceback] = {}
@@ -82,9 +98,19 @@ class FailureTracker:
         return bool(self._strong)
 
     @property
+    def has_room(self) -> bool:
+        """Whether another failing line would be kept."""
+        return len(self._strong) < _MAX_CANDIDATES and len(self._errors) < _MAX_ERROR_LINES
+
+    @property
+    def has_death(self) -> bool:
+        """Whether the shell or the kernel said that a process is gone, other than by a stop."""
+        return any(c.kind == "death" and not c.text.startswith("Terminated") for c in self._strong)
+
+    @property
     def has_ended(self) -> bool:
         """Whether the failing start has certainly ended (last wrapper, or a usage error)."""
-        return any(c.kind == "usage" or is_wrapper(c.text) for c in self._strong)
+        return any(c.kind == "usage" or c.points_elsewhere for c in self._strong)
 
     @property
     def names_own_error(self) -> bool:
@@ -99,7 +125,9 @@ class FailureTracker:
             self._ignore_next = True
             return None
         key = (process, level)
-        if message.startswith(_TRACEBACK):
+        if message.startswith("[rank"):
+            message = _RANK.sub("", message, count=1)
+        if _TRACEBACK in message[:200]:
             if len(self._open) >= _MAX_CANDIDATES:
                 self._open.clear()
             self._open[key] = _Traceback(is_ignored=self._ignore_next)
@@ -117,6 +145,14 @@ class FailureTracker:
                 return None
         return self._classify(line_number, key, text, opened, is_indented=text is not message)
 
+    def is_frame(self, process: str | None, message: str) -> bool:
+        """Take an indented line without a level if it belongs to an open traceback."""
+        opened = self._open.get((process, None))
+        if opened is None:
+            return False
+        _note_function(opened, message.lstrip())
+        return True
+
     def _classify(
         self,
         line_number: int,
@@ -127,14 +163,19 @@ class FailureTracker:
         is_indented: bool,
     ) -> Candidate | None:
         process, level = key
+        if is_indented and level is None and not self._continued and _is_harmless(text):
+            return None
         kind = _kind(text, level, is_raised=opened is not None)
-        if kind is None:
+        if kind is None or (kind == "error" and self._is_open_ended(key)):
             self._continue(key, text)
             return None
         if is_indented and kind == "exception" and not text.startswith(_VALUE_ERROR):
             return None
         functions = tuple(opened.functions) if opened is not None else ()
-        candidate = Candidate(line_number, process, text[:_MAX_TEXT], kind, functions)
+        place = _place(opened.place) if opened is not None and opened.place is not None else None
+        functions += self._around
+        candidate = Candidate(line_number, process, text[:_MAX_TEXT], kind, functions, place)
+        candidate.points_elsewhere = is_wrapper(candidate.text)
         kept, limit = (
             (self._errors, _MAX_ERROR_LINES) if kind == "error" else (self._strong, _MAX_CANDIDATES)
         )
@@ -145,6 +186,15 @@ class FailureTracker:
             self._continued.clear()
         self._continued[key] = candidate
         return candidate
+
+    def _is_open_ended(self, key: tuple[str | None, str | None]) -> bool:
+        """Whether the message before says only which exception; its text is on the next lines."""
+        candidate = self._continued.get(key)
+        return (
+            candidate is not None
+            and candidate.kind == "exception"
+            and candidate.text.rstrip().endswith(":")
+        )
 
     def _continue(self, key: tuple[str | None, str | None], text: str) -> None:
         candidate = self._continued.get(key)
@@ -163,7 +213,7 @@ class FailureTracker:
 
     def cause(self, *, trusts_error_lines: bool) -> Cause | None:
         """The first cause. With `trusts_error_lines`, an ERROR line alone is a failure too."""
-        strong = [c for c in self._strong if not is_wrapper(c.text)]
+        strong = [c for c in self._strong if not c.points_elsewhere]
         known = _first_known(strong)
         if strong and (known is None or known.candidate.process != strong[0].process):
             first = _match(strong[0]) or Cause(strong[0], None, {}, strong[0])
@@ -171,13 +221,15 @@ class FailureTracker:
                 known if known is not None and first.rule is None and _is_death(first) else first
             )
         if known is None:
-            known = _first_known(self._strong) or self._from_errors(trusts_error_lines)
+            known = _first_known(self._strong) or self._from_errors(
+                trusts_error_lines or self.has_failed
+            )
         if known is None and self._strong:
-            known = Cause(self._strong[0], None, {}, self._strong[0])
+            known = _last_resort(self._strong)
         return self._with_first_line(known) if known is not None else None
 
     def _from_errors(self, trusts_error_lines: bool) -> Cause | None:
-        errors = [c for c in self._errors if not is_wrapper(c.text)]
+        errors = [c for c in self._errors if not c.points_elsewhere]
         known = _first_known([c for c in errors if (m := _match(c)) and m.rule and m.rule.is_fatal])
         if known is None and trusts_error_lines and errors:
             return _first_known(errors) or Cause(errors[0], None, {}, errors[0])
@@ -199,15 +251,23 @@ class FailureTracker:
         return Cause(cause.candidate, cause.rule, values, first)
 
 
+def _is_harmless(text: str) -> bool:
+    """Of an indented line outside of a traceback; most are none of these, and the test is cheap."""
+    return not text.startswith(_INDENTED_CAUSES) and ": error: " not in text[:160]
+
+
 def _kind(text: str, level: str | None, *, is_raised: bool) -> str | None:
-    if level is None and (DEATH_LINES.match(text) is not None):
+    if level is None and DEATH_LINES.match(text) is not None:
         return "death"
-    if text.startswith(_VALUE_ERROR) or _EXCEPTION.match(text):
+    name = text[:_MAX_NAME].partition(": ")[0]
+    if name.endswith(_EXCEPTION_ENDS) and _EXCEPTION_NAME.match(name):
         return "exception"
-    if is_raised and _RAISED.match(text):
+    if text.startswith(_VALUE_ERROR) or (is_raised and _RAISED.match(text)):
         return "exception"
     if level is None:
-        return "usage" if ": error: " in text[:160] and _USAGE.match(text) else None
+        if ": error: " in text[:160] and _USAGE.match(text):
+            return "usage"
+        return "plain" if PLAIN_FAILURES.match(text) else None
     return "error"
 
 
@@ -220,16 +280,41 @@ def _note_function(opened: _Traceback, text: str) -> None:
         _, found, name = text.rpartition(", in ")
         if found and len(opened.functions) < 200:
             opened.functions.append(name[:80])
+        opened.place = text
+
+
+def _place(frame: str) -> str:
+    """`x.py:3 in f` of the frame's line in a traceback."""
+    return frame[len('File "') : 400].replace('", line ', ":").replace(", in ", " in ")
 
 
 def _match(candidate: Candidate) -> Cause | None:
-    for entry in PROBLEM_RULES:
+    """The first rule that explains it; asked for again and again while the log is read."""
+    if candidate.matched_with != len(candidate.more):
+        candidate.matched_with = len(candidate.more)
+        candidate.cause = _explain(candidate)
+    return candidate.cause
+
+
+def _explain(candidate: Candidate) -> Cause | None:
+    whole = candidate.whole
+    for place in sorted({place for clue, place in _CLUES if clue in whole}):
+        entry = PROBLEM_RULES[place]
         if not entry.allows(candidate.functions):
             continue
-        values = entry.match(candidate.whole)
+        values = entry.match(whole)
         if values is not None:
             return Cause(candidate, entry, values, candidate)
     return None
+
+
+def _last_resort(candidates: list[Candidate]) -> Cause:
+    """Only wrappers were seen: what they say of the end of the process, if anything."""
+    for entry in LAST_RESORTS:
+        for candidate in candidates:
+            if (values := entry.match(candidate.whole)) is not None:
+                return Cause(candidate, entry, values, candidate)
+    return Cause(candidates[0], None, {}, candidates[0])
 
 
 def _first_known(candidates: list[Candidate]) -> Cause | None:

@@ -1,15 +1,16 @@
-"""One physical line into its header and message. Owns the wrappers (compose, syslog, numbers) and
-the header shapes of vLLM 0.6 to 0.30, our engine, uvicorn, SGLang and llama-server; knows no
-message.
+"""One physical line into its header and message. Owns the header shapes of vLLM 0.6 to 0.30, our
+engine, uvicorn, SGLang and llama-server; knows no message. The wrappers are in `wrappers`.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import re
 from typing import NamedTuple
 
 from logparse.redact import strip_ansi
+from logparse.wrappers import INDENTED_FIRSTS, WRAPPER_FIRSTS, peel
 
 
 class LogLine(NamedTuple):
@@ -26,29 +27,22 @@ class LogLine(NamedTuple):
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _PREFIX_TEXT = r"\(([^()]{1,60}?) pid=(\d+)[^()]{0,80}\) ?"
 _SOURCE = r"(?: (\d\d-\d\d \d\d:\d\d:\d\d))? \[?([^\]\s:]{1,200}):\d+\] ?"
-_HEADER = re.compile(rf"(?:{_PREFIX_TEXT})?(?:({_LEVELS}){_SOURCE})?")
+_PREFIX = re.compile(_PREFIX_TEXT)
+_HEADER = re.compile(rf"({_LEVELS}){_SOURCE}")
 _GLUED_HEADER = re.compile(
     rf"(?:{_PREFIX_TEXT})?({_LEVELS})(?: (\d\d-\d\d \d\d:\d\d:\d\d)) \[?([^\]\s:]{{1,200}}):\d+\] ?"
 )
 _UVICORN = re.compile(rf"({_LEVELS}): {{2,8}}")
 _SGLANG = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)( [A-Z]{2,3}\d+)*\] ")
 _LLAMACPP = re.compile(r"(\d+\.\d\d\.\d{3}\.\d{3}) ([IWED]) ")
-_HEADER_FIRSTS = frozenset("(DIWEC")
+_LEVEL_FIRSTS = frozenset("DIWEC")
 _OTHER_FIRSTS = frozenset("[0123456789DIWEC")
+_BUSY_FIRSTS = WRAPPER_FIRSTS | _LEVEL_FIRSTS | _OTHER_FIRSTS | {"("}
 _LLAMACPP_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "D": "DEBUG"}
 
-# What other programs put in front of a line. Tried again after each success, in any order.
-_WRAPPERS = (
-    re.compile(r"[\w.-]{1,80}\s{1,20}\| "),  # docker compose
-    re.compile(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]{0,12}(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?"
-    ),
-    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} \S{1,80}: "),  # syslog, journald
-    re.compile(r"\s{0,8}\d{1,7}: (?=[(A-Z\[])"),  # Slurm ranks, editors' line numbers
-    re.compile(r"> "),  # quoted in a mail or an issue
-)
 _MAX_WRAPPERS = 4
 _MAX_PREFIXES = 4
+_MAX_PREFIX = 160
 _new = tuple.__new__  # half the price of LogLine(...), paid for every line
 _ORIGIN = datetime.date(2000, 1, 1).toordinal()
 
@@ -58,28 +52,59 @@ def split_line(text: str) -> LogLine:
     if "\x1b" in text:
         text = strip_ansi(text)
     line = _match_header(text)
-    if line.level is not None:
-        return line
-    if line.process is not None:
-        return _finish(line)
+    return line if line[2] is not None else _unwrap(line)
+
+
+def _unwrap(line: LogLine) -> LogLine:
+    """A line that does not begin with a level: what may stand between the wrappers."""
     for _ in range(_MAX_WRAPPERS):
-        peeled = peel(text)
-        if peeled is text:
+        message = line[4]
+        if _is_bare(message):
+            return line
+        inner = peel(message)
+        if inner is message:
             break
-        text = peeled
-        line = _match_header(text)
-        if line.level is not None or line.process is not None:
-            break
+        line = _inside(line, _match_header(inner))
+        if line[2] is not None:
+            return line
     return _finish(line)
 
 
+def _is_bare(message: str) -> bool:
+    """A cheap test that holds for most of a traceback: no wrapper or header can stand in front."""
+    first = message[:1]
+    if first == " ":
+        first = message.lstrip()[:1]
+        return first not in INDENTED_FIRSTS and "|" not in message and "]" not in message
+    return first not in _BUSY_FIRSTS and "|" not in message and "]" not in message
+
+
 def _match_header(text: str) -> LogLine:
-    if text[:1] not in _HEADER_FIRSTS:
-        return _new(LogLine, (None, None, None, None, text, False))
-    match = _HEADER.match(text)
-    assert match is not None  # every part of the pattern is optional
-    process, pid, level, stamp, source = match.groups()
-    return _new(LogLine, (process, pid, level, stamp, text[match.end() :], source is not None))
+    first = text[:1]
+    process = pid = level = stamp = source = None
+    at = 0
+    if first == "(":
+        process, pid, at = _read_prefix(text[: text.find(")", 0, _MAX_PREFIX) + 2])
+        first = text[at : at + 1]
+    if first in _LEVEL_FIRSTS and (match := _HEADER.match(text, at)):
+        level, stamp, source = match.groups()
+        at = match.end()
+    message = text[at:] if at else text
+    return _new(LogLine, (process, pid, level, stamp, message, source is not None))
+
+
+@functools.lru_cache(maxsize=256)
+def _read_prefix(text: str) -> tuple[str | None, str | None, int]:
+    """Name, pid and length of the prefix in front; a log has few, and each stands on many lines."""
+    match = _PREFIX.match(text)
+    return (match[1], match[2], match.end()) if match else (None, None, 0)
+
+
+def _inside(outer: LogLine, inner: LogLine) -> LogLine:
+    """`inner`, with the process of the prefix that stood in front of the wrapper."""
+    if inner.process is None and outer.process is not None:
+        return inner._replace(process=outer.process, pid=outer.pid)
+    return inner
 
 
 def _finish(line: LogLine) -> LogLine:
@@ -94,15 +119,11 @@ def _finish(line: LogLine) -> LogLine:
     if line.level is not None:
         return line
     message = line.message
-    if "INFO " in message or "WARNING " in message or "ERROR " in message:
+    if "]" in message and ("INFO " in message or "WARNING " in message or "ERROR " in message):
         glued = _last_glued(message)
         if glued is not None:
-            return (
-                glued
-                if glued.process is not None
-                else glued._replace(process=line.process, pid=line.pid)
-            )
-    return _other_headers(line)
+            return _inside(line, glued)
+    return _other_headers(line) if message[:1] in _OTHER_FIRSTS else line
 
 
 def _last_glued(message: str) -> LogLine | None:
@@ -116,12 +137,10 @@ def _last_glued(message: str) -> LogLine | None:
 
 
 def _other_headers(line: LogLine) -> LogLine:
-    """uvicorn, SGLang, llama-server; most lines are none of them, told by their first character."""
+    """uvicorn, SGLang, llama-server."""
     message = line.message
-    if message[:1] not in _OTHER_FIRSTS:
-        return line
     process, stamp, level = line.process, line.stamp, line.level
-    if match := _SGLANG.match(message):
+    if message[0] == "[" and (match := _SGLANG.match(message)):
         stamp, message = match[1], message[match.end() :]
         process = match[2].strip() if match[2] else process
     elif match := _LLAMACPP.match(message):
@@ -131,14 +150,7 @@ def _other_headers(line: LogLine) -> LogLine:
     return LogLine(process, line.pid, level, stamp, message, line.has_source)
 
 
-def peel(text: str) -> str:
-    """`text` without its outermost wrapper; the same object when it has none."""
-    for wrapper in _WRAPPERS:
-        if match := wrapper.match(text):
-            return text[match.end() :]
-    return text
-
-
+@functools.lru_cache(maxsize=16)
 def stamp_seconds(stamp: str) -> float | None:
     """The log's clock in seconds from an origin that only differences should be taken from."""
     try:

@@ -17,6 +17,8 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         takes=(Take("engine_version", Unit.TEXT, keep=Keep.FIRST, prefix="b"),),
         phase=1,
         mark=Mark.VERSION,
+        source="common/common.cpp",
+        versions="until 2026",
     ),
     rule(
         "llama-begin",
@@ -26,6 +28,7 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         engine=_E,
         phase=1,
         mark=Mark.VERSION,
+        source="tools/server/server.cpp",
     ),
     rule(
         "llama-load",
@@ -35,6 +38,7 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         engine=_E,
         takes=(Take("model", Unit.TEXT, keep=Keep.FIRST),),
         phase=2,
+        source="tools/server/server-context.cpp",
     ),
     rule(
         "llama-weights",
@@ -45,6 +49,7 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         takes=(Take("weights_gib", Unit.MIB),),
         phase=2,
         ends_phase=True,
+        source="src/llama-model.cpp",
     ),
     rule(
         "llama-context",
@@ -58,6 +63,7 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         engine=_E,
         takes=(Take("max_model_len", Unit.COUNT, keep=Keep.LAST),),
         phase=4,
+        source="src/llama-context.cpp",
     ),
     rule(
         "llama-kv",
@@ -67,6 +73,7 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         engine=_E,
         takes=(Take("kv_memory_gib", Unit.MIB), Take("kv_tokens", Unit.COUNT, (2,))),
         phase=4,
+        source="src/llama-kv-cache.cpp",
     ),
     rule(
         "llama-slots",
@@ -75,6 +82,7 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         "Slots are made: requests that run at once.",
         engine=_E,
         phase=4,
+        source="tools/server/server-context.cpp",
     ),
     rule(
         "llama-loaded",
@@ -84,6 +92,7 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         engine=_E,
         phase=4,
         ends_phase=True,
+        source="tools/server/server.cpp",
     ),
     rule(
         "llama-ready",
@@ -98,6 +107,7 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST, rank=2),),
         phase=5,
         mark=Mark.READY,
+        source="tools/server/server.cpp",
     ),
     rule(
         "llama-metadata",
@@ -106,8 +116,17 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         "Metadata of the GGUF file.",
         engine=_E,
         phase=2,
+        source="src/llama-model-loader.cpp",
     ),
-    rule("llama-info", "print_info: ", r"", "The model's shape.", engine=_E, phase=2),
+    rule(
+        "llama-info",
+        "print_info: ",
+        r"",
+        "The model's shape.",
+        engine=_E,
+        phase=2,
+        source="src/llama-model.cpp",
+    ),
     rule(
         "llama-stop",
         "srv ",
@@ -115,5 +134,6 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         "llama-server ends.",
         engine=_E,
         mark=Mark.STOPPED,
+        source="tools/server/server.cpp",
     ),
 )

@@ -6,9 +6,9 @@ import math
 
 from logparse.problems import (
     FREE_GPU,
+    MORE_GPUS,
     QUANTISE,
     SMALLER_MODEL,
-    TWO_GPUS,
     ProblemRule,
     Values,
     patterns,
@@ -54,15 +54,15 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             ("serve the length that fits", "{serve} --max-model-len {fit}"),
             ("let the server find the length that fits", "{serve} --max-model-len auto"),
-            ("give the server more of the memory", "{serve} --gpu-memory-utilization 0.95"),
+            ("give the server more of the memory", "{serve} --gpu-memory-utilization {share_up}"),
             FREE_GPU,
             ("store the KV cache in 8 bits", "{serve} --kv-cache-dtype fp8"),
             ("do without CUDA graphs", "{serve} --enforce-eager"),
             (
                 "lower the activation peak",
-                "{serve} --max-num-batched-tokens 2048 --max-num-seqs 64",
+                "{serve} --max-num-batched-tokens {budget_half} --max-num-seqs {seqs_half}",
             ),
-            TWO_GPUS,
+            MORE_GPUS,
         ),
         is_fatal=True,
     ),
@@ -78,28 +78,39 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         "maximum length.",
         (
             ("serve the length that fits", "{serve} --max-model-len {fit}"),
-            ("give the server more of the memory", "{serve} --gpu-memory-utilization 0.95"),
+            ("give the server more of the memory", "{serve} --gpu-memory-utilization {share_up}"),
             FREE_GPU,
             ("store the KV cache in 8 bits", "{serve} --kv-cache-dtype fp8"),
         ),
         is_fatal=True,
     ),
     ProblemRule(
-        "A2",
-        patterns(
-            r"No available memory for the cache blocks(?:: (?P<have>-?[\d.]{1,12}) GiB)?",
-            r"Cannot auto-fit max_model_len: not enough GPU memory",
+        "A11",
+        patterns(r"Cannot auto-fit max_model_len: not enough"),
+        ("no length fits: there is no memory for even one token of KV cache",),
+        "Weights and activations use up the whole share of memory that the server may take.",
+        (
+            ("give the server more of the memory", "{serve} --gpu-memory-utilization {share_up}"),
+            ("do without CUDA graphs", "{serve} --enforce-eager"),
+            ("make a step smaller", "{serve} --max-num-batched-tokens {budget_half}"),
+            MORE_GPUS,
+            SMALLER_MODEL,
         ),
+        is_fatal=True,
+    ),
+    ProblemRule(
+        "A2",
+        patterns(r"No available memory for the cache blocks(?:: (?P<have>-?[\d.]{1,12}) GiB)?"),
         ("no memory is left for the KV cache",),
         "Weights and activations use up the whole share of memory that the server may take.",
         (
-            ("give the server more of the memory", "{serve} --gpu-memory-utilization 0.95"),
+            ("give the server more of the memory", "{serve} --gpu-memory-utilization {share_up}"),
             ("do without CUDA graphs", "{serve} --enforce-eager"),
             (
                 "lower the activation peak",
-                "{serve} --max-num-batched-tokens 2048 --max-num-seqs 64",
+                "{serve} --max-num-batched-tokens {budget_half} --max-num-seqs {seqs_half}",
             ),
-            TWO_GPUS,
+            MORE_GPUS,
             SMALLER_MODEL,
         ),
         is_fatal=True,
@@ -146,8 +157,8 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         "The KV cache is already allocated; the logits of that many sequences do not fit "
         "beside it.",
         (
-            ("allow fewer requests at once", "{serve} --max-num-seqs 128"),
-            ("leave more memory free", "{serve} --gpu-memory-utilization 0.88"),
+            ("allow fewer requests at once", "{serve} --max-num-seqs {seqs_half}"),
+            ("leave more memory free", "{serve} --gpu-memory-utilization {share_down}"),
         ),
     ),
     ProblemRule(
@@ -156,7 +167,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         ("the memory is used up while capturing CUDA graphs",),
         "Graph pools and communication buffers lie outside of the memory that was planned.",
         (
-            ("leave more memory free", "{serve} --gpu-memory-utilization 0.88"),
+            ("leave more memory free", "{serve} --gpu-memory-utilization {share_down}"),
             ("capture fewer sizes", "{serve} --max-cudagraph-capture-size 128"),
             ("do without CUDA graphs", "{serve} --enforce-eager"),
         ),
@@ -176,11 +187,11 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         "max-num-seqs "
         "requests, or the image encoder) are too large.",
         (
-            ("make a step smaller", "{serve} --max-num-batched-tokens 2048"),
-            ("allow fewer requests at once", "{serve} --max-num-seqs 64"),
+            ("make a step smaller", "{serve} --max-num-batched-tokens {budget_half}"),
+            ("allow fewer requests at once", "{serve} --max-num-seqs {seqs_half}"),
             ("allow fewer images in one prompt", "{serve} --limit-mm-per-prompt '{{\"image\":1}}'"),
             ("avoid fragmentation", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {serve}"),
-            TWO_GPUS,
+            MORE_GPUS,
         ),
         functions=frozenset({"profile_run", "_dummy_run", "determine_available_memory"}),
     ),
@@ -206,7 +217,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             ("use a quantised checkpoint of the model", None),
             QUANTISE,
-            TWO_GPUS,
+            MORE_GPUS,
             ("keep a part of the weights in main memory", "{serve} --cpu-offload-gb 8"),
             FREE_GPU,
         ),
@@ -271,7 +282,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         "A12",
         patterns(
             r"Failed core proc\(s\): \{[^}]{0,300}: (?:-9|137)\b",
-            r"(?:^|: line \d{1,9}:\s{1,9}\d{1,9} |Out of memory: )Killed",
+            r"(?:^|: line \d{1,9}:\s{1,9}\d{1,9} |Out of memory: )Killed|oom-kill:|OOMKilled",
             r"(?:died|exited) unexpectedly \(exit code:? -9\)",
         ),
         ("a process was killed from outside, most likely because main memory ran out",),

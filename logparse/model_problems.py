@@ -204,6 +204,41 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
     ),
     ProblemRule(
+        "B9",
+        patterns(
+            r"^AssertionError",
+            r"The size of tensor a \((?P<have>\d{1,9})\) must match the size of tensor b "
+            r"\((?P<want>\d{1,9})\)",
+            r"^RuntimeError: (?:start \(|shape|narrow)",
+        ),
+        (
+            "a parameter of the checkpoint has another size ({have}) than the model ({want})",
+            "a parameter of the checkpoint does not fit into the model",
+        ),
+        "The checkpoint was saved by other code, with another vocabulary, or for another "
+        "quantisation.",
+        (
+            NEWER_PACKAGES,
+            ("make sure that the download is complete", "hf download {repo_id}"),
+            (
+                "for files in Mistral's format",
+                "{serve} --tokenizer-mode mistral --config-format mistral --load-format mistral",
+            ),
+        ),
+        functions=frozenset({"weight_loader", "load_weights", "default_weight_loader"}),
+    ),
+    ProblemRule(
+        "B11",
+        patterns(r"To load a model from object storage[^\n]{0,40}"),
+        ("a model in object storage needs a loader of its own",),
+        "Names like s3://bucket/model are read by a streaming loader only.",
+        (
+            ("name it", "{serve} --load-format runai_streamer"),
+            ("or copy the model here first", "aws s3 sync {model} ./model"),
+        ),
+        is_fatal=True,
+    ),
+    ProblemRule(
         "B10",
         patterns(r"PermissionError: \[Errno 13\][^\n]{0,40}: '(?P<path>/[^']{1,300})'"),
         ("{path} cannot be written",),
@@ -222,11 +257,23 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         "C3",
         patterns(
             r"model type `(?P<type>[^`]{1,100})` but Transformers does not recognize this "
-            r"architecture"
+            r"architecture",
+            r"Support for Transformers v\d is deprecated and was removed",
         ),
+        (
+            "the model type {type} is unknown to the installed Transformers",
+            "the installed Transformers is too old for this vLLM",
+        ),
+        "The model is newer than the installed packages (or the name in config.json is wrong).",
+        (NEWER_PACKAGES, ("choose a supported model", None)),
+    ),
+    ProblemRule(
+        "C3",
+        patterns(r"KeyError: '(?P<type>[a-z][\w-]{1,60})'$"),
         ("the model type {type} is unknown to the installed Transformers",),
         "The model is newer than the installed packages (or the name in config.json is wrong).",
         (NEWER_PACKAGES, ("choose a supported model", None)),
+        functions=frozenset({"from_pretrained", "get_config"}),
     ),
     ProblemRule(
         "C1",
@@ -235,7 +282,9 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
             r"now|is not supported; |are not supported)",
             r"Model architectures? \[?'?(?P<architecture>\w{1,120})'?\]? (?:was|were) supported "
             r"in vLLM until",
-            r"Model architectures \['(?P<architecture>\w{1,120})'\] failed to be inspected",
+            r"Model architectures? \[?'?(?P<architecture>\w{1,120})'?\]? (?:is|are) not supported "
+            r"in-tree anymore",
+            r"The Transformers implementation of '?(?P<architecture>\w{1,120})'? is not compatible",
             r"Cannot find model module",
         ),
         (
@@ -350,6 +399,8 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
             r"Unknown quantization method: (?P<method>[\w-]{1,60})",
             r"The quantization method (?P<method>[\w-]{1,60}) is not supported for the current GPU",
             r"(?P<method>[\w-]{1,60}) quantization is currently not supported",
+            r"Found multiple config files for (?P<method>[\w-]{1,60})",
+            r"[Tt]he quantization method (?P<method>[\w-]{1,60}) is deprecated and will be removed",
             r"Quantised checkpoints \((?P<method>[\w-]{1,60})\) are not supported",
         ),
         ("the checkpoint or device does not go with the quantisation {method}",),

@@ -42,6 +42,7 @@ _CUT = re.compile(
     r"|Tail of logs",
     re.IGNORECASE,
 )
+_NOTHING: tuple[Event, ...] = ()
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _MAX_PROCESSES = 256
 _MAX_ATTEMPTS = 100
@@ -80,7 +81,8 @@ class LogParser:
             return self._feed_overwritten(line)
         parsed = split_line(line)
         self._count(parsed)
-        return tuple(self._read(parsed))
+        events = self._read(parsed)
+        return tuple(events) if events else _NOTHING
 
     def _feed_overwritten(self, line: str) -> tuple[Event, ...]:
         """A line in which carriage returns overwrite a bar; one physical line all the same."""
@@ -93,7 +95,7 @@ class LogParser:
             elif parsed.process is None:
                 parsed = parsed._replace(process=owner.process, pid=owner.pid)
             if parsed.message or parsed.level is not None:
-                events += self._read(parsed)
+                events += self._read(parsed) or ()
         if owner is not None:
             self._count(owner)
         else:
@@ -101,17 +103,17 @@ class LogParser:
         return tuple(events)
 
     def _count(self, line: LogLine) -> None:
-        level = line.level
+        level = line[2]
         if level is None:
             self._without_level += 1
-            if is_bar(line.message):
+            if is_bar(line[4]):
                 self._bars += 1
         elif level == "WARNING":
             self._warnings += 1
         elif level == "ERROR" or level == "CRITICAL":
             self._errors += 1
-        if line.process is not None:
-            key = (line.process, line.pid)
+        if line[0] is not None:
+            key = (line[0], line[1])
             if key in self._counts:
                 self._counts[key] += 1
             elif len(self._counts) < _MAX_PROCESSES:
@@ -119,62 +121,69 @@ class LogParser:
 
     # -- one line ------------------------------------------------------------
 
-    def _read(self, line: LogLine) -> list[Event]:
-        message, level = line.message, line.level
-        if line.has_source:
+    def _read(self, line: LogLine) -> list[Event] | None:
+        _, _, level, stamp, message, has_source = line
+        if has_source:
             self._source_headers += 1
-        if level is not None and level != "ERROR" and level != "CRITICAL":
-            if line.stamp is not None:
-                self._attempt.note_stamp(line.stamp)
-            self._last_message = message
-            return self._apply_all(line) or []
-        return self._read_unusual(line)
+        if stamp is not None:
+            self._attempt.note_stamp(stamp, self._last_message, message, self._line_number)
+        if level is None:
+            return self._read_without_level(line)
+        rules = _INDEX.candidates(message)
+        events = self._apply_those(rules, line) if rules else None
+        if level == "ERROR" or level == "CRITICAL":
+            return [*(events or ()), *self._read_failure(line)]
+        if level == "WARNING":
+            self._attempt.insight.note_warning(self._line_number, message)
+        self._last_message = message
+        return events
 
-    def _apply_all(self, line: LogLine) -> list[Event] | None:
+    def _apply_those(self, rules: tuple[Rule, ...], line: LogLine) -> list[Event] | None:
         """Several rules may take something from one line; None when no rule knows it."""
         events: list[Event] | None = None
         message = line.message
-        for rule in _INDEX.candidates(message):
-            if message.startswith(rule.starts) and (match := rule.pattern.match(message)):
-                events = (events or []) + self._apply(rule, match, line)
+        for rule in rules:
+            if message.startswith(rule.starts) and (match := rule.find(message)):
+                if events is None:
+                    events = []
+                self._apply(rule, match, line, events)
         return events
 
-    def _read_unusual(self, line: LogLine) -> list[Event]:
-        """ERROR lines and lines without a level: bars, tracebacks, other engines' plain lines."""
+    def _read_without_level(self, line: LogLine) -> list[Event] | None:
+        """Bars, tracebacks, other engines' plain lines."""
         message = line.message
-        if line.stamp is not None:
-            self._attempt.note_stamp(line.stamp)
-        if line.level is None and is_bar(message):
+        if is_bar(message):
             progress = read_bar(message)
-            return (
-                [ProgressMade(self._line_number, safe_text(progress.text, 200), *progress[1:])]
-                if progress
-                else []
-            )
-        events = self._apply_all(line)
-        if events is not None and line.level is None:
+            if progress is None:
+                return None
+            return [ProgressMade(self._line_number, *progress)]
+        tracker = self._attempt.failures_now
+        if message[:1] == " " and tracker.is_frame(line.process, message):
+            self._last_message = message
+            return None
+        rules = _INDEX.candidates(message)
+        if rules and (events := self._apply_those(rules, line)) is not None:
             return events
-        if line.level is None and _may_say_cut(message):
+        if _may_say_cut(message):
             self._attempt.is_cut |= _CUT.search(message[:2000] + message[-200:]) is not None
-        return (events or []) + self._read_failure(line)
+        return self._read_failure(line)
 
-    def _apply(self, rule: Rule, match: re.Match[str], line: LogLine) -> list[Event]:
-        events: list[Event] = []
-        if rule.mark is not None and self._begins_again(rule.mark, line):
-            events.append(self._start_over(line))
-        if rule.mark is Mark.VERSION:
-            self._attempt.version_owners.add((line.process, line.pid))
-        if line.stamp is not None:
-            self._attempt.note_stamp(line.stamp)
-        events += self._attempt.apply(rule, match, line.process, self._line_number)
-        return events
+    def _apply(self, rule: Rule, match: re.Match[str], line: LogLine, events: list[Event]) -> None:
+        mark = rule.mark
+        if mark is Mark.VERSION or mark is Mark.BEGINS:
+            if self._begins_again(mark, line):
+                events.append(self._start_over(line))
+            if mark is Mark.VERSION:
+                self._attempt.version_owners.add((line.process, line.pid))
+        self._attempt.apply(rule, match, line.process, self._line_number, events)
 
     def _read_failure(self, line: LogLine) -> list[Event]:
         attempt = self._attempt
         if line.message:
             self._last_message = line.message
-        tracker = attempt.late_failures if attempt.is_ready else attempt.failures
-        candidate = tracker.observe(self._line_number, line.process, line.level, line.message)
+        candidate = attempt.failures_now.observe(
+            self._line_number, line.process, line.level, line.message
+        )
         if candidate is None:
             return []
         if attempt.is_ready and "while attempting to bind on address" in candidate.text:
@@ -197,8 +206,6 @@ class LogParser:
     def _begins_again(self, mark: Mark, line: LogLine) -> bool:
         """Whether this line belongs to another start than the one being read."""
         attempt = self._attempt
-        if mark not in (Mark.VERSION, Mark.BEGINS):
-            return False
         if attempt.is_stopped or attempt.failures.has_ended:
             return True
         if mark is Mark.BEGINS or not attempt.version_owners:
@@ -208,11 +215,12 @@ class LogParser:
         return any(process == line.process for process, _ in attempt.version_owners)
 
     def _start_over(self, line: LogLine) -> StartRepeated:
-        report = self.report()
-        problem = report.problem
         if len(self._earlier) < _MAX_ATTEMPTS:
-            self._earlier.append(_summary(self._attempt.first_line, report.outcome, problem))
+            _, outcome, cause = self._ending()
+            self._earlier.append(_summary(self._attempt.first_line, outcome, cause))
         self._attempt = AttemptState(first_line=self._line_number)
+        if line.stamp is not None:
+            self._attempt.note_stamp(line.stamp, None, line.message, self._line_number)
         # The line that begins a start is counted before it is read.
         self._counts_before = {**self._counts, **self._without_this(line)}
         self._announced = 0
@@ -227,14 +235,9 @@ class LogParser:
     def report(self) -> LogReport:
         """All that is known now. Can be asked for at any time."""
         attempt = self._attempt
-        engine = attempt.engine(self._source_headers)
-        cause = self._cause()
-        engine = engine or _engine_of(cause)
-        outcome = attempt.outcome(is_server_log=engine is not None, has_cause=cause is not None)
-        if outcome not in (Outcome.READY, Outcome.FAILED):
-            cause = None
+        engine, outcome, cause = self._ending()
         problem = self._problem(cause) if cause is not None else None
-        summaries = (*self._earlier, _summary(attempt.first_line, outcome, problem))
+        summaries = (*self._earlier, _summary(attempt.first_line, outcome, cause))
         facts, is_ready = attempt.facts(), outcome is Outcome.READY
         ready_at = attempt.ready_at if is_ready else None
         return LogReport(
@@ -251,7 +254,15 @@ class LogParser:
             lines=self._line_counts(),
             last_message=safe_text(self._last_message or "", _KEY_LINE) or None,
             attempts=summaries if len(summaries) > 1 else (),
+            insight=attempt.insight.insight(facts, engine),
         )
+
+    def _ending(self) -> tuple[str | None, Outcome, Cause | None]:
+        """The engine, how this start ends as far as it was read, and why if it failed or died."""
+        attempt, cause = self._attempt, self._cause()
+        engine = attempt.engine(self._source_headers) or _engine_of(cause)
+        outcome = attempt.outcome(is_server_log=engine is not None, has_cause=cause is not None)
+        return engine, outcome, cause if outcome in (Outcome.READY, Outcome.FAILED) else None
 
     def _line_counts(self) -> LineCounts:
         return LineCounts(
@@ -263,7 +274,9 @@ class LogParser:
         attempt = self._attempt
         if attempt.is_ready:
             # Errors of single requests do not count; the server must have said that it died.
-            return attempt.late_failures.cause(trusts_error_lines=True) if attempt.died else None
+            late = attempt.late_failures
+            has_ended = attempt.died or late.has_death
+            return late.cause(trusts_error_lines=True) if has_ended else None
         return attempt.failures.cause(trusts_error_lines=bool(attempt.hits.get("stoker")))
 
     def _problem(self, cause: Cause) -> Problem:
@@ -274,18 +287,23 @@ class LogParser:
 
 def _engine_of(cause: Cause | None) -> str | None:
     """Whose command line refused its arguments, when the log holds nothing else."""
+    if cause is not None and cause.rule is not None and cause.rule.engine:
+        return cause.rule.engine
     if cause is None or cause.candidate.kind != "usage":
         return None
     text = cause.candidate.text[:200]
+    if "sglang" in text or text.startswith("launch_server.py"):
+        return "sglang"
     if "vllm" in text or text.startswith("api_server.py"):
         return "vllm"
     return "stoker" if "stoker" in text or "engine" in text else None
 
 
-def _summary(first_line: int, outcome: Outcome, problem: Problem | None) -> Attempt:
-    if problem is None or outcome is not Outcome.FAILED:
+def _summary(first_line: int, outcome: Outcome, cause: Cause | None) -> Attempt:
+    if cause is None or outcome is not Outcome.FAILED:
         return Attempt(first_line, outcome, None, None)
-    return Attempt(first_line, outcome, problem.key_line, problem.key_line_number)
+    shown = cause.key_line
+    return Attempt(first_line, outcome, safe_text(shown.text, _KEY_LINE), shown.line_number)
 
 
 def _elapsed(attempt: AttemptState) -> float | None:

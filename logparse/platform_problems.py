@@ -90,6 +90,7 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
             r"NVMLError_LibraryNotFound",
             r"Driver/library version mismatch",
             r"Failed to initialize NVML",
+            r"CUDA unknown error - this may be due to an incorrectly set up environment",
         ),
         ("no usable NVIDIA driver or GPU",),
         "The driver is not loaded, was updated without a restart, or is not visible in this "

@@ -8,18 +8,60 @@ server, G processes, S our own engine. The first rule that matches counts.
 
 from __future__ import annotations
 
+from logparse.config_problems import CONFIG_PROBLEMS
+from logparse.distributed_problems import DISTRIBUTED_PROBLEMS
+from logparse.library_problems import LIBRARY_PROBLEMS
 from logparse.memory_problems import MEMORY_PROBLEMS
 from logparse.model_problems import MODEL_ACCESS_PROBLEMS, MODEL_CONFIG_PROBLEMS
+from logparse.option_problems import OPTION_PROBLEMS
+from logparse.other_engine_problems import LLAMACPP_PROBLEMS, SGLANG_PROBLEMS
 from logparse.platform_problems import PARALLEL_PROBLEMS, PLATFORM_PROBLEMS
-from logparse.problems import ProblemRule
+from logparse.problems import ProblemRule, patterns
+from logparse.runtime_problems import RUNTIME_MEMORY_PROBLEMS, RUNTIME_PROBLEMS
 from logparse.server_problems import OWN_ENGINE_PROBLEMS, SERVER_PROBLEMS
 
 PROBLEM_RULES: tuple[ProblemRule, ...] = (
+    *SGLANG_PROBLEMS,
+    *RUNTIME_MEMORY_PROBLEMS,
+    *RUNTIME_PROBLEMS,
     *MEMORY_PROBLEMS,
     *MODEL_ACCESS_PROBLEMS,
+    *CONFIG_PROBLEMS,
     *MODEL_CONFIG_PROBLEMS,
     *PARALLEL_PROBLEMS,
+    *DISTRIBUTED_PROBLEMS,
     *PLATFORM_PROBLEMS,
+    *LIBRARY_PROBLEMS,
+    *OPTION_PROBLEMS,
     *SERVER_PROBLEMS,
     *OWN_ENGINE_PROBLEMS,
+    *LLAMACPP_PROBLEMS,
+)
+
+# For logs that hold nothing but wrappers.
+LAST_RESORTS: tuple[ProblemRule, ...] = (
+    ProblemRule(
+        "G10",
+        patterns(r"KeyboardInterrupt", r"Failed core proc\(s\): \{[^}]{0,300}: (?:-15|143)\b"),
+        ("the start was interrupted from outside",),
+        "Ctrl-C, or a SIGTERM of whoever manages the server.",
+        (("start it again", "{serve}"),),
+    ),
+    ProblemRule(
+        "G1",
+        patterns(
+            r"Engine core initialization failed|Frontend process failed during engine core",
+            r"Engine process failed to start|WorkerProc initialization failed",
+            r"(?:EngineCore|WorkerProc) (?:failed to start|encountered a fatal error)",
+            r"for the root cause|Engine core is dead|EngineDeadError",
+            r"Initialization failed\. Please see|Received sigquit from a child|scheduler is dead",
+        ),
+        ("the engine process failed, and this log does not show why",),
+        "This line only says that another process failed. That process wrote its reason to "
+        "standard error, or earlier in the log than this part begins.",
+        (
+            ("keep both outputs in the log", "{serve} 2>&1 | tee server.log"),
+            ("start again with every message shown", "VLLM_LOGGING_LEVEL=DEBUG {serve}"),
+        ),
+    ),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 
+from logparse.arguments import differing_arguments
 from logparse.failures import Cause
 from logparse.problems import ProblemRule, Values
 from logparse.records import Facts, Fix, Problem
@@ -33,11 +34,25 @@ _FLAG = re.compile(r" (--[a-z][a-z-]{1,60})")
 _GPU_COMMANDS = ("nvidia-smi", "CUDA_VISIBLE_DEVICES=", "docker run --gpus")
 _REPO_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 _PLACEHOLDER = re.compile(r"\{(\w{1,40})\}")
-_UNKNOWN_WHY = (
-    "Not a known failure. This is the first exception that is not a wrapper; the traceback above "
-    "it in the "
-    "log shows where it was raised."
-)
+_UNKNOWN_WHY = "not known: no rule describes this failure. It is the first exception that names one"
+# What other engines call vLLM's flags. A fix with a flag that has no name there is left out.
+_SGLANG_FLAGS = {
+    "--max-model-len": "--context-length",
+    "--gpu-memory-utilization": "--mem-fraction-static",
+    "--tensor-parallel-size": "--tp-size",
+    "--pipeline-parallel-size": "--pp-size",
+    "--max-num-seqs": "--max-running-requests",
+    "--max-num-batched-tokens": "--chunked-prefill-size",
+    "--enforce-eager": "--disable-cuda-graph",
+    "--disable-custom-all-reduce": "--disable-custom-all-reduce",
+    "--trust-remote-code": "--trust-remote-code",
+    "--quantization": "--quantization",
+    "--dtype": "--dtype",
+    "--port": "--port",
+    "--host": "--host",
+}
+_LLAMACPP_FLAGS = {"--max-model-len": "--ctx-size", "--port": "--port", "--host": "--host"}
+_TRANSLATIONS = {"sglang": _SGLANG_FLAGS, "llama.cpp": _LLAMACPP_FLAGS}
 
 
 def to_problem(cause: Cause, facts: Facts, engine: str | None) -> Problem:
@@ -48,7 +63,7 @@ def to_problem(cause: Cause, facts: Facts, engine: str | None) -> Problem:
     return Problem(
         id=rule.id if rule is not None else "unknown",
         title=_title(cause, values),
-        why=rule.why if rule is not None else _UNKNOWN_WHY,
+        why=rule.why if rule is not None else _unknown_why(cause),
         fixes=_fixes(rule, values, facts, engine)
         if rule is not None
         else _debug_fix(engine, values),
@@ -56,7 +71,18 @@ def to_problem(cause: Cause, facts: Facts, engine: str | None) -> Problem:
         key_line_number=shown.line_number,
         process=safe_text(shown.process) if shown.process is not None else None,
         is_known=rule is not None,
+        place=_place(cause),
     )
+
+
+def _place(cause: Cause) -> str | None:
+    place = cause.candidate.place
+    return safe_text(place.replace('"', ""), 300) if place is not None else None
+
+
+def _unknown_why(cause: Cause) -> str:
+    place = _place(cause)
+    return f"{_UNKNOWN_WHY}{f'; raised in {place}' if place else ''}."
 
 
 def _context(facts: Facts, engine: str | None, values: Values) -> Values:
@@ -71,9 +97,38 @@ def _context(facts: Facts, engine: str | None, values: Values) -> Values:
     context["next_port"] = str(int(port) + 1) if port and port.isdigit() else "8001"
     if port is not None:
         context["port"] = port
+    context |= _tuned(facts, engine)
     if facts.model and _REPO_ID.fullmatch(facts.model):
         context["repo_id"] = facts.model
     return context
+
+
+def _tuned(facts: Facts, engine: str | None) -> Values:
+    """Values for the usual levers, one step from what this start used; absent at their end."""
+    given = differing_arguments(facts.non_default_args or "")
+    share = _number(given.get("gpu_memory_utilization"), 0.9)
+    budget = facts.max_num_batched_tokens or int(_number(given.get("max_num_batched_tokens"), 8192))
+    seqs = int(_number(given.get("max_num_seqs"), 256))
+    tuned = {
+        "share_down": f"{max(share - 0.05, 0.05):.2f}",
+        "budget_half": str(max(256, min(budget // 2, 2048))),
+        "seqs_half": str(max(1, min(seqs // 2, 128))),
+        "more_gpus": str(max(2, 2 * (facts.tensor_parallel_size or 1))),
+        "pp": str(facts.pipeline_parallel_size or 2),
+    }
+    if share < 0.95:
+        tuned["share_up"] = "0.95"
+    elif share < 0.98:
+        tuned["share_up"] = "0.98"
+    return tuned
+
+
+def _number(text: str | None, default: float) -> float:
+    try:
+        value = float(text) if text is not None else default
+    except ValueError:
+        return default
+    return value if 0 < value < 1e9 else default
 
 
 def _port(facts: Facts) -> str | None:
@@ -100,15 +155,46 @@ def _title(cause: Cause, values: Values) -> str:
 
 
 def _fixes(rule: ProblemRule, values: Values, facts: Facts, engine: str | None) -> tuple[Fix, ...]:
-    fixes = []
-    for text, command in rule.fixes:
-        filled_text = _fill(text, values)
-        filled_command = _fill(command, values) if command is not None else None
-        if filled_text is None or (command is not None and not filled_command):
-            continue
-        if filled_command is None or _can_be_typed(filled_command, facts, engine):
-            fixes.append(Fix(filled_text, filled_command))
-    return tuple(fixes)
+    flags = None if rule.engine else _TRANSLATIONS.get(engine or "")
+    found = [_fix(text, command, values, flags) for text, command in rule.fixes]
+    return tuple(fix for fix in found if fix is not None and _is_useful(fix, facts, engine))
+
+
+def filled_fixes(
+    templates: tuple[tuple[str, str | None], ...], facts: Facts, engine: str | None
+) -> tuple[Fix, ...]:
+    """Fixes that need nothing but the facts of the log."""
+    flags, values = _TRANSLATIONS.get(engine or ""), _context(facts, engine, {})
+    found = [_fix(text, command, values, flags) for text, command in templates]
+    return tuple(fix for fix in found if fix is not None and _is_useful(fix, facts, engine))
+
+
+def _is_useful(fix: Fix, facts: Facts, engine: str | None) -> bool:
+    return fix.command is None or _can_be_typed(fix.command, facts, engine)
+
+
+def _fix(
+    text: str, command: str | None, values: Values, flags: dict[str, str] | None
+) -> Fix | None:
+    """None when a value is missing, or another engine (`flags`) has no such flag."""
+    filled = _fill(text, values)
+    if filled is None or command is None:
+        return Fix(filled, None) if filled is not None else None
+    typed = _fill(command, values)
+    if typed and flags is not None and values["program"] in typed:
+        typed = _translated(typed, flags)
+    return Fix(filled, typed) if typed else None
+
+
+def _translated(command: str, flags: dict[str, str]) -> str | None:
+    """The command in the flags of another engine, None when it has none for it."""
+    if "VLLM_" in command:
+        return None
+    for flag in _FLAG.findall(command):
+        if flag not in flags and flag != "--help":
+            return None
+        command = command.replace(f" {flag}", f" {flags.get(flag, flag)}", 1)
+    return command
 
 
 def _can_be_typed(command: str, facts: Facts, engine: str | None) -> bool:

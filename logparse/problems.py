@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from logparse.clues import CluedPattern, clued
+
 Values = dict[str, str]
 
 
@@ -18,13 +20,15 @@ class ProblemRule:
     """One cause. `titles` are tried in order until one can be filled in."""
 
     id: str
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: tuple[CluedPattern, ...]
     titles: tuple[str, ...]
     why: str
     fixes: tuple[tuple[str, str | None], ...]  # (text, command or None)
     functions: frozenset[str] = frozenset()  # the traceback must pass one of these
+    not_functions: frozenset[str] = frozenset()  # and none of these
     is_fatal: bool = False  # an ERROR line of this wording ends a start without any exception
     derive: Callable[[Values], Values] | None = None
+    engine: str = ""  # whose words they are, when the log holds nothing else
 
     def match(self, text: str) -> Values | None:
         """The named groups of the first pattern found in `text`, or None."""
@@ -38,19 +42,21 @@ class ProblemRule:
 
     def allows(self, functions: tuple[str, ...]) -> bool:
         """Whether the traceback fits; without one, only rules that ask for none do."""
-        return not self.functions or any(name in self.functions for name in functions)
+        if not self.functions.isdisjoint(functions) or not self.functions:
+            return self.not_functions.isdisjoint(functions)
+        return False
 
 
-def patterns(*texts: str) -> tuple[re.Pattern[str], ...]:
-    """Compiled, for a ProblemRule."""
-    return tuple(re.compile(text) for text in texts)
+def patterns(*texts: str) -> tuple[CluedPattern, ...]:
+    """For a ProblemRule."""
+    return tuple(clued(text) for text in texts)
 
 
 # Fixes that several causes share.
 ASK_CLI = ("see the flags that this version knows", "{program} --help")
 FREE_GPU = ("see what else holds the GPU and end it", "nvidia-smi")
 SMALLER_MODEL = ("use a quantised checkpoint or a smaller model", None)
-TWO_GPUS = ("spread the model over two GPUs", "{serve} --tensor-parallel-size 2")
+MORE_GPUS = ("spread the model over {more_gpus} GPUs", "{serve} --tensor-parallel-size {more_gpus}")
 QUANTISE = ("quantise while loading", "{serve} --quantization fp8")
 NEWER_PACKAGES = ("use a release that knows the model", "pip install -U vllm transformers")
 
@@ -72,11 +78,23 @@ _WRAPPER_TEXTS = (
     "EngineDeadError",
     "EngineCore died: ",
     "EngineCore encountered a fatal error.",
+    "WorkerProc failed.",
+    "failed to be inspected",
+    "Error in inspecting model architecture",
+    "Error raised in subprocess",
+    "vllm.model_executor.models.registry",
+    "Dumping input data for ",
+    "Dumping scheduler ",
+    "Initialization failed. Please see the error messages above",
+    "Received sigquit from a child process",
+    "scheduler is dead. Please check",
+    "Exception in worker VllmWorkerProcess",
 )
 _WRAPPER_CLASSES = re.compile(
     r"(?:[\w.]{0,200}\.)?(?:ValidationError: \d+ validation errors? for|SystemExit\b|"
-    r"KeyboardInterrupt\b"
-    r"|CancelledError\b|ChildFailedError\b)"
+    r"KeyboardInterrupt\b|CancelledError\b|ChildFailedError\b|RuntimeError: cancelled$|"
+    r"BrokenPipeError\b|ConnectionResetError\b|EOFError$|ContextTerminated\b|"
+    r"RayTaskError\(|ProcessRaisedException\b)"
 )
 
 
@@ -95,4 +113,18 @@ DEATH_LINES = re.compile(
     r"|\S{0,200}: line \d{1,9}:\s{1,9}\d{1,9} (?:Killed|Segmentation fault|Bus error|Aborted|"
     r"Illegal instruction)"
     r"|.{0,200}Out of memory: Killed process"
+    r"|Fatal Python error: |terminate called after throwing an instance of |\s{0,8}what\(\): "
+    r"|(?:double free or corruption|free\(\): invalid|malloc\(\): |corrupted size vs)"
+)
+# Lines without a level that end a start: llama-server's own, and those of compiled code.
+PLAIN_FAILURES = re.compile(
+    r"(?:[\w.()]{1,80}:? {1,4}){0,3}"
+    r"(?:error loading model\b|failed to load model\b|exiting due to model loading error"
+    r"|failed to (?:open GGUF|allocate |initialize the context|create (?:llama_)?context|"
+    r"download model)|couldn't bind HTTP server socket|invalid magic characters"
+    r"|allocating [\d.]{1,14} MiB on device \d{1,3}: cudaMalloc failed|no backends are loaded)"
+    r"|error: (?:invalid|unknown) argument: |error while handling argument "
+    r"|error: (?:--model is required|expected value for argument|the argument )"
+    r"|Failed: Cuda error |.{0,200}Watchdog caught collective operation timeout"
+    r"|nvidia-container-cli: |ptxas fatal"
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
+
+from logparse.redact import safe_text
 
 _BAR = re.compile(
     r"\d{1,3}%(?: Completed \||\|[^|]{0,200}\|)\s{0,8}(?P<done>\d{1,12})/(?P<total>\d{1,12}) \["
@@ -29,19 +32,28 @@ def is_bar(text: str) -> bool:
 def read_bar(text: str) -> Progress | None:
     """The last state in `text`, which may hold several states glued together."""
     last, before = None, 0
-    for match in _BAR.finditer(text):
+    at = text.find("%") if text.count("%") == 1 else 0
+    for match in _BAR.finditer(text, max(0, at - 3)):
         if last is not None:
             before = text.find("]", last.end(), match.start()) + 1
         last = match
     if last is None:
         return None
     title = text[max(before, last.start() - _MAX_TITLE) : last.start()]
-    return Progress(title.strip(" :"), int(last["done"]), int(last["total"]))
+    return Progress(_safe_title(title.strip(" :")), int(last["done"]), int(last["total"]))
+
+
+@functools.lru_cache(maxsize=64)
+def _safe_title(title: str) -> str:
+    """The same for each of a bar's many states."""
+    return safe_text(title, _MAX_TITLE)
 
 
 def drop_overwritten(line: str) -> list[str]:
     """The parts of a line that a terminal would still show: text, and the last state of a bar."""
-    parts = [part for part in line.split("\r") if part.strip()]
+    parts = [part for part in line.split("\r") if part and not part.isspace()]
+    if len(parts) == 1:
+        return parts
     bars = [index for index, part in enumerate(parts) if is_bar(part) and _is_pure_bar(part)]
     dropped = set(bars[:-1])
     return [part for index, part in enumerate(parts) if index not in dropped]

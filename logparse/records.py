@@ -10,6 +10,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+_BLOCKS_OF_16 = frozenset(
+    {"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "Flash Attention", "XFormers"}
+)
 Measured = int | float | tuple[int | float, ...]
 FactValue = str | int | float | bool | tuple[int | float, ...]
 
@@ -44,6 +47,7 @@ class Problem:
     key_line_number: int
     process: str | None
     is_known: bool
+    place: str | None = None  # file, line and function that raised it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,13 @@ class Facts:
     graph_capture_s: Measured | None = None
     graph_gib: Measured | None = None
     engine_init_s: float | None = None
+    block_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    gpu_total_gib: float | None = None
+    peak_activation_gib: float | None = None
+    non_torch_gib: float | None = None
+    checkpoint_gib: float | None = None
+    download_s: float | None = None
     server_url: str | None = None
     supported_tasks: str | None = None
     prompt_tokens_per_s: float | None = None
@@ -126,6 +137,66 @@ class Facts:
     num_running: int | None = None
     num_waiting: int | None = None
     kv_usage_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarningFound:
+    """A warning that matters, once for all lines of it; a lower `rank` matters more."""
+
+    id: str
+    rank: int
+    title: str
+    why: str
+    fixes: tuple[Fix, ...]
+    line: str
+    line_number: int  # of the first
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimePart:
+    """A stretch of the start that took long, by what was being done."""
+
+    name: str
+    seconds: float
+    line_number: int  # of the line that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One throughput line; `at` is the log's clock in seconds, if lines are stamped."""
+
+    at: float | None
+    prompt_tokens_per_s: float
+    generation_tokens_per_s: float
+    num_running: int
+    num_waiting: int
+    kv_usage_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the throughput and preemption lines say. Many samples are thinned out, evenly."""
+
+    samples: tuple[Sample, ...]
+    num_lines: int
+    peak_kv_percent: float
+    peak_line_number: int
+    most_waiting: int
+    num_preemptions: int
+    bursts: tuple[tuple[int, int], ...]  # preemptions close together: (first line, how many)
+
+
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """What a log tells beside facts and phases."""
+
+    warnings: tuple[WarningFound, ...] = ()  # the one that matters most first
+    num_other_warnings: int = 0
+    parts: tuple[TimePart, ...] = ()
+    compiled_s: float | None = None  # graphs compiled anew and kept for the next start
+    used_compile_cache: bool = False
+    serving: Serving | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +216,25 @@ class LogReport:
     lines: LineCounts
     last_message: str | None = None
     attempts: tuple[Attempt, ...] = field(default=())
+    insight: Insight = Insight()
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens in a KV block, if the log tells: stated, or the default of a known backend."""
+        facts = self.facts
+        if facts.block_size is not None:
+            return facts.block_size
+        # The printed arguments hold each flag that is not at its default.
+        is_default = facts.non_default_args is not None
+        return 16 if is_default and facts.attention_backend in _BLOCKS_OF_16 else None
 
     @property
     def kv_tokens_total(self) -> int | None:
-        """Token slots of the KV cache, from tokens or blocks of 16; the least of several ranks."""
-        tokens = self.facts.kv_tokens
+        """Token slots of the KV cache, from tokens or blocks; the least of several ranks."""
+        tokens, blocks = self.facts.kv_tokens, self.facts.kv_blocks
         if tokens is not None:
             return int(min(tokens) if isinstance(tokens, tuple) else tokens)
-        return self.facts.kv_blocks * 16 if self.facts.kv_blocks is not None else None
+        return blocks * (self.facts.block_size or 16) if blocks is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 Value = str | int | float | bool
 
 
+_LONGEST_SEARCH = 20_000
+
+
 class Unit(enum.Enum):
     """How the text of a group becomes a value."""
 
@@ -73,9 +76,26 @@ class Rule:
     pattern: re.Pattern[str]
     meaning: str
     takes: tuple[Take, ...] = ()
-    phase: int | None = None  # 1 to 5
+    phase: int | None = None  # 1 to 5: a line of it begins the phase
     ends_phase: bool = False
     mark: Mark | None = None
+    about: int | None = None  # the phase it belongs to without beginning it
+    source: str = ""  # the file of the engine that prints it
+    versions: str = ""  # empty: all that are read
+    shows: tuple[Take, ...] = ()  # values worth showing that are not kept as facts
+    feeds: bool = False  # each such line goes into a history, see `insight`
+    is_anywhere: bool = False  # the pattern is one part of a long line, wherever it stands
+
+    def find(self, message: str) -> re.Match[str] | None:
+        """The match in a message that begins with one of the starts."""
+        if self.is_anywhere:
+            return self.pattern.search(message, 0, _LONGEST_SEARCH)
+        return self.pattern.match(message)
+
+    @property
+    def belongs_to(self) -> int | None:
+        """The number of its phase, if it has one."""
+        return self.phase if self.phase is not None else self.about
 
 
 def rule(
@@ -89,12 +109,44 @@ def rule(
     phase: int | None = None,
     ends_phase: bool = False,
     mark: Mark | None = None,
+    about: int | None = None,
+    source: str = "",
+    versions: str = "",
+    shows: tuple[Take, ...] = (),
+    feeds: bool = False,
+    is_anywhere: bool = False,
 ) -> Rule:
-    """A Rule whose pattern is one of the literal starts, then the regular expression `rest`."""
+    """A Rule whose pattern is one of the literal starts, then the regular expression `rest`.
+
+    With `is_anywhere`, `rest` is searched for; it should begin with literal text, which is fast.
+    """
     literals = (starts,) if isinstance(starts, str) else starts
     head = "|".join(re.escape(text) for text in literals)
-    pattern = re.compile(f"(?:{head}){rest}")
-    return Rule(id, engine, literals, pattern, meaning, takes, phase, ends_phase, mark)
+    pattern = re.compile(rest if is_anywhere else f"(?:{head}){rest}")
+    return Rule(
+        id, engine, literals, pattern, meaning, takes, phase, ends_phase, mark, about, source,
+        versions, shows, feeds, is_anywhere,
+    )  # fmt: skip
+
+
+def known_line(
+    id: str,
+    starts: str | tuple[str, ...],
+    rest: str,
+    meaning: str,
+    source: str,
+    about: int | None,
+    *shows: Take,
+    takes: tuple[Take, ...] = (),
+    versions: str = "",
+    engine: str = "vllm",
+    feeds: bool = False,
+) -> Rule:
+    """A line that is explained and counted, but does not move the start on."""
+    return rule(
+        id, starts, rest, meaning, source=source, about=about, shows=shows, takes=takes,
+        versions=versions, engine=engine, feeds=feeds,
+    )  # fmt: skip
 
 
 class RuleIndex:
@@ -109,12 +161,19 @@ class RuleIndex:
 
     def candidates(self, message: str) -> tuple[Rule, ...]:
         """Rules whose first word is the message's."""
-        return self._by_word.get(_first_word(message), ())
+        word = message.partition(" ")[0]
+        found = self._by_word.get(word)
+        if found is None and (not word or "=" in word):
+            found = self._by_word.get(_first_word(message))
+        return found or ()
 
 
 def _first_word(message: str) -> str:
-    word = message.split(" ", 1)[0]
-    return word.split("=", 1)[0] if "=" in word else word
+    """Of an indented message, with one space in front: most of them are known to no rule."""
+    word = message.partition(" ")[0]
+    if not word:
+        return " " + message.lstrip(" ").partition(" ")[0]
+    return word.partition("=")[0]
 
 
 def convert(unit: Unit, texts: tuple[str, ...]) -> Value | None:
@@ -125,10 +184,20 @@ def convert(unit: Unit, texts: tuple[str, ...]) -> Value | None:
         return texts[0] == "True"
     try:
         if unit is Unit.COUNT:
-            return sum(int(text.replace(",", "")) for text in texts)
-        total = sum(float(text.replace(",", "")) for text in texts)
+            return sum([int(text.replace(",", "")) for text in texts])
+        total = sum([float(text.replace(",", "")) for text in texts])
     except ValueError:
         return None
     if unit is Unit.MIB:
         return round(total / 1024, 4)
     return round(total / 1000, 6) if unit is Unit.MILLISECONDS else round(total, 6)
+
+
+def shown_values(entry: Rule, match: re.Match[str]) -> dict[str, Value]:
+    """All values of a matched line by name, facts and others; those that are not there left out."""
+    values: dict[str, Value] = {}
+    for take in (*entry.takes, *entry.shows):
+        texts = tuple(text for group in take.groups if (text := match[group]) is not None)
+        if len(texts) == len(take.groups) and (value := convert(take.unit, texts)) is not None:
+            values[take.key] = take.prefix + value if isinstance(value, str) else value
+    return values

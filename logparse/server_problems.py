@@ -201,7 +201,7 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "G3",
         patterns(
-            r"(?:^|\d )Segmentation fault",
+            r"(?:^|\d |Fatal Python error: )Segmentation fault",
             r"Failed core proc\(s\): \{[^}]{0,300}: (?:-11|139)\b",
             r"exit code: -11\)",
         ),
@@ -209,6 +209,32 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
         "Compiled code failed: usually a driver, a library built for another torch, or NCCL.",
         (
             ("find the place", "PYTHONFAULTHANDLER=1 {serve}"),
+            ("see which build fits this machine", "stoker doctor"),
+        ),
+    ),
+    ProblemRule(
+        "G10",
+        patterns(r"^Terminated|\d Terminated\b"),
+        ("the start was interrupted from outside",),
+        "A SIGTERM of whoever manages the server.",
+        (("start it again", "{serve}"),),
+    ),
+    ProblemRule(
+        "G3",
+        patterns(
+            r"terminate called after throwing an instance of '(?P<what>[^'\n]{1,200})'",
+            r"^\s{0,8}what\(\): {1,4}(?P<what>[^\n]{1,200})",
+            r"Fatal Python error: (?P<what>[^\n]{1,100})",
+            r"^(?P<what>double free or corruption|free\(\): invalid|malloc\(\): |corrupted size)",
+            r"(?:^|\d )(?P<what>Aborted)",
+            r"Failed core proc\(s\): \{[^}]{0,300}: (?:-6|134)\b",
+        ),
+        ("compiled code gave up ({what})", "compiled code gave up (SIGABRT)"),
+        "An error that no Python code could catch: NCCL's watchdog, a driver, a library built for "
+        "another torch.",
+        (
+            ("find the place", "PYTHONFAULTHANDLER=1 {serve}"),
+            ("let NCCL say why", "NCCL_DEBUG=INFO {serve}"),
             ("see which build fits this machine", "stoker doctor"),
         ),
     ),

@@ -19,6 +19,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
         takes=(Take("model", Unit.TEXT, keep=Keep.FIRST),),
         phase=1,
         mark=Mark.VERSION,
+        source="sglang/srt/entrypoints/engine.py",
     ),
     rule(
         "sglang-distributed",
@@ -27,8 +28,17 @@ SGLANG_RULES: tuple[Rule, ...] = (
         "A scheduler starts.",
         engine=_E,
         phase=2,
+        source="sglang/srt/model_executor/model_runner.py",
     ),
-    rule("sglang-load", "Load weight begin", r"", "The weights are read.", engine=_E, phase=2),
+    rule(
+        "sglang-load",
+        "Load weight begin",
+        r"",
+        "The weights are read.",
+        engine=_E,
+        phase=2,
+        source="sglang/srt/model_executor/model_runner.py",
+    ),
     rule(
         "sglang-weights",
         "Load weight end.",
@@ -38,6 +48,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
         takes=(Take("model_load_s", Unit.SECONDS), Take("weights_gib", Unit.GIB, (2,))),
         phase=2,
         ends_phase=True,
+        source="sglang/srt/model_executor/model_runner.py",
     ),
     rule(
         "sglang-kv",
@@ -47,6 +58,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
         engine=_E,
         takes=(Take("kv_tokens", Unit.COUNT), Take("kv_memory_gib", Unit.GIB, (2, 3))),
         phase=4,
+        source="sglang/srt/mem_cache/memory_pool.py",
     ),
     rule(
         "sglang-graphs",
@@ -56,6 +68,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
         engine=_E,
         takes=(Take("graph_capture_s", Unit.SECONDS), Take("graph_gib", Unit.GIB, (2,))),
         phase=4,
+        source="sglang/srt/model_executor/model_runner.py",
     ),
     rule(
         "sglang-capacity",
@@ -66,6 +79,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
         takes=(Take("max_model_len", Unit.COUNT, keep=Keep.LAST, rank=2),),
         phase=4,
         ends_phase=True,
+        source="sglang/srt/managers/scheduler.py",
     ),
     rule(
         "sglang-ready",
@@ -75,6 +89,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
         engine=_E,
         phase=5,
         mark=Mark.READY,
+        source="sglang/srt/entrypoints/http_server.py",
     ),
     rule(
         "sglang-stop",
@@ -83,5 +98,6 @@ SGLANG_RULES: tuple[Rule, ...] = (
         "SGLang was asked to stop.",
         engine=_E,
         mark=Mark.STOPPING,
+        source="sglang/srt/managers/tokenizer_manager.py",
     ),
 )

@@ -6,6 +6,9 @@ One entry per shape; where a release changed the wording, the start or the patte
 from __future__ import annotations
 
 from logparse.rules import Keep, Mark, Rule, Take, Unit, rule
+from logparse.vllm_engine_lines import VLLM_ENGINE_LINES
+from logparse.vllm_serving_lines import VLLM_SERVING_LINES
+from logparse.vllm_start_lines import VLLM_START_LINES
 
 _NUM = r"(-?[\d.]{1,20})"
 _COUNT = r"([\d,]{1,20})"
@@ -36,6 +39,8 @@ _CONFIG_FIELDS = (
 _ARGUMENTS = (
     ("max_model_len", r"(\d{1,12})\b", "requested_max_model_len", Unit.COUNT),
     ("port", r"(\d{1,5})\b", "requested_port", Unit.COUNT),
+    ("block_size", r"(\d{1,9})\b", "block_size", Unit.COUNT),
+    ("gpu_memory_utilization", r"([\d.]{1,12})\b", "gpu_memory_utilization", Unit.NUMBER),
     ("model", r"'([^']{1,400})'", "model", Unit.TEXT),
 )
 
@@ -45,9 +50,12 @@ def _config_rules() -> tuple[Rule, ...]:
         rule(
             f"config-{name.replace('_', '-')}",
             _CONFIG_STARTS,
-            rf".{{0,20000}}?[ ,(]{name}={value}",
+            rf"{name}=(?<=[ ,(]{name}=){value}",
             f"{name} as resolved, from the engine's configuration line.",
+            is_anywhere=True,
             takes=(Take(fact, unit, keep=Keep.FIRST, rank=2),),
+            about=2,
+            source="v1/engine/core.py",
         )
         for name, value, fact, unit in _CONFIG_FIELDS
     )
@@ -58,9 +66,12 @@ def _argument_rules() -> tuple[Rule, ...]:
         rule(
             f"argument-{name.replace('_', '-')}",
             ("non-default args: {", "args: Namespace("),
-            rf".{{0,20000}}?\b{name}'?(?:: |=){value}",
+            rf"{name}(?<!\w{name})'?(?:: |=){value}",
             f"--{name.replace('_', '-')} as the user gave it.",
+            is_anywhere=True,
             takes=(Take(fact, unit, keep=Keep.FIRST, rank=0),),
+            about=1,
+            source="serve/utils/api_utils.py",
         )
         for name, value, fact, unit in _ARGUMENTS
     )
@@ -75,6 +86,7 @@ _CONFIGURATION = (
         takes=(_VERSION, Take("model", Unit.TEXT, (2,), Keep.FIRST, 2)),
         phase=1,
         mark=Mark.VERSION,
+        source="serve/utils/api_utils.py",
     ),
     rule(
         "stoker-version",
@@ -85,6 +97,7 @@ _CONFIGURATION = (
         takes=(_VERSION, Take("model", Unit.TEXT, (2,), Keep.FIRST, 2)),
         phase=1,
         mark=Mark.VERSION,
+        source="engine/server/launch.py",
     ),
     rule(
         "logo-version",
@@ -94,6 +107,8 @@ _CONFIGURATION = (
         takes=(_VERSION,),
         phase=1,
         mark=Mark.VERSION,
+        source="serve/utils/api_utils.py",
+        versions="0.16 and newer",
     ),
     rule(
         "logo-model",
@@ -102,6 +117,8 @@ _CONFIGURATION = (
         "The logo's line with the model.",
         takes=(_MODEL,),
         phase=1,
+        source="serve/utils/api_utils.py",
+        versions="0.16 and newer",
     ),
     rule(
         "platform",
@@ -110,6 +127,8 @@ _CONFIGURATION = (
         "The kind of device (up to 0.10; each process prints it).",
         takes=(Take("platform", Unit.TEXT, keep=Keep.FIRST),),
         mark=Mark.BEGINS,
+        source="platforms/__init__.py",
+        versions="up to 0.9",
     ),
     rule(
         "no-platform",
@@ -118,6 +137,8 @@ _CONFIGURATION = (
         "No device that this build can use was found.",
         takes=(Take("platform", Unit.TEXT, keep=Keep.FIRST),),
         mark=Mark.BEGINS,
+        source="platforms/__init__.py",
+        versions="up to 0.9",
     ),
     rule(
         "platform-plugin",
@@ -126,6 +147,7 @@ _CONFIGURATION = (
         "An out-of-tree device plugin.",
         takes=(Take("platform", Unit.TEXT, keep=Keep.FIRST),),
         mark=Mark.BEGINS,
+        source="platforms/__init__.py",
     ),
     rule(
         "non-default-args",
@@ -135,6 +157,8 @@ _CONFIGURATION = (
         takes=(Take("non_default_args", Unit.TEXT, keep=Keep.FIRST),),
         phase=1,
         mark=Mark.BEGINS,
+        source="serve/utils/api_utils.py",
+        versions="0.9 and newer",
     ),
     rule(
         "args-namespace",
@@ -144,6 +168,8 @@ _CONFIGURATION = (
         takes=(Take("non_default_args", Unit.TEXT, keep=Keep.FIRST, rank=0),),
         phase=1,
         mark=Mark.BEGINS,
+        source="entrypoints/openai/api_server.py",
+        versions="up to 0.9",
     ),
     rule(
         "architecture",
@@ -152,6 +178,8 @@ _CONFIGURATION = (
         "The model class, from config.json.",
         takes=(Take("architecture", Unit.TEXT, keep=Keep.FIRST),),
         phase=1,
+        source="config/model.py",
+        versions="0.10 and newer",
     ),
     rule(
         "tasks-of-model",
@@ -159,6 +187,8 @@ _CONFIGURATION = (
         r"",
         "Printed before 0.10 instead of the architecture.",
         phase=1,
+        source="config.py",
+        versions="0.7 to 0.9",
     ),
     rule(
         "max-model-len",
@@ -167,6 +197,8 @@ _CONFIGURATION = (
         "The longest sequence. A draft model prints its own, later.",
         takes=(Take("max_model_len", Unit.COUNT, keep=Keep.FIRST),),
         phase=1,
+        source="config/model.py",
+        versions="0.10 and newer",
     ),
     rule(
         "chunked-prefill",
@@ -175,8 +207,16 @@ _CONFIGURATION = (
         "The token budget of one step.",
         takes=(Take("max_num_batched_tokens", Unit.COUNT, keep=Keep.FIRST),),
         phase=1,
+        source="config/scheduler.py",
     ),
-    rule("eager", "Enforce eager set", r"", "No compilation and no graphs will follow.", phase=1),
+    rule(
+        "eager",
+        "Enforce eager set",
+        r"",
+        "No compilation and no graphs will follow.",
+        phase=1,
+        source="config/vllm.py",
+    ),
 )
 
 _ENGINE_AND_WEIGHTS = (
@@ -190,6 +230,7 @@ _ENGINE_AND_WEIGHTS = (
             Take("model", Unit.TEXT, (2,), Keep.FIRST),
         ),
         phase=2,
+        source="v1/engine/core.py",
     ),
     rule(
         "attention-backend",
@@ -198,6 +239,8 @@ _ENGINE_AND_WEIGHTS = (
         "The attention implementation, chosen from those that fit.",
         takes=(Take("attention_backend", Unit.TEXT, keep=Keep.FIRST, rank=2),),
         phase=2,
+        source="platforms/cuda.py",
+        versions="0.11 and newer",
     ),
     rule(
         "attention-backend-named",
@@ -207,6 +250,7 @@ _ENGINE_AND_WEIGHTS = (
         "The attention implementation (user's choice, or before 0.11).",
         takes=(Take("attention_backend", Unit.TEXT, keep=Keep.FIRST),),
         phase=2,
+        source="platforms/cuda.py",
     ),
     rule(
         "load-start",
@@ -214,6 +258,7 @@ _ENGINE_AND_WEIGHTS = (
         r"",
         "A worker begins to load the weights.",
         phase=2,
+        source="v1/worker/gpu_model_runner.py",
     ),
     rule(
         "load-weights",
@@ -223,6 +268,8 @@ _ENGINE_AND_WEIGHTS = (
         takes=(Take("load_weights_s", Unit.SECONDS),),
         phase=2,
         ends_phase=True,
+        source="model_loader/default_loader.py",
+        versions="0.8 and newer",
     ),
     rule(
         "weights",
@@ -232,6 +279,8 @@ _ENGINE_AND_WEIGHTS = (
         takes=(Take("weights_gib", Unit.GIB), Take("model_load_s", Unit.SECONDS, (2,))),
         phase=2,
         ends_phase=True,
+        source="v1/worker/gpu_model_runner.py",
+        versions="0.8 and newer",
     ),
     rule(
         "weights-old",
@@ -241,6 +290,8 @@ _ENGINE_AND_WEIGHTS = (
         takes=(Take("weights_gib", Unit.GIB), Take("model_load_s", Unit.SECONDS, (2,))),
         phase=2,
         ends_phase=True,
+        source="worker/model_runner.py",
+        versions="up to 0.8",
     ),
 )
 
@@ -251,6 +302,7 @@ _COMPILATION = (
         r".{1,1000} for vLLM's torch.compile",
         "Where compiled graphs are kept.",
         phase=3,
+        source="compilation/backends.py",
     ),
     rule(
         "dynamo",
@@ -259,6 +311,7 @@ _COMPILATION = (
         "Tracing, the first step of torch.compile.",
         takes=(Take("dynamo_s", Unit.SECONDS),),
         phase=3,
+        source="compilation/backends.py",
     ),
     rule(
         "compile-range",
@@ -266,6 +319,7 @@ _COMPILATION = (
         r"(?:compile range|dynamic shape|general shape|shape)",
         "One graph compiled; the next start finds it in the cache.",
         phase=3,
+        source="compilation/backends.py",
     ),
     rule(
         "compile-cached",
@@ -273,6 +327,8 @@ _COMPILATION = (
         r"",
         "A graph taken from the cache.",
         phase=3,
+        source="compilation/backends.py",
+        feeds=True,
     ),
     rule(
         "compile",
@@ -282,6 +338,7 @@ _COMPILATION = (
         takes=(Take("compile_s", Unit.SECONDS),),
         phase=3,
         ends_phase=True,
+        source="compilation/monitor.py",
     ),
     rule(
         "first-run",
@@ -291,6 +348,8 @@ _COMPILATION = (
         takes=(Take("warmup_run_s", Unit.SECONDS),),
         phase=3,
         ends_phase=True,
+        source="compilation/monitor.py",
+        versions="0.20 and newer",
     ),
     rule(
         "cpu-warmup",
@@ -298,6 +357,7 @@ _COMPILATION = (
         r"",
         "The CPU backend compiles here and prints no total.",
         phase=3,
+        source="v1/worker/cpu_model_runner.py",
     ),
     rule(
         "cpu-warmup-done",
@@ -306,6 +366,7 @@ _COMPILATION = (
         "CPU compilation is over.",
         phase=3,
         ends_phase=True,
+        source="v1/worker/cpu_model_runner.py",
     ),
 )
 
@@ -316,6 +377,8 @@ _MEMORY_AND_GRAPHS = (
         _NUM + r" seconds",
         "The V0 engine measured the peak of activations.",
         phase=4,
+        source="worker/worker.py",
+        versions="0.6 to 0.9 (V0)",
     ),
     rule(
         "kv-memory-v0",
@@ -326,6 +389,8 @@ _MEMORY_AND_GRAPHS = (
         "The V0 engine's share for the KV cache.",
         takes=(Take("kv_memory_gib", Unit.GIB),),
         phase=4,
+        source="worker/worker.py",
+        versions="0.6 to 0.9 (V0)",
     ),
     rule(
         "graph-estimate",
@@ -333,6 +398,8 @@ _MEMORY_AND_GRAPHS = (
         _NUM,
         "Set aside before the cache.",
         phase=4,
+        source="v1/worker/gpu_model_runner.py",
+        versions="0.19 and newer",
     ),
     rule(
         "kv-memory",
@@ -341,6 +408,7 @@ _MEMORY_AND_GRAPHS = (
         "What is left for the KV cache on this rank.",
         takes=(Take("kv_memory_gib", Unit.GIB),),
         phase=4,
+        source="v1/worker/gpu_worker.py",
     ),
     rule(
         "kv-memory-fixed",
@@ -349,6 +417,8 @@ _MEMORY_AND_GRAPHS = (
         "The size that --kv-cache-memory-bytes asked for.",
         takes=(Take("kv_memory_gib", Unit.GIB, (2,)),),
         phase=4,
+        source="v1/worker/gpu_worker.py",
+        versions="0.10 and newer",
     ),
     rule(
         "kv-memory-cpu",
@@ -357,6 +427,7 @@ _MEMORY_AND_GRAPHS = (
         "The CPU backend's KV cache, of the memory of that node.",
         takes=(Take("kv_memory_gib", Unit.GIB),),
         phase=4,
+        source="v1/worker/cpu_worker.py",
     ),
     rule(
         "kv-tokens",
@@ -379,6 +450,8 @@ _MEMORY_AND_GRAPHS = (
             Take("max_concurrency", Unit.NUMBER, (3,)),
         ),
         phase=4,
+        source="v1/core/kv_cache_utils.py",
+        versions="0.8 and newer",
     ),
     rule(
         "concurrency",
@@ -390,14 +463,18 @@ _MEMORY_AND_GRAPHS = (
             Take("max_concurrency", Unit.NUMBER, (2,)),
         ),
         phase=4,
+        source="v1/core/kv_cache_utils.py",
+        versions="up to 0.28",
     ),
     rule(
         "kv-blocks",
         "# ",
         r"(?:GPU|cuda|cpu|rocm|hpu|xpu|tpu|neuron) blocks: (\d{1,12})",
-        "KV blocks of 16 tokens (V0, and V1 of 0.7).",
+        "KV blocks; their size is 16 tokens unless --block-size says otherwise.",
         takes=(Take("kv_blocks", Unit.COUNT, keep=Keep.LAST),),
         phase=4,
+        source="executor/executor_base.py",
+        versions="up to 0.9",
     ),
     rule(
         "max-model-len-fitted",
@@ -406,6 +483,8 @@ _MEMORY_AND_GRAPHS = (
         "--max-model-len auto found the length that fits.",
         takes=(Take("max_model_len", Unit.COUNT, (1,), Keep.LAST, 3),),
         phase=4,
+        source="v1/core/kv_cache_utils.py",
+        versions="0.12 and newer",
     ),
     rule(
         "graphs-v0",
@@ -413,6 +492,8 @@ _MEMORY_AND_GRAPHS = (
         r"",
         "The V0 engine begins to capture graphs.",
         phase=4,
+        source="worker/model_runner.py",
+        versions="up to 0.9 (V0)",
     ),
     rule(
         "graphs",
@@ -424,6 +505,7 @@ _MEMORY_AND_GRAPHS = (
             Take("graph_gib", Unit.GIB, (2,), Keep.LAST_PER_PROCESS),
         ),
         phase=4,
+        source="v1/worker/gpu_model_runner.py",
     ),
     rule(
         "engine-init",
@@ -433,6 +515,7 @@ _MEMORY_AND_GRAPHS = (
         takes=(Take("engine_init_s", Unit.SECONDS, keep=Keep.LAST),),
         phase=4,
         ends_phase=True,
+        source="v1/engine/core.py",
     ),
 )
 
@@ -444,6 +527,8 @@ _SERVING = (
         "What the model can be asked for.",
         takes=(Take("supported_tasks", Unit.TEXT, keep=Keep.LAST),),
         phase=5,
+        source="launchers/api_server/entry.py",
+        versions="0.10 and newer",
     ),
     rule(
         "listening",
@@ -453,6 +538,7 @@ _SERVING = (
         takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST, rank=2),),
         phase=5,
         mark=Mark.LISTENING,
+        source="launchers/api_server/entry.py",
     ),
     rule(
         "listening-numbered",
@@ -462,6 +548,8 @@ _SERVING = (
         takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST, rank=2),),
         phase=5,
         mark=Mark.LISTENING,
+        source="entrypoints/openai/api_server.py",
+        versions="0.9 to 0.2x",
     ),
     rule(
         "stoker-listening",
@@ -472,6 +560,7 @@ _SERVING = (
         takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST, rank=2),),
         phase=5,
         mark=Mark.LISTENING,
+        source="engine/server/launch.py",
     ),
     rule(
         "routes",
@@ -480,6 +569,7 @@ _SERVING = (
         "The HTTP routes.",
         phase=5,
         mark=Mark.ROUTES,
+        source="launchers/launcher.py",
     ),
 )
 
@@ -493,6 +583,7 @@ _UVICORN = (
         engine="",
         phase=5,
         mark=Mark.READY,
+        source="uvicorn",
     ),
     rule(
         "uvicorn-address",
@@ -502,6 +593,7 @@ _UVICORN = (
         engine="",
         takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST),),
         phase=5,
+        source="uvicorn",
     ),
     rule(
         "application-stopped",
@@ -510,6 +602,7 @@ _UVICORN = (
         "The HTTP server has stopped.",
         engine="",
         mark=Mark.STOPPED,
+        source="uvicorn",
     ),
 )
 
@@ -532,6 +625,8 @@ _RUNTIME = (
             Take("num_waiting", Unit.COUNT, (4,), Keep.LAST),
             Take("kv_usage_percent", Unit.NUMBER, (5,), Keep.LAST),
         ),
+        source="v1/metrics/loggers.py",
+        feeds=True,
     ),
     rule(
         "shutdown",
@@ -539,6 +634,7 @@ _RUNTIME = (
         r"",
         "The server was asked to stop.",
         mark=Mark.STOPPING,
+        source="launchers/launcher.py",
     ),
     rule(
         "engine-fatal",
@@ -546,6 +642,7 @@ _RUNTIME = (
         r"",
         "The engine cannot go on.",
         mark=Mark.DIED,
+        source="v1/engine/core.py",
     ),
     rule(
         "engine-died",
@@ -553,6 +650,7 @@ _RUNTIME = (
         r".{1,80} died unexpectedly",
         "The engine process is gone.",
         mark=Mark.DIED,
+        source="v1/engine/core_client.py",
     ),
     rule(
         "engine-exited",
@@ -560,6 +658,7 @@ _RUNTIME = (
         r"",
         "The engine process is gone.",
         mark=Mark.DIED,
+        source="v1/engine/core_client.py",
     ),
     rule(
         "worker-died",
@@ -567,6 +666,7 @@ _RUNTIME = (
         r".{1,80} died unexpectedly",
         "A worker process is gone, and the engine with it.",
         mark=Mark.DIED,
+        source="v1/executor/multiproc_executor.py",
     ),
 )
 
@@ -580,4 +680,7 @@ VLLM_RULES: tuple[Rule, ...] = (
     *_SERVING,
     *_UVICORN,
     *_RUNTIME,
+    *VLLM_START_LINES,
+    *VLLM_ENGINE_LINES,
+    *VLLM_SERVING_LINES,
 )

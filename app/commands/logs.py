@@ -1,124 +1,272 @@
 """`stoker logs`: what a server's log says about its start, and why it failed.
 
-Reads a file or standard input, prints text, JSON or tab-separated values. The exit code is the
-answer: 0 ready, 1 failed, 2 usage, 3 not enough evidence.
+The exit code is the answer: 0 ready, 1 failed, 2 usage, 3 not enough evidence. Reads the command
+line and the log; `app.log_views` prints.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 if TYPE_CHECKING:
+    from app.ops.log_targets import LogTarget
     from logparse import LogReport
+    from logparse.line_lists import ErrorLines, PhaseLines
 
-_EXAMPLE = "stoker logs server.log, or: vllm serve ... 2>&1 | stoker logs -"
+_POLL_S = 0.25
 
 
 def logs(
-    file: Annotated[
-        str | None,
-        typer.Argument(help="The log; - reads standard input.", metavar="[FILE|-]"),
+    log: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Files, - for standard input, or a server's name or pid.",
+            metavar="[FILE|-|SERVER]...",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Tell what is new as it comes, until Ctrl-C."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document; with --follow, one a line.")
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Key, tab, value on each line.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Three lines.")] = False,
+    phase: Annotated[
+        str | None, typer.Option(help="Lines of one phase: its name, a part of it, or 1 to 5.")
+    ] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Only the lines that failed.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Two logs side by side: arguments, times, capacity.")
+    ] = False,
+    explain_line: Annotated[
+        str | None, typer.Option(help="What this one line means.", metavar="TEXT")
+    ] = None,
+    rules: Annotated[bool, typer.Option("--rules", help="List the known lines.")] = False,
 ) -> None:
     """Explain a server's log: capacity, the five phases, and the cause of a failure.
 
     Understands vLLM 0.6 to 0.30, Stoker's own engine, llama-server and SGLang. Exit code: 0 ready,
     1 failed, 2 usage, 3 not enough evidence (no server log, still starting, or cut off).
     """
-    from app.errors import ExitCode, StokerError
-
-    if as_json and plain:
-        raise StokerError(
-            "--json and --plain are two formats", hint="give one", exit_code=ExitCode.USAGE
-        )
-    report = _read(file)
-    if as_json:
-        _print_json(report)
-    elif plain:
-        _print_plain(report)
+    modes = {
+        "--follow": follow,
+        "--brief": brief,
+        "--phase": phase is not None,
+        "--errors": errors,
+        "--compare": compare,
+        "--explain-line": explain_line is not None,
+        "--rules": rules,
+    }
+    _refuse_two("ways to show a log", [name for name, is_given in modes.items() if is_given])
+    _refuse_two("formats", [n for n, given in (("--json", as_json), ("--plain", plain)) if given])
+    form = "json" if as_json else "plain" if plain else "text"
+    if rules or explain_line is not None:
+        _show_table(explain_line, form)
+        return
+    targets = _targets(log or [])
+    if follow:
+        code = _follow(targets, form)
+    elif compare:
+        code = _compare(targets, form)
+    elif errors or phase is not None:
+        code = _list_lines(targets, phase, form)
     else:
-        _print_text(report)
-    code = _exit_code(report)
+        code = _explain(targets, form, brief=brief)
     if code:
         raise typer.Exit(code)
 
 
-def _read(file: str | None) -> LogReport:
+def _refuse_two(what: str, given: list[str]) -> None:
+    if len(given) > 1:
+        raise _usage(f"{' and '.join(given)} are two {what}", "give one")
+
+
+def _usage(message: str, hint: str) -> Exception:
     from app.errors import ExitCode, StokerError
-    from logparse import parse_lines
-    from logparse.source import decoded_lines
+
+    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)
+
+
+def _targets(words: list[str]) -> list[LogTarget]:
+    from app.ops.log_targets import find_logs
+
+    return find_logs(words)
+
+
+def _show_table(line: str | None, form: str) -> None:
+    from app import log_views
+
+    if line is None:
+        from logparse.parser import ALL_RULES
+
+        log_views.show_rules(ALL_RULES, form=form)
+        return
+    from logparse.line_meaning import explain_line
+
+    explained = explain_line(line)
+    log_views.show_line(explained, form=form)
+    if not explained.meanings:
+        from app.errors import ExitCode
+
+        raise typer.Exit(ExitCode.NOT_ENOUGH_EVIDENCE)
+
+
+def _explain(targets: list[LogTarget], form: str, *, brief: bool) -> int:
+    from app import log_views
+
+    named = [(target.title, _read(target)) for target in targets]
+    if form == "json":
+        log_views.show_json(named)
+    elif form == "plain":
+        log_views.show_plain(named)
+    elif brief:
+        log_views.show_brief(named)
+    else:
+        log_views.show_text(named)
+    return _exit_code([report for _, report in named])
+
+
+def _compare(targets: list[LogTarget], form: str) -> int:
+    from app import log_views
+    from logparse.compare import compare
+
+    if len(targets) != 2:
+        raise _usage(f"--compare needs two logs, not {len(targets)}", "stoker logs --compare A B")
+    left, right = _read(targets[0]), _read(targets[1])
+    titles = (targets[0].title, targets[1].title)
+    log_views.show_comparison(titles, compare(left, right), form=form)
+    return _exit_code([left, right])
+
+
+def _list_lines(targets: list[LogTarget], phase: str | None, form: str) -> int:
+    from app import log_views
+    from logparse.explain import phase_time
+    from logparse.line_lists import ErrorLines, PhaseLines
+
+    target = _only(targets, "--errors" if phase is None else "--phase")
+    number = None if phase is None else _phase_number(phase)
+    name = None if number is None else _phase_names()[number]
+    lines = ErrorLines() if name is None else PhaseLines(name)
+    report = _read(target, lines)
+    if number is None:
+        total = report.lines.errors
+        heading = f"{total} line{'' if total == 1 else 's'} of level ERROR"
+        head: dict[str, object] = {"errors": total}
+        none = "no line that failed"
+    else:
+        found = report.phases[number]
+        heading = f"{number + 1} {found.name}: {phase_time(found)}"
+        head = {"phase": found.name, "seconds": found.seconds, "state": found.state}
+        none = "no known line of this phase"
+    log_views.show_lines(head, list(lines.lines.values()), form=form, heading=heading, none=none)
+    return _exit_code([report])
+
+
+def _phase_names() -> tuple[str, ...]:
+    from logparse import PHASE_NAMES
+
+    return PHASE_NAMES
+
+
+def _phase_number(wanted: str) -> int:
+    names = _phase_names()
+    if wanted in ("1", "2", "3", "4", "5"):
+        return int(wanted) - 1
+    found = [number for number, name in enumerate(names) if wanted.casefold() in name]
+    if len(found) != 1:
+        raise _usage(f"no single phase is called {wanted!r}", f"one of: {', '.join(names)}")
+    return found[0]
+
+
+def _only(targets: list[LogTarget], option: str) -> LogTarget:
+    if len(targets) != 1:
+        raise _usage(f"{option} takes one log, not {len(targets)}", f"stoker logs {option} FILE")
+    return targets[0]
+
+
+def _read(target: LogTarget, lines: ErrorLines | PhaseLines | None = None) -> LogReport:
+    from logparse import LogParser
+
+    parser = LogParser()
+    for number, line in enumerate(_lines(target), start=1):
+        parser.feed(line)
+        if lines is not None:
+            lines.take(number, line)
+    return parser.report()
+
+
+def _lines(target: LogTarget) -> Iterator[str]:
+    from app.ops.log_targets import EXAMPLE
+    from logparse.source import SourceError, decoded_lines
 
     try:
-        with _open(file) as stream:
-            return parse_lines(decoded_lines(stream))
+        with _open(target) as stream:
+            yield from decoded_lines(stream)
     except OSError as error:
-        raise StokerError(
-            f"cannot read {file}: {error.strerror or error}",
-            hint=_EXAMPLE,
-            exit_code=ExitCode.USAGE,
-        ) from error
+        reason = error.strerror or str(error)
+        raise _usage(f"cannot read {target.title}: {reason}", EXAMPLE) from error
+    except SourceError as error:
+        raise _usage(f"cannot read {target.title}", str(error)) from error
 
 
 @contextlib.contextmanager
-def _open(file: str | None) -> Iterator[BinaryIO]:
-    from app.errors import ExitCode, StokerError
-
-    if file is not None and file != "-":
-        with Path(file).open("rb") as stream:
-            yield stream
+def _open(target: LogTarget) -> Iterator[BinaryIO]:
+    if target.path is None:
+        yield sys.stdin.buffer
         return
-    if file is None and sys.stdin.isatty():
-        raise StokerError("no log to read", hint=_EXAMPLE, exit_code=ExitCode.USAGE)
-    yield sys.stdin.buffer
+    with target.path.open("rb") as stream:
+        yield stream
 
 
-def _exit_code(report: LogReport) -> int:
+def _follow(targets: list[LogTarget], form: str) -> int:
+    from app.log_views import EventPrinter
+    from logparse import LogParser
+
+    target = _only(targets, "--follow")
+    if form == "plain":
+        raise _usage("--follow has no --plain", "give --json for one document a line")
+    parser, printer = LogParser(), EventPrinter(as_json=form == "json")
+    with contextlib.suppress(KeyboardInterrupt):
+        for line in _lines(target) if target.path is None else _growing(target):
+            printer.show(parser.feed(line))
+    report = parser.report()
+    printer.finish(report)
+    return _exit_code([report])
+
+
+def _growing(target: LogTarget) -> Iterator[str]:
+    """Lines as they come; ends only with the interrupt, and then gives a last unfinished one."""
+    from app.ops.log_targets import EXAMPLE
+    from logparse.follow import FollowedFile
+
+    assert target.path is not None
+    try:
+        file = FollowedFile(target.path)
+    except OSError as error:
+        raise _usage(f"cannot read {target.title}: {error.strerror}", EXAMPLE) from error
+    with file:
+        try:
+            while True:
+                yield from file.poll()
+                time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            yield from file.rest()
+
+
+def _exit_code(reports: list[LogReport]) -> int:
+    """Of several logs, a failed one decides, then one without enough evidence."""
     from app.errors import ExitCode
     from logparse import Outcome
 
-    if report.outcome is Outcome.READY:
-        return ExitCode.OK
-    return ExitCode.NO if report.outcome is Outcome.FAILED else ExitCode.NOT_ENOUGH_EVIDENCE
-
-
-def _print_text(report: LogReport) -> None:
-    from app.output import printable
-    from logparse import explain
-
-    print(printable(explain(report).text()), end="")
-
-
-def _print_json(report: LogReport) -> None:
-    from app.output import print_json
-    from logparse.document import SCHEMA, SCHEMA_VERSION, to_document
-
-    print_json(SCHEMA, to_document(report), schema_version=SCHEMA_VERSION)
-
-
-def _print_plain(report: LogReport) -> None:
-    from app.output import print_plain
-    from logparse import to_document
-
-    print_plain(row for key, value in to_document(report).items() for row in _rows(key, value))
-
-
-def _rows(key: str, value: Any) -> Iterator[tuple[str, object]]:
-    """Flat rows: numbers of ranks on one line, records as key.1.field."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _rows(f"{key}.{name}", inner)
-    elif isinstance(value, list) and any(isinstance(part, dict) for part in value):
-        for number, part in enumerate(value, start=1):
-            yield from _rows(f"{key}.{number}", part)
-    elif isinstance(value, list):
-        yield key, ",".join(str(part) for part in value) or None
-    else:
-        yield key, value
+    outcomes = {report.outcome for report in reports}
+    if Outcome.FAILED in outcomes:
+        return ExitCode.NO
+    return ExitCode.OK if outcomes == {Outcome.READY} else ExitCode.NOT_ENOUGH_EVIDENCE

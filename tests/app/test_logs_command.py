@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+
+from app.ops.server_registry import ServerRecord, ServerRegistry
+from app.paths import logs_dir, runtime_dir
 
 SAMPLE = Path(__file__).parents[1] / "data" / "seed_example10.log"
 FAILED = (
@@ -136,3 +141,189 @@ def test_bytes_escapes_and_secrets_do_not_get_through() -> None:
         assert "\x1b" not in shown
         assert "\x9b" not in shown
         assert "bad" in shown
+
+
+LINES = SAMPLE.read_bytes().splitlines(keepends=True)
+
+
+@pytest.fixture
+def failed_log(tmp_path: Path) -> Path:
+    path = tmp_path / "failed.log"
+    path.write_text(FAILED)
+    return path
+
+
+def test_several_logs_are_explained_one_after_the_other(failed_log: Path) -> None:
+    done = stoker_logs(str(SAMPLE), str(failed_log))
+    text = done.stdout.decode()
+    assert done.returncode == 1
+    assert text.index(f"== {SAMPLE}") < text.index("is ready") < text.index(f"== {failed_log}")
+
+    logs = json.loads(stoker_logs("--json", str(SAMPLE), str(failed_log)).stdout)["logs"]
+    assert [(log["file"], log["outcome"]) for log in logs] == [
+        (str(SAMPLE), "ready"),
+        (str(failed_log), "failed"),
+    ]
+
+
+def test_brief_is_three_lines(failed_log: Path) -> None:
+    done = stoker_logs("--brief", str(failed_log))
+    assert done.returncode == 1
+    assert len(done.stdout.decode().splitlines()) == 3
+    assert b"vllm serve o/m --port 8001" in done.stdout
+
+
+def test_two_starts_side_by_side(failed_log: Path) -> None:
+    done = stoker_logs("--compare", str(SAMPLE), str(failed_log))
+    assert done.returncode == 1
+    lines = [line.split() for line in done.stdout.decode().splitlines()]
+    assert ["*", "weights_gib", "14.96", "-"] in lines
+    assert ["engine_version", "0.30.0", "0.30.0"] in lines
+
+    rows = json.loads(stoker_logs("--compare", "--json", str(SAMPLE), str(SAMPLE)).stdout)["rows"]
+    assert not any(row["differs"] for row in rows)
+    assert stoker_logs("--compare", str(SAMPLE)).returncode == 2
+
+
+def test_only_the_lines_that_failed(failed_log: Path) -> None:
+    done = stoker_logs("--errors", "--plain", str(failed_log))
+    assert done.returncode == 1
+    assert done.stdout.decode().splitlines() == [
+        "2\t1\tAPIServer\texception\tOSError: [Errno 98] Address already in use"
+    ]
+
+
+@pytest.mark.parametrize("name", ["weight", "2", "engine start and weight loading"])
+def test_lines_of_one_phase(name: str) -> None:
+    done = stoker_logs("--phase", name, str(SAMPLE))
+    assert done.returncode == 0
+    lines = done.stdout.decode().splitlines()
+    assert lines[0] == "2 engine start and weight loading: 22 s"
+    assert "    Model loading took 14.96 GiB memory and 18.530412 seconds" in lines
+
+
+@pytest.mark.parametrize("name", ["6", "ing", "lunch"])
+def test_a_phase_that_is_none(name: str) -> None:
+    done = stoker_logs("--phase", name, str(SAMPLE))
+    assert done.returncode == 2
+    assert b"configuration, engine start" in done.stderr
+
+
+def test_one_line_and_the_table_of_all() -> None:
+    line = "INFO 10-03 12:00:01 [x.py:1] Available KV cache memory: 4.97 GiB"
+    done = stoker_logs("--explain-line", line)
+    assert done.returncode == 0
+    assert "source    v1/worker/gpu_worker.py" in done.stdout.decode().splitlines()
+    assert stoker_logs("--explain-line", "words").returncode == 3
+
+    rules = json.loads(stoker_logs("--rules", "--json").stdout)["rules"]
+    ids = [rule["id"] for rule in rules]
+    assert "kv-memory" in ids
+    assert len(ids) == len(set(ids))
+
+
+def test_options_that_exclude_each_other() -> None:
+    assert stoker_logs("--brief", "--errors", str(SAMPLE)).returncode == 2
+    assert stoker_logs("--follow", "--plain", str(SAMPLE)).returncode == 2
+    assert stoker_logs("--follow", str(SAMPLE), str(SAMPLE)).returncode == 2
+    assert stoker_logs("-", "-").returncode == 2
+
+
+def test_a_running_server_by_name_and_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path))
+    record = ServerRecord(
+        name="mine", pid=os.getpid(), create_time=psutil.Process().create_time(),
+        supervisor_pid=os.getpid(), url="http://127.0.0.1:1", model="m", engine="vllm",
+        log_path=str(SAMPLE),
+    )  # fmt: skip
+    ServerRegistry(runtime_dir() / "servers").add(record)
+    for word in ("mine", str(os.getpid())):
+        done = stoker_logs(word)
+        assert done.returncode == 0
+        assert b"is ready" in done.stdout
+    done = stoker_logs("other")
+    assert done.returncode == 2
+    assert f"servers that run now: mine (pid {os.getpid()})" in done.stderr.decode()
+
+
+def test_the_last_log_of_a_server_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed_log: Path
+) -> None:
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path))
+    older = logs_dir() / "my-model-20260101-120000.log"
+    older.write_bytes(SAMPLE.read_bytes())
+    os.utime(older, (1, 1))
+    (logs_dir() / "my-model-20260102-120000.log").write_text(FAILED)
+    assert stoker_logs("my-model").returncode == 1
+    assert stoker_logs("my").returncode == 2
+
+
+STARTED = b"(APIServer pid=1000) INFO:     Application startup complete.\n"
+
+
+class Following:
+    """`stoker logs --follow` on a file that the test writes; lines of it come in `told`."""
+
+    def __init__(self, *arguments: str) -> None:
+        code = "import sys; from app.cli import main; main(sys.argv[1:])"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, "logs", "--follow", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Following:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def read_until(self, words: str) -> str:
+        assert self._process.stdout is not None
+        seen = ""
+        for line in self._process.stdout:
+            seen += line
+            if words in line:
+                return seen
+        raise AssertionError(f"ended without {words!r}: {seen}")
+
+    def interrupt(self) -> tuple[str, int]:
+        self._process.send_signal(signal.SIGINT)
+        rest, _ = self._process.communicate(timeout=30)
+        return rest, self._process.returncode
+
+
+def test_following_across_a_rotation_until_ctrl_c(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(b"".join(LINES[:10]))
+    with Following(str(log)) as follow:
+        assert "8 s" in follow.read_until("configuration")
+        follow.read_until("4/4")
+        log.rename(tmp_path / "server.log.1")
+        log.write_bytes(b"".join(LINES[10:]) + STARTED)
+        assert "14.96" in follow.read_until("ready at http://0.0.0.0:8000")
+        rest, code = follow.interrupt()
+    assert code == 0
+    assert "example-org/Coder-8B-Instruct is ready" in rest
+
+
+def test_following_a_start_that_fails_as_json_lines(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(STARTING)
+    with Following("--json", str(log)) as follow:
+        follow.read_until("engine_version")
+        with log.open("a") as file:
+            file.write(FAILED.splitlines()[1] + "\n")
+        event = json.loads(follow.read_until("problem_found").splitlines()[-1])
+        rest, code = follow.interrupt()
+    assert event["line_number"] == 2
+    assert code == 1
+    document = json.loads(rest.splitlines()[-1])
+    assert (document["event"], document["outcome"]) == ("report", "failed")
+
+
+def test_following_standard_input_ends_with_it() -> None:
+    done = stoker_logs("--follow", "-", given=STARTING.encode())
+    assert done.returncode == 3
+    assert b"still starting" in done.stdout

@@ -1,0 +1,115 @@
+"""The arguments that a start printed: `non-default args: {...}` and the older Namespace line.
+
+Owns reading them and telling which differ from the defaults; never runs anything of the text.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+# What the Namespace line of 0.6 to 0.9 holds when nothing was asked for. It prints all flags, so
+# these (and None, False, empty) are left out.
+_OLD_DEFAULTS = {
+    "host": "None",
+    "port": "8000",
+    "uvicorn_log_level": "'info'",
+    "allow_credentials": "False",
+    "allowed_origins": "['*']",
+    "allowed_methods": "['*']",
+    "allowed_headers": "['*']",
+    "chat_template_content_format": "'auto'",
+    "response_role": "'assistant'",
+    "tokenizer_mode": "'auto'",
+    "load_format": "'auto'",
+    "config_format": "'auto'",
+    "dtype": "'auto'",
+    "kv_cache_dtype": "'auto'",
+    "guided_decoding_backend": "'auto'",
+    "pipeline_parallel_size": "1",
+    "tensor_parallel_size": "1",
+    "data_parallel_size": "1",
+    "gpu_memory_utilization": "0.9",
+    "swap_space": "4",
+    "cpu_offload_gb": "0",
+    "seed": "0",
+    "max_logprobs": "20",
+    "max_loras": "1",
+    "max_lora_rank": "16",
+    "lora_dtype": "'auto'",
+    "device": "'auto'",
+    "num_scheduler_steps": "1",
+    "scheduling_policy": "'fcfs'",
+    "root_path": "None",
+    "task": "'auto'",
+    "model_impl": "'auto'",
+    "multi_step_stream_outputs": "True",
+    "use_async_output_proc": "True",
+    "subparser": "'serve'",
+    "config": "''",
+    "distributed_executor_backend": "None",
+    "scheduler_delay_factor": "0.0",
+    "lora_extra_vocab_size": "256",
+    "generation_config": "'auto'",
+    "worker_cls": "'auto'",
+    "worker_extension_cls": "''",
+    "block_size": "None",
+    "spec_decoding_acceptance_method": "'rejection_sampler'",
+    "ssl_cert_reqs": "0",
+    "preemption_mode": "None",
+    "max_parallel_loading_workers": "None",
+    "scheduler_cls": "'vllm.core.scheduler.Scheduler'",
+    "collect_detailed_traces": "None",
+    "max_seq_len_to_capture": "8192",
+    "max_num_partial_prefills": "1",
+    "max_long_partial_prefills": "1",
+    "long_prefill_token_threshold": "0",
+    "api_server_count": "1",
+    "ngram_prompt_lookup_max": "None",
+    "fully_sharded_loras": "False",
+    "use_tqdm_on_load": "True",
+    "prefix_caching_hash_algo": "'builtin'",
+    "use_v2_block_manager": "True",
+    "num_lookahead_slots": "0",
+    "tokenizer_pool_size": "0",
+    "tokenizer_pool_type": "'ray'",
+    "max_prompt_adapters": "1",
+    "max_prompt_adapter_token": "0",
+    "data_parallel_rpc_port": "29550",
+}
+_EMPTY = frozenset({"None", "False", "''", "[]", "{}"})
+_ITEM = re.compile(r"[ ({,]'?(\w{1,60})'?(?:=|: )('[^']{0,400}'|\[[^\]]{0,400}\]|[^,\s)}]{1,200})")
+_MAX_ITEMS = 200
+
+
+def differing_arguments(printed: str) -> dict[str, str]:
+    """Names (with underscores) and values as text, in the order in which they were printed."""
+    pairs = _dict_items(printed) if printed.startswith("{") else None
+    if pairs is None:
+        found = _ITEM.findall(f" {printed[:20000]}")[:_MAX_ITEMS]
+        pairs = {name: value for name, value in found if name != "Namespace"}
+    if printed.startswith("Namespace("):
+        pairs = {n: v for n, v in pairs.items() if v not in _EMPTY and _OLD_DEFAULTS.get(n) != v}
+    pairs = {name: value for name, value in pairs.items() if not value.startswith("<")}
+    if pairs.get("model") == pairs.get("model_tag"):
+        pairs.pop("model_tag", None)
+    return {name: value.strip("'") for name, value in pairs.items()}
+
+
+def _dict_items(printed: str) -> dict[str, str] | None:
+    """None when the text is no dict of plain values, for instance because it was cut."""
+    try:
+        value = ast.literal_eval(printed)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+    return {str(key): repr(item) for key, item in value.items()} if type(value) is dict else None
+
+
+def as_flag(name: str, value: str) -> str:
+    """`--max-model-len 32768`; a switch without its True."""
+    flag = f"--{name.replace('_', '-')}"
+    if name == "model_tag" or name == "model":
+        return value
+    if value == "True":
+        return flag
+    return f"--no-{flag[2:]}" if value == "False" else f"{flag} {value}"

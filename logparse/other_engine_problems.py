@@ -1,0 +1,193 @@
+"""Causes in the words of llama-server (family L) and SGLang (family Q)."""
+
+from __future__ import annotations
+
+from logparse.problems import FREE_GPU, ProblemRule, patterns
+
+_E = "llama.cpp"
+
+LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
+    ProblemRule(
+        "L4",
+        patterns(r"error: (?:invalid|unknown) argument: (?P<flag>\S{1,100})"),
+        ("unknown flag {flag}",),
+        "The command line holds a flag that this build does not know.",
+        (("see the flags that this build knows", "llama-server --help"),),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L4",
+        patterns(
+            r"error while handling argument \"(?P<flag>[^\"]{1,100})\": (?P<detail>[^\n]{1,200})",
+            r"error: (?P<detail>(?:expected value for argument|the argument|--model is required|"
+            r"unable to parse)[^\n]{0,200})",
+        ),
+        ("{flag}: {detail}", "the command line is not valid: {detail}"),
+        "A flag's value is missing or not one that it accepts.",
+        (("see the flags that this build knows", "llama-server --help"),),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L1",
+        patterns(
+            r"failed to open (?:GGUF )?(?:file )?'?(?P<file>[^'\n]{1,300}?\.gguf)",
+            r"failed to open GGUF file '?(?P<file>[^'\n]{1,300}?)'?(?: \(|$)",
+            r"gguf_init_from_file\w{0,10}: failed to open '?(?P<file>[^'\n]{1,300}?)'?(?::|$)",
+            r"failed to download model from (?P<file>[^\n]{1,200})",
+        ),
+        ("the model file {file} cannot be opened",),
+        "The path is wrong where the server runs (in Docker: inside the container), or may not be "
+        "read.",
+        (
+            ("look whether it is there", "ls -lh {file}"),
+            ("have it downloaded", "llama-server -hf <org/repo>:Q4_K_M"),
+            ("list what is in the cache", "stoker models list"),
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L2",
+        patterns(
+            r"invalid magic characters(?:: '(?P<magic>[^'\n]{0,16})')?",
+            r"(?P<detail>is not within the file bounds|model is corrupted or incomplete|"
+            r"failed to read (?:tensor info|key-value pairs|header|magic))",
+        ),
+        (
+            "the model file is no GGUF file (it begins with '{magic}')",
+            "the model file is damaged or incomplete",
+        ),
+        "The download broke off, a web page or a git-lfs pointer was saved instead, or the file "
+        "has another format (safetensors).",
+        (
+            ("look at its size and its beginning", "ls -lh {model}; head -c 4 {model}"),
+            ("download it again", "llama-server -hf <org/repo>:Q4_K_M"),
+            ("convert safetensors", "python convert_hf_to_gguf.py /path/to/model"),
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L5",
+        patterns(
+            r"unknown model architecture: '(?P<architecture>[^']{1,100})'",
+            r"unknown pre-tokenizer type: '(?P<tokenizer>[^']{1,100})'",
+            r"missing tensor '(?P<tensor>[^']{1,200})'",
+            r"tensor '(?P<tensor>[^']{1,200})' has wrong shape",
+            r"wrong number of tensors",
+            r"key not found in model: (?P<key>\S{1,200})",
+        ),
+        (
+            "this build does not know the architecture {architecture}",
+            "this build does not know the tokenizer {tokenizer}",
+            "the file's tensor {tensor} is not what this build expects",
+            "the file lacks {key}",
+            "the file does not match this build",
+        ),
+        "The model is newer than the build, or was converted by another version.",
+        (
+            ("use a newer llama.cpp", "llama-server --version"),
+            ("use a newer conversion of the model", None),
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L3",
+        patterns(
+            r"allocating (?P<wanted>[\d.]{1,14} MiB) on device (?P<device>\d{1,3}): cudaMalloc "
+            r"failed",
+            r"failed to allocate (?P<buffer>\S{1,40}) buffer of size (?P<bytes>\d{1,15})",
+            r"unable to allocate (?P<buffer>\S{1,40}) buffer",
+            r"failed to allocate (?:buffer for kv cache|compute (?:pp )?buffers|buffer, size)",
+            r"ErrorOutOfDeviceMemory|Device memory allocation of size \d{1,15} failed",
+            r"(?:ggml_|llama_)[^\n]{0,200}out of memory",
+        ),
+        (
+            "the memory of device {device} is used up (another {wanted} were wanted)",
+            "there is no memory for a buffer on {buffer}",
+            "the memory is used up",
+        ),
+        "Weights, KV cache and work space together do not fit; the context takes a share that "
+        "grows with its length.",
+        (
+            ("use a shorter context", "{serve} --ctx-size 8192"),
+            ("keep some layers in main memory", "{serve} --n-gpu-layers 20"),
+            (
+                "store the KV cache in 8 bits",
+                "{serve} --flash-attn on --cache-type-k q8_0 --cache-type-v q8_0",
+            ),
+            ("use a smaller quantisation (Q4_K_M)", None),
+            FREE_GPU,
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L6",
+        patterns(r"no backends are loaded"),
+        ("llama.cpp's compute libraries were not found",),
+        "The libggml-*.so files must lie beside the program.",
+        (("see what is found", "llama-server --list-devices"),),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L7",
+        patterns(
+            r"(?:error loading model|failed to load model)(?:: |, | )(?P<detail>[^\n]{1,200})",
+            r"exiting due to model loading error",
+        ),
+        ("the model cannot be loaded: {detail}", "the model cannot be loaded"),
+        "The lines above it say what was wrong with the file.",
+        (
+            ("look whether the file is there and whole", "ls -lh {model}"),
+            ("have more said", "{serve} --verbose"),
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+)
+
+SGLANG_PROBLEMS: tuple[ProblemRule, ...] = (
+    ProblemRule(
+        "Q1",
+        patterns(
+            r"Not enough memory[.;:,]? ?(?:Please )?try to increase --mem-fraction-static",
+            r"Not enough memory[^\n]{0,200}--mem-fraction-static",
+        ),
+        ("no memory is left for the KV cache",),
+        "Weights use up the share that --mem-fraction-static gives to weights and KV cache.",
+        (
+            ("give them more of the memory", "{serve} --mem-fraction-static 0.92"),
+            ("capture fewer CUDA graphs", "{serve} --cuda-graph-max-bs 8"),
+            ("spread the model over two GPUs", "{serve} --tp-size 2"),
+        ),
+        is_fatal=True,
+        engine="sglang",
+    ),
+    ProblemRule(
+        "Q2",
+        patterns(r"Capture (?:cuda|CUDA) graph failed: (?P<detail>[^\n]{1,200})"),
+        ("CUDA graphs could not be captured: {detail}",),
+        "Graphs are made after the KV cache has taken its share.",
+        (
+            ("leave more memory free", "{serve} --mem-fraction-static 0.8"),
+            ("capture fewer", "{serve} --cuda-graph-max-bs 8"),
+            ("do without CUDA graphs", "{serve} --disable-cuda-graph"),
+        ),
+        is_fatal=True,
+        engine="sglang",
+    ),
+    ProblemRule(
+        "Q3",
+        patterns(r"[Tt]he memory capacity is unbalanced"),
+        ("another process holds memory on one of the GPUs",),
+        "All ranks need the same free memory.",
+        (FREE_GPU, ("go on all the same", "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK=0 {serve}")),
+        is_fatal=True,
+        engine="sglang",
+    ),
+)

@@ -1,0 +1,162 @@
+"""Speed and memory of the log parser: a large log made of the collected samples, and a small one.
+
+Python -m tests.benchmarks.bench_logparse [MEGABYTES] [FOLDER]; --fuzz N reads N mutated logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from logparse import LogParser, explain, to_document
+from logparse.source import decoded_lines
+
+SAMPLES = Path(__file__).parents[3] / "shared" / "logs"
+_SMALL_BYTES = 100_000
+
+
+def sample_logs(folder: Path) -> list[bytes]:
+    """The bytes of every sample."""
+    logs = [path.read_bytes() for path in sorted(folder.glob("*.log"))]
+    if not logs:
+        raise SystemExit(f"no *.log in {folder}: name a folder with server logs")
+    return [log if log.endswith(b"\n") else log + b"\n" for log in logs]
+
+
+def write_large_log(target: Path, samples: list[bytes], size: int) -> None:
+    """One sample after the other until `size` is reached."""
+    written = 0
+    with target.open("wb") as file:
+        while written < size:
+            for sample in samples:
+                written += file.write(sample)
+
+
+def peak_mib() -> float:
+    """The most memory this process has held."""
+    scale = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
+
+
+def bench_large(log: Path) -> None:
+    """Throughput in process time, and the peak memory at every quarter."""
+    size = log.stat().st_size
+    start, peaks, seen, mark = time.process_time(), [], 0, size // 4
+    parser = LogParser()
+    with log.open("rb") as stream:
+        for line in decoded_lines(stream):
+            parser.feed(line)
+            seen += len(line)
+            if seen >= mark:
+                peaks.append(peak_mib())
+                mark += size // 4
+    text = explain(parser.report()).text()
+    spent = time.process_time() - start
+    lines = parser.report().lines.total
+    print(f"{size / 1e6:.0f} MB, {lines} lines: {spent:.2f} s, {size / 1e6 / spent:.1f} MB/s")
+    print(f"peak memory by quarter, MiB: {', '.join(f'{peak:.1f}' for peak in peaks)}")
+    print(f"first line of the explanation: {text.splitlines()[0]}")
+
+
+def bench_small(samples: list[bytes]) -> None:
+    """Process time of `python -m logparse` from its start to the explanation of 100 KB."""
+    text = b"".join(samples)[:_SMALL_BYTES]
+    times = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "logparse", "-"],
+            input=text,
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    print(f"{_SMALL_BYTES // 1000} KB in a fresh process: {min(times) * 1e3:.0f} ms process time")
+
+
+def mutations(samples: list[bytes], count: int, seed: int) -> Iterator[bytes]:
+    """`count` damaged pieces of logs: bytes flipped, cut, repeated, spliced, lines shuffled."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        source = chance.choice(samples)
+        at = chance.randrange(len(source))
+        piece = bytearray(source[at : at + chance.randrange(1, 4000)])
+        for _ in range(chance.randrange(1, 8)):
+            _mutate(piece, samples, chance)
+        yield bytes(piece)
+
+
+def _mutate(piece: bytearray, samples: list[bytes], chance: random.Random) -> None:
+    at = chance.randrange(len(piece) + 1)
+    end = min(len(piece), at + chance.randrange(1, 60))
+    kind = chance.randrange(6)
+    if kind == 0:
+        piece[at:end] = chance.randbytes(end - at)
+    elif kind == 1:
+        del piece[at:end]
+    elif kind == 2:
+        piece[at:at] = piece[at:end] * chance.randrange(1, 200)
+    elif kind == 3:
+        other = chance.choice(samples)
+        start = chance.randrange(len(other))
+        piece[at:end] = other[start : start + chance.randrange(1, 400)]
+    elif kind == 4:
+        lines = bytes(piece).splitlines(keepends=True)
+        chance.shuffle(lines)
+        piece[:] = b"".join(lines)
+    else:
+        piece[at:at] = chance.choice((b"\r", b"\n", b"\0", b"\x1b[", b"> ", b"0: ", b"\xff", b"{"))
+
+
+def read_mutated(log: bytes) -> None:
+    """Everything that is done with a log, in memory."""
+    import io
+
+    parser = LogParser()
+    for line in decoded_lines(io.BytesIO(log)):
+        parser.feed(line)
+    report = parser.report()
+    explain(report).text()
+    to_document(report)
+
+
+def fuzz(samples: list[bytes], count: int, seed: int) -> None:
+    """Read mutated logs; the slowest is named."""
+    slowest, start = 0.0, time.process_time()
+    for log in mutations(samples, count, seed):
+        before = time.process_time()
+        read_mutated(log)
+        slowest = max(slowest, (time.process_time() - before) / (len(log) + 1000))
+    spent = time.process_time() - start
+    print(f"{count} mutated logs in {spent:.0f} s; slowest {slowest * 1e6:.1f} s per MB")
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("megabytes", nargs="?", type=int, default=200)
+    parser.add_argument("folder", nargs="?", type=Path, default=SAMPLES)
+    parser.add_argument("--fuzz", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    samples = sample_logs(arguments.folder)
+    if arguments.fuzz:
+        fuzz(samples, arguments.fuzz, arguments.seed)
+        return
+    bench_small(samples)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "large.log"
+        write_large_log(log, samples, arguments.megabytes * 1_000_000)
+        bench_large(log)
+
+
+if __name__ == "__main__":
+    main()
