@@ -20,15 +20,18 @@ from engine.config import (
     EngineConfig,
     ObservabilityConfig,
     SchedulerConfig,
+    TaskConfig,
 )
 from engine.cuda_graph_sizes import CaptureRules, capture_sizes
 from engine.env import HostDevice, cpu_has_bf16
 from engine.errors import ConfigError
 from engine.kv_sizing import GIB
 from engine.model_config import ModelConfig
+from engine.pooling_params import parse_pooler_config
 from engine.sampling_params import MAX_LOGPROBS
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
+_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _TOOL_CALL_PARSERS = ("hermes", "llama3_json", "json")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -81,6 +84,11 @@ class EngineArgs:
         "Kernels of the model step: native is C++ for CPUs with AVX512-BF16, reference is torch.",
         choices=("auto", "native", "reference"),
     )
+    model_impl: str = _flag(
+        "auto",
+        "Whose code runs the model; auto: Stoker's where it has some, else transformers'.",
+        choices=("auto", "stoker", "transformers"),
+    )
     seed: int = _flag(0, "Seed of requests that bring none.")
     max_model_len: int | None = _flag(
         None, "Longest prompt plus output, in tokens; auto fits it to the memory.", parse=_model_len
@@ -104,6 +112,9 @@ class EngineArgs:
         None, "KV cache size in bytes, e.g. 2G; overrides the share.", parse=human_readable_int
     )
     num_gpu_blocks_override: int | None = _flag(None, "Fix the number of KV blocks (for tests).")
+    kv_cache_dtype: str = _flag(
+        "auto", "Number format of the KV cache; fp8 halves its bytes.", choices=_CACHE_DTYPES
+    )
     enable_prefix_caching: bool = _flag(True, "Reuse KV blocks of equal prompt beginnings.")
     enforce_eager: bool = _flag(False, "No CUDA graphs; so far no step replays one in any case.")
     optimization_level: int = _flag(
@@ -114,6 +125,19 @@ class EngineArgs:
     )
     max_cudagraph_capture_size: int | None = _flag(
         None, "Largest batch size of a CUDA graph; checked only."
+    )
+    runner: str = _flag(
+        "auto",
+        "pooling: embeddings only; else the server answers chat and embeddings.",
+        choices=("auto", "generate", "pooling"),
+    )
+    convert: str = _flag(
+        "auto",
+        "none: no embeddings; every model served here can make them.",
+        choices=("auto", "none", "embed"),
+    )
+    pooler_config: str | None = _flag(
+        None, 'How embeddings are pooled: {"pooling_type": "LAST"} (default) or "MEAN".'
     )
     chat_template: str | None = _flag(None, "File with a Jinja chat template.")
     enable_auto_tool_choice: bool = _flag(
@@ -199,6 +223,7 @@ class EngineArgs:
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 num_gpu_blocks_override=self.num_gpu_blocks_override,
                 enable_prefix_caching=self.enable_prefix_caching,
+                cache_dtype=self.kv_cache_dtype,
             ),
             scheduler=SchedulerConfig(
                 max_num_batched_tokens=tokens,
@@ -217,8 +242,20 @@ class EngineArgs:
             ),
             compilation=self._compilation(tokens, seqs),
             observability=ObservabilityConfig(log_stats=not self.disable_log_stats),
+            tasks=self._tasks(),
             seed=self.seed,
             shutdown_timeout_s=self.shutdown_timeout,
+        )
+
+    def _tasks(self) -> TaskConfig:
+        if self.runner == "pooling" and self.convert == "none":
+            raise ConfigError(
+                "--runner pooling with --convert none leaves nothing to serve; drop one of them."
+            )
+        return TaskConfig(
+            can_generate=self.runner != "pooling",
+            can_embed=self.convert != "none",
+            pooling=parse_pooler_config(self.pooler_config),
         )
 
     def _resolve_max_model_len(self, model: ModelConfig) -> int:

@@ -6,10 +6,11 @@ fitted lengths) is returned by whoever learns it, never written back. Standard l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig
+from engine.pooling_params import PoolingParams
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per KV block (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE)."""
@@ -24,6 +25,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
+    cache_dtype: str = "auto"  # auto = the model's own format; fp8 is e4m3 without a scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,20 @@ class ObservabilityConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig:
+    """What is answered: requests for text, for embeddings, and how those are pooled."""
+
+    can_generate: bool = True
+    can_embed: bool = True
+    pooling: PoolingParams = field(default_factory=PoolingParams)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """vLLM's words for the tasks."""
+        return ("generate",) * self.can_generate + ("embed",) * self.can_embed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything EngineCore needs; travels to it as msgpack in the handshake."""
 
@@ -101,5 +117,6 @@ class EngineConfig:
     device: DeviceConfig = DeviceConfig()
     compilation: CompilationConfig = CompilationConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+    tasks: TaskConfig = TaskConfig()
     seed: int = 0
     shutdown_timeout_s: float = 5.0

@@ -10,6 +10,7 @@ EngineError
 |  `- CorruptModelError
 |- MemoryBudgetError      weights or KV cache do not fit (exit 1)
 |- EngineDeadError        EngineCore is gone; every waiting request fails with it (HTTP 503)
+|- GenerationError        one request failed while it ran (HTTP 500)
 `- RequestError           one request is refused (HTTP 4xx); carries the OpenAI `param`
 """
 
@@ -54,6 +55,10 @@ class MemoryBudgetError(EngineError):
 
 class EngineDeadError(EngineError):
     """EngineCore is dead; nothing can be generated until the server is started again."""
+
+
+class GenerationError(EngineError):
+    """One request failed while it ran; the others go on."""
 
 
 class RequestError(EngineError):

@@ -11,6 +11,7 @@ import enum
 import msgspec
 
 from engine.config import EngineConfig
+from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams
 
 
@@ -47,6 +48,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, fro
     None).
 
     `eos_token_ids` is empty when the request ignores EOS. `arrival_time` is wall clock, seconds.
+    With `pooling` the prompt becomes a vector; nothing is generated, so there is no `max_tokens`.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, fro
     eos_token_ids: tuple[int, ...] = ()
     cache_salt: str | None = None
     priority: int = 0
+    pooling: PoolingParams | None = None
 
 
 class EngineCoreEvent(msgspec.Struct, array_like=True, frozen=True):
@@ -88,7 +91,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """New tokens of one request from one step. `stop_reason` is the stop token id, None for EOS.
 
     `logprobs` runs parallel to `new_token_ids`. `prompt_logprobs` comes once, with the first token,
-    and begins with the prompt's second token.
+    and begins with the prompt's second token. `pooling_output`, little-endian float32, is the whole
+    answer to a request with pooling.
     """
 
     request_id: str
@@ -100,6 +104,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     num_preemptions: int = 0
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    pooling_output: bytes | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):

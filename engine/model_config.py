@@ -5,6 +5,7 @@ Reads a local folder only; finding, downloading and converting models is `engine
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,12 @@ from engine.model_families import (
 )
 
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+_OLD_NAMES = {  # words of older families, for decoders that transformers runs
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +49,8 @@ class ModelConfig:
     `layer_windows` holds each layer's sliding window in tokens, None for full attention;
     `local_rope_theta` is the rotary base of layers that have one. Norm weights are stored less
     `norm_offset`. `kv_lora_rank` and `qk_rope_head_dim` describe an MLA cache, which is only
-    planned with.
+    planned with. Where `implementation` is `transformers`, the shape is a first reading that
+    EngineCore completes.
     """
 
     path: str
@@ -76,14 +84,17 @@ class ModelConfig:
     local_rope_theta: float | None = None
     kv_lora_rank: int | None = None
     qk_rope_head_dim: int = 0
+    implementation: str = "stoker"  # whose code runs the decoder: stoker or transformers
 
     def __post_init__(self) -> None:
         if not self.layer_windows:
             object.__setattr__(self, "layer_windows", (None,) * self.num_hidden_layers)
 
     @classmethod
-    def from_folder(cls, folder: Path, served_name: str) -> ModelConfig:
+    def from_folder(cls, folder: Path, served_name: str, model_impl: str = "auto") -> ModelConfig:
         """Read `folder`/config.json (and generation_config.json's EOS ids).
+
+        `model_impl` is `stoker`, `transformers`, or `auto`: ours where there is one.
 
         Raises ModelNotFoundError, CorruptModelError (unreadable JSON, missing keys) or ModelError
         (architecture not supported, remote code wanted).
@@ -96,7 +107,8 @@ class ModelConfig:
         raw = text_part(read_json(config_path))
         architectures = raw.get("architectures") or []
         architecture = architectures[0] if architectures else "(none named)"
-        if not is_supported(architecture):
+        is_ours = is_supported(architecture)
+        if not architectures or (model_impl == "stoker" and not is_ours):
             raise ModelError(
                 f"Model architecture {architecture} is not supported; this engine runs "
                 f"{', '.join(supported_architectures())}. Code from a model repository is never "
@@ -107,7 +119,11 @@ class ModelConfig:
             raise ModelError(f"Quantised checkpoints ({method}) are not supported; use a bf16 one.")
         generation = read_optional_json(folder / "generation_config.json")
         try:
-            return cls._from_raw(raw, generation, folder, served_name, architecture)
+            if is_ours and model_impl != "transformers":
+                return cls._from_raw(raw, generation, folder, served_name, architecture)
+            plain = _plain_decoder(architecture, raw)
+            config = cls._from_raw(plain, generation, folder, served_name, architecture)
+            return dataclasses.replace(config, implementation="transformers")
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptModelError(
                 f"{config_path} is incomplete or damaged: {error!r}."
@@ -157,6 +173,36 @@ class ModelConfig:
             qk_rope_head_dim=int(raw.get("qk_rope_head_dim") or 0),
             **{"attention_bias": False, **family_fields(architecture, raw)},
         )
+
+
+def incompatible(architecture: str, reason: str) -> ModelError:
+    """The one error for decoders that transformers has code for and that cannot be served."""
+    return ModelError(
+        f"The Transformers implementation of {architecture} is not compatible with Stoker: "
+        f"{reason}."
+    )
+
+
+def _plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
+    """`raw` in today's words and without what only our own code has to know.
+
+    Raises ModelError for what is no decoder made of attention layers.
+    """
+    if raw.get("is_encoder_decoder"):
+        raise incompatible(architecture, "it reads through an encoder, and only decoders work")
+    raw = {key: value for key, value in raw.items() if value is not None}
+    for name, old_names in _OLD_NAMES.items():
+        given = [raw[old] for old in (name, *old_names) if old in raw]
+        raw |= {name: given[0]} if given else {}
+    missing = [name for name in ("vocab_size", *_OLD_NAMES) if name not in raw]
+    if missing:
+        raise incompatible(
+            architecture,
+            f"its config.json has no {missing[0]}, as decoders have that are attention layers all "
+            "through",
+        )
+    unused = {"hidden_act": "silu", "rope_parameters": None, "rope_scaling": None}
+    return {"intermediate_size": 4 * int(raw["hidden_size"]), **raw, **unused}
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:

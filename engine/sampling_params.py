@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from engine.errors import RequestError
 
 MAX_LOGPROBS = 20
-"""Most likely tokens that a request may ask for at each position (vLLM's --max-logprobs)."""
+"""Default of --max-logprobs: most likely tokens that a request may ask for at each position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,16 @@ class StructuredOutputsParams:
 class SamplingParams:
     """Sampling settings of one request (field names and ranges as in vLLM's sampling_params.py).
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 is off. `max_tokens` None means the rest of the
-    context. `seed` None draws from the engine's own generator. `stop` strings are matched in the
-    API server, `stop_token_ids` in the scheduler. `repetition_penalty` counts prompt and output,
-    the other two penalties count output only. `logit_bias` is (token id, bias) pairs, and empty
+    `n` samples are drawn from one prompt, each a request of its own to the engine. `temperature` 0
+    is greedy. `top_k` 0 or -1 is off. `max_tokens` None means the rest of the context. `seed` None
+    draws from the engine's own generator. `stop` strings are matched in the API server,
+    `stop_token_ids` in the scheduler. `repetition_penalty` counts prompt and output, the other two
+    penalties count output only. `logit_bias` is (token id, bias) pairs, and empty
     `allowed_token_ids` allow every token. `bad_words` become `bad_words_token_ids` in the front
     end. `logprobs` 0 asks for the chosen token's log probability only, None for none.
     """
 
+    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -71,20 +74,28 @@ class SamplingParams:
 
     def validate(self) -> SamplingParams:
         """Return self, or raise RequestError naming the field, its value and its limit."""
+        _require(self.n >= 1, "n", self.n, "at least 1")
         _require(0.0 <= self.temperature <= 2.0, "temperature", self.temperature, "in [0, 2]")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
         _require(self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off), or at least 1")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]")
         self._validate_edits()
         self._validate_end()
-        for name, number in (
-            ("logprobs", self.logprobs),
-            ("prompt_logprobs", self.prompt_logprobs),
-        ):
-            check_logprobs(name, number)
+        check_logprobs("logprobs", self.logprobs)
+        check_logprobs("prompt_logprobs", self.prompt_logprobs)
         if self.seed is not None:
             _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
+        is_useful = self.n == 1 or not self.is_greedy
+        limit = "1 with temperature 0 (all samples would be equal)"
+        _require(is_useful, "n", self.n, limit)
         return self
+
+    def for_sample(self, index: int) -> SamplingParams:
+        """Settings of one of the n samples: the first keeps the seed, the others get neighbours."""
+        if self.seed is None or index == 0:
+            return self
+        seed = (self.seed + index + 2**63) % 2**64 - 2**63  # wrapped into 64 bits
+        return dataclasses.replace(self, seed=seed)
 
     def _validate_edits(self) -> None:
         # The bounds keep a penalised logit finite; vLLM's rule is "greater than 0".
@@ -111,10 +122,11 @@ class SamplingParams:
         _require(all(self.stop), "stop", "''", "non-empty strings")
 
 
-def check_logprobs(param: str, number: int | None) -> None:
-    """Refuse more tokens per position than the server gives."""
+def check_logprobs(param: str, number: int | None, limit: int | None = None) -> None:
+    """Refuse a negative number of tokens per position, and one above the limit."""
     if number is not None:
-        _require(0 <= number <= MAX_LOGPROBS, param, number, f"in [0, {MAX_LOGPROBS}]")
+        allowed = "at least 0" if limit is None else f"in [0, {limit}]"
+        _require(number >= 0 and (limit is None or number <= limit), param, number, allowed)
 
 
 def _require(holds: bool, param: str, value: object, limit: str) -> None:

@@ -20,6 +20,7 @@ OURS = ("app", "engine", "tui", "logparse")
 FACADE = (
     *("engine", "engine.args", "engine.config", "engine.model_config", "engine.kv_sizing"),
     "engine.model_families",
+    "engine.pooling_params",
     *("engine.sampling_params", "engine.errors", "engine.env", "engine.version"),
     *("engine.cuda_graph_sizes", "engine.gpu_processes"),
 )

@@ -91,7 +91,7 @@ def parse_serve_request(words: Sequence[str]) -> ServeRequest:
 def check_fits_model(request: ServeRequest, folder: Path) -> None:
     """Check the flags against the model in `folder` as the engine will, without starting it."""
     try:
-        config = ModelConfig.from_folder(folder, request.served_name)
+        config = ModelConfig.from_folder(folder, request.served_name, request.args.model_impl)
         request.args.create_engine_config(config, detect_device())
     except ConfigError as error:
         raise _usage(str(error).rstrip(".")) from error

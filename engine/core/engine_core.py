@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.core.executor import Executor, create_executor
+from engine.core.structured_output import StructuredOutputManager
 from engine.errors import MemoryBudgetError
 from engine.kv_sizing import (
     KVCacheSpec,
@@ -26,9 +27,13 @@ from engine.logger import get_logger
 from engine.messages import EngineCoreOutputs, EngineCoreRequest, HandshakeReady
 from engine.sched.request import Request, RequestStatus
 from engine.sched.scheduler import Scheduler
+from engine.sched.scheduler_output import GrammarBitmask, SchedulerOutput
 from engine.version import __version__
 
 logger = get_logger(__name__)
+
+_GRAMMAR_WAIT_S = 0.01
+"""How long new requests and aborts may wait while there is nothing but grammars to compile."""
 
 
 class EngineCore:
@@ -43,6 +48,7 @@ class EngineCore:
         executor_factory: Callable[[EngineConfig], Executor] = create_executor,
     ) -> None:
         _log_config(config)
+        self.structured_outputs = StructuredOutputManager(config.model)
         self.executor = executor_factory(config)
         self.executor.load_model()
         start = time.monotonic()
@@ -81,9 +87,15 @@ class EngineCore:
 
     def add_request(self, message: EngineCoreRequest) -> None:
         """Queue one request."""
-        cache = self.config.cache
+        cache, spec = self.config.cache, message.sampling_params.structured_outputs
+        grammar = None if spec is None else self.structured_outputs.start(message.request_id, spec)
         self.scheduler.add_request(
-            Request(message, cache.block_size, hash_blocks=cache.enable_prefix_caching)
+            Request(
+                message,
+                cache.block_size,
+                hash_blocks=cache.enable_prefix_caching,
+                grammar=grammar,
+            )
         )
 
     def abort_requests(self, request_ids: Sequence[str]) -> int:
@@ -101,15 +113,24 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs:
         """Schedule, run the model, take the tokens back. The caller has checked `is_idle`."""
         scheduled = self.scheduler.schedule()
-        outputs = []
+        outputs = self.scheduler.take_rejected()
         if scheduled.total_num_scheduled_tokens:
+            scheduled.grammar_bitmask = self._grammar_bitmask(scheduled)
             result = self.executor.execute_model(scheduled).result()
-            outputs = self.scheduler.update_from_output(scheduled, result)
+            outputs += self.scheduler.update_from_output(scheduled, result)
+        elif self.scheduler.is_waiting_for_grammars():
+            self.structured_outputs.wait(_GRAMMAR_WAIT_S)
         return EngineCoreOutputs(
             outputs=outputs,
             scheduler_stats=self.scheduler.make_stats(scheduled.total_num_scheduled_tokens),
             timestamp=time.monotonic(),
         )
+
+    def _grammar_bitmask(self, scheduled: SchedulerOutput) -> GrammarBitmask | None:
+        grammars = self.scheduler.sampling_grammars(scheduled)
+        if not grammars:
+            return None
+        return GrammarBitmask(list(grammars), self.structured_outputs.bitmask(grammars.values()))
 
     def stats_message(self) -> EngineCoreOutputs:
         """State without a step, for when an abort changed it."""
@@ -119,6 +140,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Free the device."""
+        self.structured_outputs.shutdown()
         self.executor.shutdown()
 
 
@@ -181,7 +203,7 @@ def _log_config(config: EngineConfig) -> None:
     logger.info(
         "Initializing a V1 LLM engine (v%s) with config: model='%s', tokenizer='%s', "
         "dtype=torch.%s, max_seq_len=%d, tensor_parallel_size=1, pipeline_parallel_size=1, "
-        "data_parallel_size=1, quantization=None, enforce_eager=True, kv_cache_dtype=auto, "
+        "data_parallel_size=1, quantization=None, enforce_eager=True, kv_cache_dtype=%s, "
         "device_config=%s, seed=%d, served_model_name=%s, enable_prefix_caching=%s, "
         "enable_chunked_prefill=%s",
         __version__,
@@ -189,6 +211,7 @@ def _log_config(config: EngineConfig) -> None:
         config.model.path,
         config.device.dtype,
         config.scheduler.max_model_len,
+        config.cache.cache_dtype,
         config.device.device,
         config.seed,
         config.model.served_name,

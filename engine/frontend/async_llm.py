@@ -7,10 +7,12 @@ the EngineCore process is the client's business.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from engine.args import EngineArgs
 from engine.errors import EngineDeadError, EngineError
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import IterationStats, ParentRequest, StatSink
@@ -70,6 +72,23 @@ class AsyncLLM:
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborts: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(
+        cls, model: str, args: EngineArgs | None = None
+    ) -> AsyncGenerator[AsyncLLM, None]:
+        """Start an engine for `model` and end it with the block; `input_processor` makes requests.
+
+        Raises the EngineError that ended the start.
+        """
+        from engine.frontend.engine_start import start_async_llm
+
+        started = await start_async_llm(model, args or EngineArgs())
+        try:
+            yield started.llm
+        finally:
+            await started.shutdown()
 
     def start(self) -> None:
         """Begin to read EngineCore's outputs; the client has been started before."""

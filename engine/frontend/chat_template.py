@@ -33,11 +33,16 @@ _RENDER_ERRORS = (
 
 
 class ChatTemplate:
-    """One compiled template and the special tokens it may name."""
+    """A compiled template, its twin for chats with tools, and the special tokens they may name."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: dict[str, str], tool_source: str | None = None
+    ) -> None:
         try:
             self._template = _environment().from_string(source)
+            self._tool_template = (
+                _environment().from_string(tool_source) if tool_source else self._template
+            )
         except TemplateError as error:
             raise CorruptModelError(f"The chat template cannot be compiled: {error}.") from error
         self._special_tokens = special_tokens
@@ -48,22 +53,44 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         template_args: dict[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
-        """The prompt for `messages`; RequestError when the template refuses them."""
+        """The prompt for `messages`; RequestError when the template refuses them.
+
+        `tools` are definitions in OpenAI's form. A template that knows no tools leaves them out.
+        """
         variables: dict[str, Any] = {
-            "tools": None,
             "documents": None,
             **self._special_tokens,
             **(template_args or {}),
+            "tools": list(tools) if tools else None,
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(variables)
+            return (self._tool_template if tools else self._template).render(variables)
         except _RENDER_ERRORS as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
+
+
+def plain_text(content: str | Sequence[dict[str, Any]] | None) -> str:
+    """A message's content as templates of text models expect it; parts are joined by lines."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part_text(part) for part in content)
+
+
+def _part_text(part: dict[str, Any]) -> str:
+    kind, text = part.get("type"), part.get("text")
+    if kind != "text" or not isinstance(text, str):
+        raise RequestError(
+            f"Content parts of type {kind!r} are not supported; this model reads parts of type "
+            "'text' with a string in `text`.",
+            param="messages",
+        )
+    return text
 
 
 def load_chat_template(
@@ -75,8 +102,12 @@ def load_chat_template(
     jinja_file = folder / "chat_template.jinja"
     if jinja_file.is_file():
         return ChatTemplate(jinja_file.read_text(encoding="utf-8"), special_tokens)
-    source = _default_template(read_tokenizer_config(folder).get("chat_template"))
-    return None if source is None else ChatTemplate(source, special_tokens)
+    value = read_tokenizer_config(folder).get("chat_template")
+    source = _named_template(value, "default")
+    if source is None:
+        return None
+    tool_source = None if isinstance(value, str) else _named_template(value, "tool_use")
+    return ChatTemplate(source, special_tokens, tool_source)
 
 
 def _read_override(path: Path) -> str:
@@ -86,13 +117,13 @@ def _read_override(path: Path) -> str:
         raise ConfigError(f"--chat-template {path} cannot be read: {error}.") from error
 
 
-def _default_template(value: object) -> str | None:
-    """The template itself, or the one named `default` of a list of named ones."""
+def _named_template(value: object, name: str) -> str | None:
+    """The template itself, or the one of this name of a list of named ones."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value}
-        source = named.get("default")
+        source = named.get(name)
         return source if isinstance(source, str) else None
     return None
 

@@ -11,19 +11,32 @@ from collections.abc import Sequence
 from engine.errors import RequestError
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreRequest
-from engine.sampling_params import SamplingParams
+from engine.pooling_params import PoolingParams
+from engine.sampling_params import MAX_LOGPROBS, SamplingParams, check_logprobs
 
 _CONTEXT_CODE = "context_length_exceeded"
 
 
 class InputProcessor:
-    """Limits of one loaded model. `max_model_len` is the length that EngineCore reported."""
+    """Limits of one loaded model. `max_model_len` is the length that EngineCore reported.
+
+    `max_logprobs` -1 allows the whole vocabulary. `default_max_tokens` is for requests that bring
+    no limit; without it they may fill the context.
+    """
 
     def __init__(
-        self, *, vocab_size: int, max_model_len: int, eos_token_ids: Sequence[int]
+        self,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: Sequence[int],
+        max_logprobs: int = MAX_LOGPROBS,
+        default_max_tokens: int | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self._max_logprobs = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
+        self._default_max_tokens = default_max_tokens
         self._eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
 
     def process(
@@ -34,11 +47,14 @@ class InputProcessor:
         *,
         arrival_time: float,
         prompt_param: str = "prompt",
+        logprobs_param: str = "logprobs",
         cache_salt: str | None = None,
         priority: int = 0,
     ) -> EngineCoreRequest:
         """Return the checked request; RequestError says which limit it breaks."""
         self.check_prompt(prompt_token_ids, prompt_param)
+        check_logprobs(logprobs_param, params.logprobs, self._max_logprobs)
+        check_logprobs("prompt_logprobs", params.prompt_logprobs, self._max_logprobs)
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
@@ -48,6 +64,41 @@ class InputProcessor:
             cache_salt=cache_salt,
             priority=priority,
         )
+
+    def process_pooling(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        pooling: PoolingParams,
+        *,
+        arrival_time: float,
+        prompt_param: str = "input",
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> EngineCoreRequest:
+        """The same for a prompt that becomes a vector; it may fill the whole context."""
+        self._check_pooled_length(prompt_token_ids, prompt_param)
+        self.check_token_ids(prompt_token_ids, prompt_param)
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=SamplingParams(temperature=0.0),
+            arrival_time=arrival_time,
+            cache_salt=cache_salt,
+            priority=priority,
+            pooling=pooling,
+        )
+
+    def _check_pooled_length(self, token_ids: Sequence[int], param: str) -> None:
+        if not token_ids:
+            raise RequestError(f"{param} is empty; it must hold at least one token.", param=param)
+        if len(token_ids) > self.max_model_len:
+            raise RequestError(
+                f"This model's maximum context length is {self.max_model_len} tokens, but {param} "
+                f"has {len(token_ids)} tokens. Shorten it to {self.max_model_len} tokens or fewer.",
+                param=param,
+                code=_CONTEXT_CODE,
+            )
 
     def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
         """Refuse an empty prompt, one that fills the context, and ids outside the vocabulary."""
@@ -83,12 +134,13 @@ class InputProcessor:
                 param="max_tokens",
                 code=_CONTEXT_CODE,
             )
+        default = min(room, self._default_max_tokens or room)
         self.check_token_ids(params.stop_token_ids, "stop_token_ids")
         self.check_token_ids([token_id for token_id, _ in params.logit_bias], "logit_bias")
         self.check_token_ids(params.allowed_token_ids, "allowed_token_ids")
         return dataclasses.replace(
             params,
-            max_tokens=room if params.max_tokens is None else params.max_tokens,
+            max_tokens=default if params.max_tokens is None else params.max_tokens,
             top_k=min(params.top_k, self.vocab_size),
         ).validate()
 

@@ -16,7 +16,8 @@ class FinishedRequestStats:
     """One finished request; seconds and tokens.
 
     queue: queued -> scheduled. prefill: scheduled -> first token. decode: first -> last token.
-    inference: scheduled -> last token. e2e: arrival -> now. Preemptions stay inside.
+    inference: scheduled -> last token. e2e: arrival -> now. Preemptions stay inside. The vector
+    of a pooling request stands for its first and last token; such a request has no `max_tokens`.
     """
 
     finish_reason: FinishReason
@@ -28,7 +29,7 @@ class FinishedRequestStats:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generation_tokens: int
-    max_tokens: int
+    max_tokens: int | None
     num_preemptions: int
 
     @property
@@ -49,6 +50,7 @@ class IterationStats:
     inter_token_latencies_s: list[float] = field(default_factory=list)
     finished: list[FinishedRequestStats] = field(default_factory=list)
     num_aborted: int = 0
+    num_failed: int = 0
     # One entry per finished API request, which may have had several samples.
     n_params: list[int] = field(default_factory=list)
     max_generation_tokens: list[int] = field(default_factory=list)
@@ -112,3 +114,7 @@ class RequestTimes:
         else:
             stats.inter_token_latencies_s.append(timestamp - self.last_token)
         self.last_token = timestamp
+
+    def on_vector(self, timestamp: float) -> None:
+        """Note a pooling request's answer; it is no token, so no latency of tokens is counted."""
+        self.first_token = self.last_token = timestamp

@@ -26,6 +26,11 @@ class Logprob:
         r"""The token as text; bytes that are no whole character are written as `\xe2`."""
         return self.raw.decode("utf-8", "backslashreplace")
 
+    @property
+    def decoded_token(self) -> str:
+        """vLLM's name of `token`."""
+        return self.token
+
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:

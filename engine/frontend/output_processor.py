@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.errors import EngineError
+from engine.errors import EngineError, GenerationError
 from engine.frontend.detokenizer import IncrementalDetokenizer
 from engine.frontend.iteration_stats import (
     FinishedRequestStats,
@@ -22,6 +22,8 @@ from engine.frontend.outputs import OutputBox, RequestOutput
 from engine.frontend.stop_strings import StopStringMatcher
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+
+_FAILED = "The engine could not complete this request; the server's log says why."
 
 
 @dataclass(slots=True)
@@ -91,6 +93,11 @@ class OutputProcessor:
             if state is None:
                 continue
             _note_progress(state, output, outputs.timestamp, now, step.stats)
+            if output.finish_reason is FinishReason.ERROR:
+                del self._states[output.request_id]
+                step.stats.num_failed += 1
+                state.box.fail(GenerationError(_FAILED))
+                continue
             result = _to_request_output(state, output)
             if output.logprobs is not None:
                 result.logprobs = spell(self._tokenizer, output.logprobs)
@@ -131,6 +138,7 @@ def _to_request_output(state: _RequestState, output: EngineCoreOutput) -> Reques
         num_cached_tokens=state.num_cached_tokens,
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
+        pooling_output=output.pooling_output,
     )
     text = state.detokenizer.feed(_visible_tokens(state, output))
     if state.num_generation_tokens <= state.request.sampling_params.min_tokens:
@@ -173,6 +181,8 @@ def _note_progress(
         state.num_generation_tokens += len(output.new_token_ids)
         stats.num_generation_tokens += len(output.new_token_ids)
         state.times.on_tokens(timestamp, now, stats)
+    elif output.pooling_output is not None:
+        state.times.on_vector(timestamp)
 
 
 def _note_finish(
@@ -183,8 +193,7 @@ def _note_finish(
         # Its intervals would mix cut-off times into the latencies of real answers.
         stats.num_aborted += 1
         return
-    times, max_tokens = state.times, state.request.sampling_params.max_tokens
-    assert max_tokens is not None, "resolved by the InputProcessor"
+    times = state.times
     stats.finished.append(
         FinishedRequestStats(
             finish_reason=result.finish_reason,
@@ -196,7 +205,7 @@ def _note_finish(
             num_prompt_tokens=len(state.request.prompt_token_ids),
             num_cached_tokens=state.num_cached_tokens,
             num_generation_tokens=state.num_generation_tokens,
-            max_tokens=max_tokens,
+            max_tokens=state.request.sampling_params.max_tokens,
             num_preemptions=state.num_preemptions,
         )
     )

@@ -16,7 +16,8 @@ class RequestOutput:
 
     `text` may be empty: a character may be incomplete, or a stop string may have begun. `logprobs`
     runs parallel to `token_ids` (a stop token counts, though its text is not shown);
-    `prompt_logprobs` comes with the first output. Both are None unless asked for.
+    `prompt_logprobs` comes with the first output. Both are None unless asked for. `pooling_output`,
+    little-endian float32, is all that a pooling request gets.
     """
 
     request_id: str
@@ -27,6 +28,7 @@ class RequestOutput:
     stop_reason: int | str | None = None
     logprobs: list[PositionLogprobs] | None = None
     prompt_logprobs: list[PositionLogprobs] | None = None
+    pooling_output: bytes | None = None
 
     @property
     def is_finished(self) -> bool:

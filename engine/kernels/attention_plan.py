@@ -115,6 +115,11 @@ def _build_plan(batch: StepBatch, slot_mapping: IntArray, tables: _Tables) -> Pl
     )
 
 
+def storage_dtype(spec: KVCacheSpec, dtype: torch.dtype) -> torch.dtype:
+    """How the cache holds values of `dtype`: as they are, or the bits of float8 e4m3."""
+    return torch.uint8 if spec.dtype_bytes == 1 else dtype
+
+
 def split_by_length(sequences: IntArray, context: IntArray, block_size: int) -> list[IntArray]:
     """Cut the sequences into groups of similar length, so that one long context does not pad all.
 
@@ -148,7 +153,9 @@ def _decode_group(
         cache_rows=rows,
         mask=tables.bias(hidden[:, None, None]),
         # One buffer for all layers stays in the CPU's cache.
-        gathered=torch.empty(len(rows), row_values, dtype=tables.dtype, device=tables.device),
+        gathered=torch.empty(
+            len(rows), row_values, dtype=storage_dtype(spec, tables.dtype), device=tables.device
+        ),
     )
 
 

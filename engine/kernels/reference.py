@@ -13,10 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.attention_plan import DecodeGroup, Plan, PrefillSequence, build_plans
+from engine.kernels.attention_plan import (
+    DecodeGroup,
+    Plan,
+    PrefillSequence,
+    build_plans,
+    storage_dtype,
+)
 from engine.kernels.kernel_set import KVCache, PackedLinear
 from engine.kernels.step_batch import StepBatch
 from engine.kv_sizing import KVCacheSpec
+
+_FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 class ReferenceKernels:
@@ -71,7 +79,8 @@ class ReferenceKernels:
     ) -> KVCache:
         """Zeroed tensors; on a CPU the pages come from the system on first use."""
         shape = (num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_dim)
-        return [_zeros(shape, dtype, device) for _ in range(spec.layers_per_block)]
+        stored = storage_dtype(spec, dtype)
+        return [_zeros(shape, stored, device) for _ in range(spec.layers_per_block)]
 
     def plan_attention(
         self, batch: StepBatch, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device
@@ -82,7 +91,7 @@ class ReferenceKernels:
     def store_kv(self, kv: Tensor, layer_cache: Tensor, plan: Plan) -> None:
         """One row of kv_heads x head_dim values per (token, key or value)."""
         row_values = kv.shape[1] // 2 * kv.shape[2]
-        rows = kv.reshape(-1, row_values)
+        rows = _to_storage(kv.reshape(-1, row_values), layer_cache.dtype)
         layer_cache.view(-1, row_values).index_copy_(0, plan.store_rows, rows)
 
     def attention(self, qkv: Tensor, layer_cache: Tensor, plan: Plan, scale: float) -> Tensor:
@@ -109,7 +118,8 @@ def _decode(
     """[B, q_heads, d]: the query heads of a group are the query rows of its kv head."""
     batch, q_heads, head_dim = queries.shape
     torch.index_select(rows, 0, group.cache_rows, out=group.gathered)
-    keys, values = group.gathered.view(2, batch, -1, kv_heads, head_dim).transpose(2, 3)
+    gathered = _from_storage(group.gathered, queries.dtype)
+    keys, values = gathered.view(2, batch, -1, kv_heads, head_dim).transpose(2, 3)
     grouped = queries.reshape(batch, kv_heads, q_heads // kv_heads, head_dim)
     out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask, scale=scale)
     return out.reshape(batch, q_heads * head_dim)
@@ -121,8 +131,9 @@ def _prefill(
     """[T, q_heads, d] of one sequence over what it sees."""
     tokens, q_heads, head_dim = queries.shape
     group = q_heads // kv_heads
-    gathered = rows.index_select(0, sequence.cache_rows).view(2, -1, kv_heads, 1, head_dim)
-    context = gathered[:, : sequence.num_keys].permute(0, 2, 3, 1, 4)
+    gathered = _from_storage(rows.index_select(0, sequence.cache_rows), queries.dtype)
+    paged = gathered.view(2, -1, kv_heads, 1, head_dim)
+    context = paged[:, : sequence.num_keys].permute(0, 2, 3, 1, 4)
     keys, values = context.expand(2, kv_heads, group, -1, head_dim)
     grouped = queries.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     is_causal = sequence.mask is None
@@ -130,6 +141,22 @@ def _prefill(
         grouped, keys, values, attn_mask=sequence.mask, is_causal=is_causal, scale=scale
     )
     return out.permute(2, 0, 1, 3).reshape(tokens, q_heads * head_dim)
+
+
+def _to_storage(values: Tensor, stored: torch.dtype) -> Tensor:
+    """Rounded to float8 e4m3 where the cache holds its bits; what is too large is clamped."""
+    if stored != torch.uint8:
+        return values
+    return values.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _from_storage(stored: Tensor, dtype: torch.dtype) -> Tensor:
+    if stored.dtype != torch.uint8:
+        return stored
+    # A table of the 256 values: torch's own conversion is five times slower on a CPU.
+    bits = torch.arange(256, dtype=torch.uint8, device=stored.device)
+    table = bits.view(torch.float8_e4m3fn).to(dtype)
+    return table.index_select(0, stored.reshape(-1).int()).view(stored.shape)
 
 
 def _onednn_packs(weight: Tensor) -> bool:

@@ -62,6 +62,8 @@ def _obstacle(device: DeviceConfig, spec: KVCacheSpec, model_sets: list[str]) ->
         return f"they run on a CPU, and the device is {device.device}"
     if device.dtype != "bfloat16":
         return f"they compute in bfloat16, and the dtype is {device.dtype}"
+    if spec.dtype_bytes != 2:
+        return "they cache keys and values in bfloat16, and --kv-cache-dtype asks for fp8"
     if "native" not in model_sets:
         return "they have no code for this architecture"
     if spec.block_size % _KEY_GROUP:

@@ -1,4 +1,4 @@
-"""Converts a Llama-architecture GGUF file, once, into a bf16 safetensors folder.
+"""Converts a GGUF file, once, into a bf16 safetensors folder.
 
 Owns the order of work and its atomicity: everything is written beside the target, synced and then
 renamed, under a lock. No torch; the gguf library reads and dequantises.
@@ -13,14 +13,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.errors import CorruptModelError
 
-if TYPE_CHECKING:
-    from engine.models.gguf_file import GGUFFile
-
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Part of the cache key; raised when the output changes."""
 
 Progress = Callable[[int, int, str], None]
@@ -52,27 +49,22 @@ def convert_gguf(source: Path, target: Path, on_progress: Progress) -> None:
 
 def _write(source: Path, folder: Path, on_progress: Progress) -> None:
     # Late: numpy and gguf take a third of a second, and most starts convert nothing.
+    from engine.models.gguf_config import checkpoint_config, generation_config
     from engine.models.gguf_file import GGUFFile
     from engine.models.gguf_tokenizer import write_tokenizer
-    from engine.models.gguf_weights import checkpoint_config, require_all_tensors, write_weights
+    from engine.models.gguf_weights import checkpoint_names, write_weights
 
     file = GGUFFile.open(source)
     try:
         config = checkpoint_config(file)
-        require_all_tensors(file, config["num_hidden_layers"])
+        checkpoint_names(file, config)  # complete? before the slow part
         _write_json(folder / "config.json", config)
-        _write_json(folder / "generation_config.json", _generation_config(config, file))
+        _write_json(folder / "generation_config.json", generation_config(file))
         write_tokenizer(file, source, folder)
         write_weights(file, config, folder, on_progress)
     except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
         # The gguf library reports damage by whichever of these its parsing happens to hit.
         raise CorruptModelError(f"{source} is damaged or cut off ({error}).") from error
-
-
-def _generation_config(config: dict[str, Any], file: GGUFFile) -> dict[str, Any]:
-    ids = [config["eos_token_id"], file.get("tokenizer.ggml.eot_token_id")]
-    eos = list(dict.fromkeys(int(token) for token in ids if token is not None))
-    return {"bos_token_id": config["bos_token_id"], "eos_token_id": eos}
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -50,6 +50,19 @@ class GGUFFile:
         return self._fields[key].contents()
 
     @property
+    def architecture(self) -> str:
+        """llama.cpp's name of the model family, the first part of its metadata keys."""
+        return str(self.require("general.architecture"))
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The architecture's own metadata value `key`, or `default`."""
+        return self.get(f"{self.architecture}.{key}", default)
+
+    def require_setting(self, key: str) -> Any:
+        """The same, which must be there."""
+        return self.require(f"{self.architecture}.{key}")
+
+    @property
     def tensor_names(self) -> list[str]:
         """In file order."""
         return list(self._tensors)
@@ -62,17 +75,17 @@ class GGUFFile:
         """Rows first, as in a checkpoint (GGUF itself counts the other way round)."""
         return tuple(int(n) for n in reversed(self._tensors[name].shape))
 
-    def dequantise(self, name: str) -> NDArray[np.float32]:
-        """The tensor in float32, rows first."""
+    def dequantise(self, name: str, rows: slice = slice(None)) -> NDArray[np.float32]:
+        """The tensor's `rows` in float32."""
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            values = dequantize(tensor.data[rows], tensor.tensor_type)
         except NotImplementedError as error:
             raise ModelError(
                 f"{self.path}: tensor {name} is stored as {tensor.tensor_type.name}, which the "
                 "gguf library cannot dequantise. Use a file in F16, Q8_0, Q4_K_M or Q6_K."
             ) from error
         floats: NDArray[np.float32] = values.astype(np.float32, copy=False)
-        return floats.reshape(self.shape(name))
+        return floats.reshape(-1, *self.shape(name)[1:])

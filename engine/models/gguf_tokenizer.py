@@ -124,7 +124,7 @@ def _tokenizer_config(file: GGUFFile) -> dict[str, Any]:
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": int(file.require("llama.context_length")),
+        "model_max_length": int(file.require_setting("context_length")),
     }
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     for ours, theirs in names.items():

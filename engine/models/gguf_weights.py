@@ -1,10 +1,14 @@
-"""Llama-architecture GGUF: metadata -> config.json, tensors -> bf16 safetensors shards."""
+"""GGUF tensors -> bf16 safetensors shards under a checkpoint's names.
+
+Owns how llama.cpp's layout of each architecture differs from the original's.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,60 +16,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import CorruptModelError, ModelError
+from engine.models.gguf_config import ROPE_FACTORS
 from engine.models.gguf_file import GGUFFile
 from engine.models.safetensors_files import INDEX_NAME
 
 SHARD_BYTES = 2 * 10**9
-_TOP_LEVEL = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_PER_LAYER = {
-    "attn_norm": "input_layernorm",
+_CHUNK_VALUES = 1 << 22  # dequantised at once: an embedding whole takes gigabytes in float32
+
+_QKV = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
+}
+_FEED_FORWARD = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_ROPE_FACTORS = "rope_freqs.weight"
+_LINEAR = {**_QKV, "attn_output": "self_attn.o_proj", **_FEED_FORWARD}
+_TWO_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_FOUR_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 
-def checkpoint_config(file: GGUFFile) -> dict[str, Any]:
-    """config.json of a LlamaForCausalLM. Raises ModelError for what this engine does not run."""
-    architecture = file.require("general.architecture")
-    if architecture != "llama" or file.get("llama.expert_count", 0):
-        kind = architecture if architecture != "llama" else "llama with experts"
-        raise ModelError(f"{file.path}: GGUF architecture {kind} is not supported; only llama is.")
-    heads = int(file.require("llama.attention.head_count"))
-    hidden = int(file.require("llama.embedding_length"))
-    head_dim = int(file.get("llama.attention.key_length") or hidden // heads)
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "bfloat16",
-        "vocab_size": file.shape("token_embd.weight")[0],
-        "hidden_size": hidden,
-        "intermediate_size": int(file.require("llama.feed_forward_length")),
-        "num_hidden_layers": int(file.require("llama.block_count")),
-        "num_attention_heads": heads,
-        "num_key_value_heads": int(file.get("llama.attention.head_count_kv") or heads),
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": int(file.require("llama.context_length")),
-        "rms_norm_eps": float(file.require("llama.attention.layer_norm_rms_epsilon")),
-        "rope_theta": float(file.get("llama.rope.freq_base", 10000.0)),
-        "rope_scaling": _rope_scaling(file, head_dim),
-        "tie_word_embeddings": not file.has_tensor("output.weight"),
-        "attention_bias": file.has_tensor("blk.0.attn_q.bias"),
-        "mlp_bias": file.has_tensor("blk.0.ffn_gate.bias"),
-        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
-    }
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """`norms` of a layer; which weights have `biases` whatever config.json says."""
+
+    norms: Mapping[str, str]
+    biases: Mapping[str, str] = field(default_factory=dict)
+    is_rotary_interleaved: bool = False
+    norm_offset: float = 0.0  # added to norm weights
+
+
+_LAYOUTS = {
+    "llama": _Layout(_TWO_NORMS, is_rotary_interleaved=True),
+    "qwen2": _Layout(_TWO_NORMS, biases=_QKV),
+    "qwen3": _Layout({**_TWO_NORMS, **_HEAD_NORMS}),
+    "gemma3": _Layout({**_FOUR_NORMS, **_HEAD_NORMS}, norm_offset=1.0),
+}
 
 
 def write_weights(
@@ -75,10 +69,11 @@ def write_weights(
     on_progress: Callable[[int, int, str], None],
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Dequantise tensor by tensor and write shards of about `shard_bytes`."""
-    names = {
-        name: checkpoint_name(name, file) for name in file.tensor_names if name != _ROPE_FACTORS
-    }
+    """Dequantise tensor by tensor and write shards of about `shard_bytes`.
+
+    Raises CorruptModelError when a tensor is absent and ModelError when one is not known.
+    """
+    names = checkpoint_names(file, config)
     shards = _plan_shards(file, list(names), shard_bytes)
     files = _shard_names(len(shards))
     done = 0
@@ -86,7 +81,7 @@ def write_weights(
         tensors: dict[str, NDArray[np.uint16]] = {}
         for name in shard:
             on_progress(done, len(names), name)
-            tensors[names[name]] = to_bfloat16(_restored(file, name, config))
+            tensors[names[name]] = _restored(file, name, config)
             done += 1
         _write_shard(folder / shard_name, tensors)
     if len(shards) > 1:
@@ -94,17 +89,41 @@ def write_weights(
     on_progress(done, len(names), "done")
 
 
-def checkpoint_name(name: str, file: GGUFFile) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
-    stem, _, kind = name.rpartition(".")
-    parts = stem.split(".")
-    if len(parts) == 3 and parts[0] == "blk" and parts[2] in _PER_LAYER:
-        return f"model.layers.{parts[1]}.{_PER_LAYER[parts[2]]}.{kind}"
-    if stem in _TOP_LEVEL:
-        return f"{_TOP_LEVEL[stem]}.{kind}"
-    raise ModelError(
-        f"{file.path} holds the tensor {name}, which a plain Llama model does not have."
-    )
+def checkpoint_names(file: GGUFFile, config: dict[str, Any]) -> dict[str, str]:
+    """Tensor in the file -> in the checkpoint (`blk.3.attn_q.weight` -> `model.layers.3...`)."""
+    names = _expected_names(file, config)
+    missing = [name for name in names if not file.has_tensor(name)]
+    if missing:
+        raise CorruptModelError(f"{file.path} lacks {len(missing)} tensors, first {missing[0]}.")
+    for name in file.tensor_names:
+        if name not in names and name != ROPE_FACTORS:
+            raise ModelError(
+                f"{file.path} holds the tensor {name}, which a plain {file.architecture} model "
+                "does not have."
+            )
+    return names
+
+
+def _expected_names(file: GGUFFile, config: dict[str, Any]) -> dict[str, str]:
+    layout = _LAYOUTS[file.architecture]
+    biases = dict(layout.biases)
+    if config.get("attention_bias"):
+        biases |= {part: name for part, name in _LINEAR.items() if part not in _FEED_FORWARD}
+    if config.get("mlp_bias"):
+        biases |= _FEED_FORWARD
+    names = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+    }
+    if not config["tie_word_embeddings"]:
+        names["output.weight"] = "lm_head.weight"
+    for number in range(config["num_hidden_layers"]):
+        ours, theirs = f"blk.{number}", f"model.layers.{number}"
+        for part, name in {**layout.norms, **_LINEAR}.items():
+            names[f"{ours}.{part}.weight"] = f"{theirs}.{name}.weight"
+        for part, name in biases.items():
+            names[f"{ours}.{part}.bias"] = f"{theirs}.{name}.bias"
+    return names
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -118,55 +137,34 @@ def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return result
 
 
-def undo_rotary_permutation(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def undo_rotary_permutation(values: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
     """llama.cpp stores the two halves of each q and k head interleaved; put them back."""
     half = values.shape[0] // heads // 2
     pairs = values.reshape(heads, half, 2, *values.shape[1:])
-    result: NDArray[np.float32] = pairs.swapaxes(1, 2).reshape(values.shape)
+    result: NDArray[np.uint16] = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
     return result
 
 
-def _restored(file: GGUFFile, name: str, config: dict[str, Any]) -> NDArray[np.float32]:
-    values = file.dequantise(name)
-    if ".attn_q." in name:
+def _restored(file: GGUFFile, name: str, config: dict[str, Any]) -> NDArray[np.uint16]:
+    layout = _LAYOUTS[file.architecture]
+    is_norm = name.endswith("norm.weight")
+    values = _in_bfloat16(file, name, layout.norm_offset if is_norm else 0.0)
+    if layout.is_rotary_interleaved and ".attn_q." in name:
         return undo_rotary_permutation(values, config["num_attention_heads"])
-    if ".attn_k." in name:
+    if layout.is_rotary_interleaved and ".attn_k." in name:
         return undo_rotary_permutation(values, config["num_key_value_heads"])
     return values
 
 
-def _rope_scaling(file: GGUFFile, head_dim: int) -> dict[str, Any] | None:
-    kind = file.get("llama.rope.scaling.type", "none")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": float(file.require("llama.rope.scaling.factor"))}
-    if kind != "none":
-        raise ModelError(f"{file.path}: rope scaling {kind!r} is not supported.")
-    if not file.has_tensor(_ROPE_FACTORS):
-        return None
-    return _llama3_scaling(file, head_dim)
-
-
-def _llama3_scaling(file: GGUFFile, head_dim: int) -> dict[str, Any]:
-    """GGUF keeps only the resulting divisors; find the Llama-3 parameters that give them."""
-    divisors = file.dequantise(_ROPE_FACTORS).reshape(-1)
-    theta = float(file.get("llama.rope.freq_base", 10000.0))
-    frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
-    factor = float(divisors.max())
-    scaling = {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    turns = 8192 * frequencies / (2 * math.pi)
-    keep = np.clip((turns - 1.0) / 3.0, 0.0, 1.0)
-    expected = 1.0 / (keep + (1.0 - keep) / factor)
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
-        raise ModelError(
-            f"{file.path}: its rope_freqs are not those of Llama 3, so they are not known."
-        )
-    return scaling
+def _in_bfloat16(file: GGUFFile, name: str, offset: float) -> NDArray[np.uint16]:
+    """The tensor less `offset`, a few rows at a time."""
+    shape = file.shape(name)
+    result = np.empty(shape, np.uint16)
+    step = max(1, _CHUNK_VALUES // max(1, math.prod(shape[1:])))
+    for start in range(0, shape[0], step):
+        rows = slice(start, start + step)
+        result[rows] = to_bfloat16(file.dequantise(name, rows) - np.float32(offset))
+    return result
 
 
 def _plan_shards(file: GGUFFile, names: list[str], shard_bytes: int) -> list[list[str]]:
@@ -214,12 +212,3 @@ def _write_index(
     }
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def require_all_tensors(file: GGUFFile, num_layers: int) -> None:
-    """Raise CorruptModelError when a layer lacks a weight."""
-    wanted = ["token_embd.weight", "output_norm.weight"]
-    wanted += [f"blk.{n}.{part}.weight" for n in range(num_layers) for part in _PER_LAYER]
-    missing = [name for name in wanted if not file.has_tensor(name)]
-    if missing:
-        raise CorruptModelError(f"{file.path} lacks {len(missing)} tensors, first {missing[0]}.")

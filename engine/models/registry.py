@@ -21,20 +21,24 @@ ModelClass = Callable[
     [ModelConfig, DecoderWeights, KernelSet | NativeKernels, int, KVCacheSpec], ModelStep
 ]
 
-_REFERENCE = {"reference": "engine.models.decoder:DecoderModel"}
-_NATIVE = {"native": "engine.models.llama_native:build_native_llama"}
+_DECODER = {
+    "native": "engine.models.decoder_native:build_native_decoder",
+    "reference": "engine.models.decoder:DecoderModel",
+}
 _MODELS = {
-    "LlamaForCausalLM": _NATIVE | _REFERENCE,
-    "MistralForCausalLM": _REFERENCE,
-    "Qwen2ForCausalLM": _REFERENCE,
-    "Qwen3ForCausalLM": _REFERENCE,
-    "Gemma3ForCausalLM": _REFERENCE,
-    "Gemma3ForConditionalGeneration": _REFERENCE,
+    "LlamaForCausalLM": _DECODER,
+    "MistralForCausalLM": _DECODER,
+    "Qwen2ForCausalLM": _DECODER,
+    "Qwen3ForCausalLM": _DECODER,
+    "Gemma3ForCausalLM": _DECODER,
+    "Gemma3ForConditionalGeneration": _DECODER,
 }
 
 
-def kernel_sets_of(architecture: str) -> list[str]:
+def kernel_sets_of(architecture: str, implementation: str = "stoker") -> list[str]:
     """The kernel sets that `architecture` has code for; ModelError names those that exist."""
+    if implementation == "transformers":
+        return ["reference"]
     if architecture not in _MODELS:
         raise ModelError(
             f"Model architecture {architecture} is not supported; this engine runs "

@@ -119,9 +119,8 @@ class BlockPool:
         Evicts what they cached.
         """
         blocks = [self.free_queue.popleft() for _ in range(count)]
+        self.forget(blocks)
         for block in blocks:
-            if block.block_hash is not None:
-                self._forget(block)
             block.ref_cnt = 1
         return blocks
 
@@ -143,6 +142,12 @@ class BlockPool:
             block.block_hash = block_hash
             self._cached.setdefault(block_hash, {})[block.block_id] = block
             self.num_cached_blocks += 1
+
+    def forget(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Make blocks unfindable: they hold nothing, or nothing of use any more."""
+        for block in blocks:
+            if block.block_hash is not None:
+                self._forget(block)
 
     def free_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Drop one use of each block of a request's table (given in table order)."""

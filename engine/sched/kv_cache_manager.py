@@ -196,6 +196,13 @@ class KVCacheManager:
             for table, start in zip(self._tables.pop(request_id), dropped, strict=True):
                 self.block_pool.free_blocks(table[start:])
 
+    def forget_uncomputed(self, request: Request) -> None:
+        """Blocks that a step taken back was to fill must not be found by a prefix lookup."""
+        computed = request.num_computed_tokens // self.block_size
+        end = self._num_hashed[request.request_id]
+        for table in self._tables[request.request_id]:
+            self.block_pool.forget(table[computed:end])
+
     def get_block_ids(self, request_id: str) -> BlockIds:
         """The request's block tables, one per group."""
         tables = self._tables.get(request_id) or [[] for _ in self._windows]

@@ -8,18 +8,20 @@ import time
 from engine.messages import EngineCoreEvent, EngineCoreRequest, EventType, FinishReason
 from engine.sampling_params import SamplingParams
 from engine.sched.block_hash import BlockHash, hash_block
+from engine.sched.grammar import Grammar
 
 
 class RequestStatus(enum.IntEnum):
     """Life of a request; everything after PREEMPTED is finished (vLLM's v1/request.py)."""
 
     WAITING = 0
-    RUNNING = 1
-    PREEMPTED = 2
-    FINISHED_STOPPED = 3
-    FINISHED_LENGTH_CAPPED = 4
-    FINISHED_ABORTED = 5
-    FINISHED_ERROR = 6
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 1
+    RUNNING = 2
+    PREEMPTED = 3
+    FINISHED_STOPPED = 4
+    FINISHED_LENGTH_CAPPED = 5
+    FINISHED_ABORTED = 6
+    FINISHED_ERROR = 7
 
     @property
     def is_finished(self) -> bool:
@@ -44,7 +46,8 @@ class Request:
     """State that changes every step, so a slotted class rather than a frozen value.
 
     `num_computed_tokens` counts tokens whose KV exists or is being computed by the scheduled step.
-    `block_hashes` covers every full block of `token_ids`, in order.
+    `block_hashes` covers every full block of `token_ids`, in order. `grammar` is None for requests
+    without structured output.
     """
 
     __slots__ = (
@@ -54,11 +57,13 @@ class Request:
         "cache_salt",
         "eos_token_ids",
         "events",
+        "grammar",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "pooling",
         "priority",
         "request_id",
         "sampling_params",
@@ -67,22 +72,31 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, message: EngineCoreRequest, block_size: int, *, hash_blocks: bool) -> None:
+    def __init__(
+        self,
+        message: EngineCoreRequest,
+        block_size: int,
+        *,
+        hash_blocks: bool,
+        grammar: Grammar | None = None,
+    ) -> None:
         self.request_id = message.request_id
         self.sampling_params: SamplingParams = message.sampling_params
         self.eos_token_ids = message.eos_token_ids
         self.priority = message.priority
+        self.pooling = message.pooling
         self.arrival_time = message.arrival_time
         self.cache_salt = message.cache_salt
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        max_tokens = message.sampling_params.max_tokens
+        max_tokens = 0 if message.pooling else message.sampling_params.max_tokens
         assert max_tokens is not None, "the front end resolves max_tokens"
         self.max_tokens = max_tokens
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # hits at first admission
         self.num_preemptions = 0
+        self.grammar = grammar
         self.stop_reason: int | None = None
         self.events: list[EngineCoreEvent] = []
         self.block_size = block_size if hash_blocks else 0
@@ -98,6 +112,13 @@ class Request:
     def num_output_tokens(self) -> int:
         """Generated tokens so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """True when cached tokens are computed again: their logits and hidden states are gone."""
+        if self.pooling is not None:
+            return self.pooling.needs_every_token
+        return self.sampling_params.prompt_logprobs is not None
 
     @property
     def sort_key(self) -> tuple[int, float, str]:

@@ -6,16 +6,18 @@ num_computed_tokens catches up with its token count. Rules of vLLM's v1/core/sch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine.config import CacheConfig, SchedulerConfig
 from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup
+from engine.logger import get_logger
 from engine.messages import (
     EngineCoreOutput,
     EventType,
     PrefillStats,
     SchedulerStats,
 )
+from engine.sched.grammar import Grammar
 from engine.sched.kv_cache_manager import KVCacheManager
 from engine.sched.request import Request, RequestStatus
 from engine.sched.request_queue import create_request_queue
@@ -25,6 +27,8 @@ from engine.sched.scheduler_output import (
     NewRequestData,
     SchedulerOutput,
 )
+
+logger = get_logger(__name__)
 
 _MAX_PROMPT_LOGPROBS = 512
 """Prompt tokens of one step whose full rows of logits are wanted: such rows take much memory."""
@@ -56,6 +60,9 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.waiting = create_request_queue(config.policy)
         self.running: list[Request] = []
+        self._compiling: list[Request] = []  # WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        self._structured: dict[str, Request] = {}  # every live request with a grammar
+        self._rejected: list[EngineCoreOutput] = []
         self._finished_req_ids: list[str] = []
         self._num_preemptions = 0
         self._num_queries = 0
@@ -67,7 +74,12 @@ class Scheduler:
         """Queue a new request."""
         request.record_event(EventType.QUEUED)
         self.requests[request.request_id] = request
-        self.waiting.add(request)
+        if request.grammar is None:
+            self.waiting.add(request)
+            return
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        self._structured[request.request_id] = request
+        self._compiling.append(request)
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[Request]:
         """End requests from outside (abort, error); unknown and finished ids are ignored."""
@@ -78,6 +90,8 @@ class Scheduler:
                 continue
             if request.status == RequestStatus.RUNNING:
                 self.running.remove(request)
+            elif request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+                self._compiling.remove(request)
             else:
                 self.waiting.remove(request)
             self._finish(request, status)
@@ -88,6 +102,10 @@ class Scheduler:
         """True while anything waits or runs."""
         return bool(self.requests)
 
+    def is_waiting_for_grammars(self) -> bool:
+        """True while grammars are being compiled and nothing else could be scheduled."""
+        return bool(self._compiling) and len(self._compiling) == len(self.requests)
+
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while blocks are in use."""
         return self.kv_cache_manager.reset_prefix_cache()
@@ -96,6 +114,8 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plan one step and advance every scheduled request's num_computed_tokens."""
+        if self._compiling:
+            self._admit_compiled()
         output = SchedulerOutput([], CachedRequestData(), {}, 0, [])
         budget = self.config.max_num_batched_tokens
         budget, has_preempted = self._schedule_running(output, budget)
@@ -112,7 +132,6 @@ class Scheduler:
         """Phase 1, in admission order. Returns the budget left and whether anyone was preempted."""
         manager, cached = self.kv_cache_manager, output.cached_requests
         threshold = self.config.long_prefill_token_threshold
-        # The last position is never computed, only sampled.
         max_model_len = self.config.max_model_len
         has_preempted = False
         index = 0
@@ -121,7 +140,9 @@ class Scheduler:
             count = len(request.token_ids) - request.num_computed_tokens
             if 0 < threshold < count:
                 count = threshold
-            count = min(count, budget, max_model_len - 1 - request.num_computed_tokens)
+            # The last position is never computed, only sampled, unless it is pooled.
+            end = max_model_len if request.pooling else max_model_len - 1
+            count = min(count, budget, end - request.num_computed_tokens)
             if count > 1:
                 count = self._cap_prompt_logprobs(output, request, count)
             if count <= 0:
@@ -152,9 +173,7 @@ class Scheduler:
         manager, threshold = self.kv_cache_manager, self.config.long_prefill_token_threshold
         while budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
-            # The logits of cached tokens are gone, so prompt logprobs need the whole prompt again.
-            wants_logprobs = request.sampling_params.prompt_logprobs is not None
-            hits = None if wants_logprobs else manager.get_computed_blocks(request)
+            hits = None if request.needs_whole_prompt else manager.get_computed_blocks(request)
             num_hit_tokens = len(hits[0]) * self.block_size if hits else 0
             count = request.num_tokens - num_hit_tokens
             if 0 < threshold < count:
@@ -194,7 +213,7 @@ class Scheduler:
             # Counted once, at first admission; a request that returns from preemption is left out.
             request.num_cached_tokens = num_hit_tokens
             request.record_event(EventType.SCHEDULED)
-            if self.kv_cache_manager.enable_caching:
+            if self.kv_cache_manager.enable_caching and not request.needs_whole_prompt:
                 self._num_queries += request.num_tokens
                 self._num_hits += num_hit_tokens
         request.status = RequestStatus.RUNNING
@@ -210,7 +229,42 @@ class Scheduler:
             num_computed_tokens=request.num_computed_tokens,
             sampling_params=request.sampling_params,
             eos_token_ids=request.eos_token_ids,
+            pooling=request.pooling,
         )
+
+    # ---- structured output ---------------------------------------------------------------------
+
+    def _admit_compiled(self) -> None:
+        """Queue requests whose grammar is ready; the others hold nobody up."""
+        waiting, self._compiling = self._compiling, []
+        # Backwards, since they go to the front of the queue: they have waited already.
+        for request in reversed(waiting):
+            grammar = request.grammar
+            assert grammar is not None, "only requests with a grammar wait for one"
+            if not grammar.is_ready:
+                self._compiling.insert(0, request)
+            elif grammar.error is not None:
+                logger.error("Grammar of %s is unusable: %s", request.request_id, grammar.error)
+                self._finish(request, RequestStatus.FINISHED_ERROR)
+                self._rejected.append(self._output(request, [], is_first=False))
+            else:
+                request.status = RequestStatus.WAITING
+                self.waiting.add_preempted(request)
+
+    def take_rejected(self) -> list[EngineCoreOutput]:
+        """Last outputs of requests that ended without running, since the previous call."""
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    def sampling_grammars(self, output: SchedulerOutput) -> dict[str, Grammar]:
+        """Grammars of the requests that get a token in this step."""
+        return {
+            request_id: request.grammar
+            for request_id, request in self._structured.items()
+            if request_id in output.num_scheduled_tokens
+            and request.num_computed_tokens == request.num_tokens
+            and request.grammar is not None
+        }
 
     # ---- preemption ----------------------------------------------------------------------------
 
@@ -236,6 +290,7 @@ class Scheduler:
         """Take a victim out of the step that is being planned; returns its tokens to the budget."""
         count = output.num_scheduled_tokens.pop(request.request_id, 0)
         if count:
+            self.kv_cache_manager.forget_uncomputed(request)
             cached = output.cached_requests
             index = cached.req_ids.index(request.request_id)
             del (
@@ -268,8 +323,22 @@ class Scheduler:
             if result.prompt_logprobs:
                 output.prompt_logprobs = result.prompt_logprobs.get(request_id)
             outputs.append(output)
-        if has_finished:
+        outputs += self._finish_pooled(result.pooled)
+        if has_finished or result.pooled:
             self.running = [item for item in self.running if not item.status.is_finished]
+        return outputs
+
+    def _finish_pooled(self, pooled: Mapping[str, bytes]) -> list[EngineCoreOutput]:
+        """A pooling request ends with its vector; the caller takes it out of `running`."""
+        outputs = []
+        for request_id, vector in pooled.items():
+            request = self.requests.get(request_id)
+            if request is None:
+                continue  # ended while the step ran
+            self._finish(request, RequestStatus.FINISHED_STOPPED)
+            output = self._output(request, [], is_first=True)
+            output.pooling_output = vector
+            outputs.append(output)
         return outputs
 
     def _accept(
@@ -283,8 +352,10 @@ class Scheduler:
         return sampled, None
 
     def _accept_one(self, request: Request, token: int) -> RequestStatus | None:
-        params = request.sampling_params
+        params, grammar = request.sampling_params, request.grammar
         request.append_output(token)
+        if grammar is not None and not grammar.accept(token):
+            return RequestStatus.FINISHED_ERROR
         num_tokens = len(request.token_ids)
         num_output = num_tokens - request.num_prompt_tokens
         if num_output >= params.min_tokens:
@@ -293,6 +364,8 @@ class Scheduler:
             if token in params.stop_token_ids:
                 request.stop_reason = token
                 return RequestStatus.FINISHED_STOPPED
+        if grammar is not None and grammar.is_terminated:
+            return RequestStatus.FINISHED_STOPPED
         if num_output >= request.max_tokens or num_tokens >= self.config.max_model_len:
             return RequestStatus.FINISHED_LENGTH_CAPPED
         return None
@@ -302,6 +375,7 @@ class Scheduler:
         request.status = status
         self.kv_cache_manager.free(request)
         del self.requests[request.request_id]
+        self._structured.pop(request.request_id, None)
         if was_running:
             self._finished_req_ids.append(request.request_id)
 
@@ -326,7 +400,7 @@ class Scheduler:
         pool = self.kv_cache_manager.block_pool
         stats = SchedulerStats(
             num_running_reqs=len(self.running),
-            num_waiting_reqs=len(self.waiting),
+            num_waiting_reqs=len(self.waiting) + len(self._compiling),
             kv_cache_usage=pool.usage,
             num_free_blocks=pool.num_free_blocks,
             num_cached_blocks=pool.num_cached_blocks,

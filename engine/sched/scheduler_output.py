@@ -5,10 +5,15 @@ New requests travel in full, known ones as a difference (as in vLLM's v1/core/sc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.messages import TokenLogprobs
+from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams
 
 BlockIds: TypeAlias = list[list[int]]
@@ -31,6 +36,7 @@ class NewRequestData:
     num_computed_tokens: int
     sampling_params: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True)
@@ -46,12 +52,31 @@ class CachedRequestData:
     num_computed_tokens: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarBitmask:
+    """Tokens that each of `req_ids` may get in this step: one row each, one bit per token.
+
+    The lowest bit of a word is the first token.
+    """
+
+    req_ids: list[str]
+    rows: NDArray[np.int32]
+
+    def only(self, req_ids: Sequence[str]) -> GrammarBitmask | None:
+        """The part of these requests; None when they have none."""
+        places = [place for place, req_id in enumerate(self.req_ids) if req_id in req_ids]
+        if not places:
+            return None
+        return GrammarBitmask([self.req_ids[place] for place in places], self.rows[places])
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One step. `num_scheduled_tokens` keeps scheduling order: it is the batch order.
 
     `finished_req_ids` (finished, aborted or preempted since the last step) are dropped by the
-    runner before anything else is applied.
+    runner before anything else is applied. `grammar_bitmask` is EngineCore's to fill in, None when
+    no request of the step follows a grammar.
     """
 
     new_requests: list[NewRequestData]
@@ -59,11 +84,12 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
     finished_req_ids: list[str]
+    grammar_bitmask: GrammarBitmask | None = None
 
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
-    """Sampled tokens per request in batch order.
+    """Sampled tokens per generating request in batch order, vectors of completed pooling requests.
 
     An empty list where the prompt is not complete yet. Log probabilities of those who asked:
     `logprobs` parallel to the sampled tokens, `prompt_logprobs` with the first sampled token.
@@ -73,3 +99,4 @@ class ModelRunnerOutput:
     sampled_token_ids: list[list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[str, bytes] = field(default_factory=dict)  # little-endian float32

@@ -17,13 +17,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import EngineError
+from engine.frontend.embeddings import embed_all
 from engine.logger import get_logger
 from engine.server import introspection
 from engine.server.auth import BearerAuth
 from engine.server.chat import ChatFormat, make_chat_job
 from engine.server.completions import CompletionFormat, make_completion_job
+from engine.server.embeddings import EmbeddingBody, make_embedding_job
 from engine.server.errors import ApiError, error_response, to_api_error
 from engine.server.generation import Job, collect_job
+from engine.server.openapi import openapi_document
 from engine.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -58,10 +61,13 @@ def create_app(state: ServerState, api_key: str | None = None) -> FastAPI:
         ("/metrics", ["GET"], routes.metrics),
         ("/tokenize", ["POST"], routes.tokenize),
         ("/detokenize", ["POST"], routes.detokenize),
+        ("/reset_prefix_cache", ["POST"], routes.reset_prefix_cache),
+        ("/openapi.json", ["GET"], routes.openapi),
         ("/v1/models", ["GET"], routes.models),
         ("/v1/models/{name:path}", ["GET"], routes.model),
         ("/v1/chat/completions", ["POST"], routes.chat_completions),
         ("/v1/completions", ["POST"], routes.completions),
+        ("/v1/embeddings", ["POST"], routes.embeddings),
     ):
         app.add_api_route(path, endpoint, methods=methods, response_model=None)
     app.add_exception_handler(ApiError, _on_api_error)
@@ -111,17 +117,33 @@ class _Routes:
             services, parse_body(DetokenizeBody, await _read_body(request))
         )
 
+    async def reset_prefix_cache(self) -> Response:
+        return await introspection.reset_prefix_cache(self._state.require_ready())
+
+    async def openapi(self, request: Request) -> Response:
+        return introspection.json_response(openapi_document(request.app.routes))
+
     async def chat_completions(self, request: Request) -> Response:
         services = self._state.require_ready()
+        services.require_generation()
         body = parse_body(ChatBody, await _read_body(request))
-        job = await make_chat_job(services, body)
-        return await _answer(services, request, job, ChatFormat(job), stream=body.stream)
+        job, plan = await make_chat_job(services, body)
+        return await _answer(services, request, job, ChatFormat(job, plan), stream=body.stream)
 
     async def completions(self, request: Request) -> Response:
         services = self._state.require_ready()
+        services.require_generation()
         body = parse_body(CompletionBody, await _read_body(request))
         job = await make_completion_job(services, body)
         return await _answer(services, request, job, CompletionFormat(job), stream=body.stream)
+
+    async def embeddings(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        services.require_embeddings()
+        body = parse_body(EmbeddingBody, await _read_body(request))
+        job = await make_embedding_job(services, body)
+        vectors = await _unless_client_goes(request, embed_all(services.llm, job.requests))
+        return Response(job.document(vectors), media_type="application/json")
 
 
 async def _answer(

@@ -1,4 +1,4 @@
-"""Bearer key check for everything below /v1. Other paths stay open, as in vLLM."""
+"""Bearer key check for /v1 and for what changes the server. Other paths stay open, as in vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.server.errors import ApiError, error_response
 
-_PROTECTED = "/v1"
+_PROTECTED = ("/v1", "/reset_prefix_cache")
 
 
 class BearerAuth:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from engine.errors import RequestError
 from engine.frontend.chat_template import ChatTemplate
@@ -12,25 +13,46 @@ from engine.server.prompts import encode
 from engine.server.protocol import ChatBody, Message
 from engine.server.state import Services
 from engine.server.streaming import Delta, encode_json
+from engine.server.structured import check_structured_outputs
+from engine.server.tool_answer import ToolAnswer
+from engine.server.tools import ToolPlan, plan_tools
+
+_GOES_ON = b'"finish_reason":null'
 
 
-async def make_chat_job(services: Services, body: ChatBody) -> Job:
+async def make_chat_job(services: Services, body: ChatBody) -> tuple[Job, ToolPlan]:
     """Render the template, tokenize, check."""
     services.check_model(body.model)
     body.check_supported()
+    plan = plan_tools(
+        body.tools,
+        body.tool_choice,
+        is_parallel=body.parallel_tool_calls,
+        auto_parser=services.tool_call_parser,
+    )
     prompt = render_chat(
         services.chat_template,
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         template_args=body.chat_template_kwargs,
+        tools=plan.for_template,
     )
     token_ids = await encode(
         services.llm.tokenizer, prompt, add_special_tokens=body.add_special_tokens
     )
     params = body.sampling_params(services.sampling_defaults)
-    return make_job(
-        services, body, [token_ids], params, id_prefix="chatcmpl", prompt_param="messages"
+    await check_structured_outputs(body)
+    params = await plan.apply(params)
+    job = make_job(
+        services,
+        body,
+        [token_ids],
+        params,
+        id_prefix="chatcmpl",
+        prompt_param="messages",
+        logprobs_param="top_logprobs",
     )
+    return job, plan
 
 
 def render_chat(
@@ -39,6 +61,7 @@ def render_chat(
     *,
     add_generation_prompt: bool,
     template_args: dict[str, object] | None = None,
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> str:
     """The prompt of a chat; RequestError when the model has no template or it refuses."""
     if template is None:
@@ -51,14 +74,16 @@ def render_chat(
         [message.for_template() for message in messages],
         add_generation_prompt=add_generation_prompt,
         template_args=template_args,
+        tools=tools,
     )
 
 
 class ChatFormat:
     """Chat completion objects and chunks of one job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, plan: ToolPlan) -> None:
         self._job = job
+        self._tools = [ToolAnswer(plan) for _ in job.requests if plan.make_parser]
         self._head = (
             b'data: {"id":"%s","object":"chat.completion.chunk","created":%d,"model":%s,"choices":['
             % (job.id.encode(), job.created, encode_json(job.model))
@@ -75,9 +100,9 @@ class ChatFormat:
                 "choices": [
                     {
                         "index": index,
-                        "message": {"role": "assistant", "content": "".join(choice.texts)},
+                        "message": self._message(index, "".join(choice.texts)),
                         "logprobs": chat_logprobs(choice.logprobs) if choice.logprobs else None,
-                        "finish_reason": choice.finish_reason,
+                        "finish_reason": self._finish_reason(index, choice),
                         "stop_reason": choice.stop_reason,
                     }
                     for index, choice in enumerate(choices)
@@ -89,33 +114,65 @@ class ChatFormat:
             }
         )
 
+    def _message(self, index: int, text: str) -> dict[str, object]:
+        if self._tools:
+            return self._tools[index].message(text)
+        return {"role": "assistant", "content": text}
+
+    def _finish_reason(self, index: int, choice: Choice) -> str | None:
+        if self._tools:
+            return self._tools[index].finish_reason(choice.finish_reason)
+        return choice.finish_reason
+
     def opening(self, index: int) -> bytes:
         """The chunk that names the role."""
         return self._chunk(index, b'{"role":"assistant","content":""}', Delta(""))
 
     def event(self, index: int, delta: Delta) -> bytes:
-        """A chunk with text."""
+        """A chunk with text, or several with pieces of tool calls."""
+        if self._tools:
+            pieces = self._tools[index].feed(delta.text)
+            return self._chunks(index, pieces or [{}] * bool(delta.logprobs), delta)
         return self._chunk(index, b'{"content":%s}' % encode_json(delta.text), delta)
 
     def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """The last text, if any, and a chunk with the finish reason."""
-        content = b'{"content":%s}' % encode_json(delta.text) if delta.text else b"{}"
+        pieces: list[dict[str, object]] = [{"content": delta.text}] if delta.text else []
+        if self._tools:
+            pieces = self._tools[index].feed(delta.text) + self._tools[index].finish()
         reasons = b'"finish_reason":%s,"stop_reason":%s' % (
-            encode_json(choice.finish_reason),
+            encode_json(self._finish_reason(index, choice)),
             encode_json(choice.stop_reason),
         )
-        return self._chunk(index, content, delta, reasons)
+        return self._chunks(index, pieces or [{}], delta, reasons)
 
     def usage_event(self, usage: dict[str, object]) -> bytes:
         """The chunk after the last choice."""
         return b'%s],"usage":%s}\n\n' % (self._head, encode_json(usage))
+
+    def _chunks(
+        self,
+        index: int,
+        pieces: Sequence[dict[str, object]],
+        delta: Delta,
+        reasons: bytes = _GOES_ON,
+    ) -> bytes:
+        """One chunk per piece: the first has the logprobs, the last the reasons."""
+        chunks = []
+        for number, piece in enumerate(pieces, 1):
+            is_last = number == len(pieces)
+            chunks.append(
+                self._chunk(index, encode_json(piece), delta, reasons if is_last else _GOES_ON)
+            )
+            delta = Delta("", None, delta.usage)
+        return b"".join(chunks)
 
     def _chunk(
         self,
         index: int,
         content: bytes,
         delta: Delta,
-        reasons: bytes = b'"finish_reason":null',
+        reasons: bytes = _GOES_ON,
     ) -> bytes:
         return b'%s{"index":%d,"delta":%s,"logprobs":%s,%s}]%s}\n\n' % (
             self._head,

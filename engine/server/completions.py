@@ -11,12 +11,14 @@ from engine.server.prompts import encode
 from engine.server.protocol import CompletionBody
 from engine.server.state import Services
 from engine.server.streaming import Delta, encode_json
+from engine.server.structured import check_structured_outputs
 
 
 async def make_completion_job(services: Services, body: CompletionBody) -> Job:
     """Tokenize what is text, check."""
     services.check_model(body.model)
     params = body.sampling_params(services.sampling_defaults)
+    await check_structured_outputs(body)
     tokenizer, prompts = services.llm.tokenizer, body.prompts
     body.check_choices(len(prompts))
     token_ids = [

@@ -1,10 +1,12 @@
 """HTTP errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
 
 ApiError
-|- status 400, 401, 404, 405, 413   the client's fault
+|- status 400, 401, 404, 405, 409, 413   the client's fault
+|- status 500                       a request failed while it ran
 `- status 503                       the engine starts, stops or is dead; carries Retry-After
 
-RequestError (400) and EngineDeadError (503) of the engine's tree are translated here.
+RequestError (400), GenerationError (500) and EngineDeadError (503) of the engine's tree are
+translated here.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from http import HTTPStatus
 import msgspec
 from starlette.responses import Response
 
-from engine.errors import EngineDeadError, EngineError, RequestError
+from engine.errors import EngineDeadError, EngineError, GenerationError, RequestError
 
 # The words of vLLM's error bodies.
 _TYPES = {
@@ -22,6 +24,7 @@ _TYPES = {
     HTTPStatus.UNAUTHORIZED: "AuthenticationError",
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
+    HTTPStatus.CONFLICT: "ConflictError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
@@ -51,6 +54,8 @@ def to_api_error(error: EngineError) -> ApiError:
     """The HTTP meaning of an engine error."""
     if isinstance(error, RequestError):
         return ApiError(400, str(error), param=error.param, code=error.code)
+    if isinstance(error, GenerationError):
+        return ApiError(500, str(error))
     if isinstance(error, EngineDeadError):
         return unavailable(f"The engine is dead: {error}", code="engine_dead")
     return unavailable(str(error))

@@ -118,6 +118,7 @@ def make_job(
     *,
     id_prefix: str,
     prompt_param: str,
+    logprobs_param: str = "logprobs",
     echoes: Sequence[str] | None = None,
     is_prompt_only: bool = False,
 ) -> Job:
@@ -130,9 +131,10 @@ def make_job(
         services.llm.input_processor.process(
             f"{job_id}-{prompt_index * body.n + sample}",
             prompt,
-            _for_sample(params, sample),
+            params.for_sample(sample),
             arrival_time=now,
             prompt_param=prompt_param,
+            logprobs_param=logprobs_param,
             cache_salt=body.cache_salt,
             priority=body.priority,
         )
@@ -201,11 +203,3 @@ async def collect_job(llm: AsyncLLM, job: Job) -> list[Choice]:
         async for index, output in outputs:
             choices[index].add(output)
     return choices
-
-
-def _for_sample(params: SamplingParams, sample: int) -> SamplingParams:
-    """Sample 0 keeps the seed; the others get neighbours, wrapped into 64 bits."""
-    if params.seed is None or sample == 0:
-        return params
-    seed = (params.seed + sample + 2**63) % 2**64 - 2**63
-    return dataclasses.replace(params, seed=seed)

@@ -1,4 +1,4 @@
-"""Endpoints that tell about the server: health, version, load, models, and its tokenizer."""
+"""Endpoints beside generation: health, version, load, models, the tokenizer, the cache's reset."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from engine.errors import RequestError
 from engine.server.chat import render_chat
+from engine.server.errors import ApiError
 from engine.server.prompts import encode
 from engine.server.protocol import DetokenizeBody, TokenizeBody
 from engine.server.state import ServerPhase, ServerState, Services
@@ -83,6 +84,18 @@ async def tokenize(services: Services, body: TokenizeBody) -> Response:
             "tokens": token_ids,
             "token_strs": tokenizer.token_strings(token_ids) if body.return_token_strs else None,
         }
+    )
+
+
+async def reset_prefix_cache(services: Services) -> Response:
+    """Forget all cached prefixes; 409 while requests hold blocks."""
+    if await services.llm.reset_prefix_cache():
+        return json_response({"success": True})
+    raise ApiError(
+        409,
+        "The prefix cache cannot be reset while requests use its blocks "
+        f"({services.llm.num_unfinished} in flight); try again once they are done.",
+        code="cache_in_use",
     )
 
 

@@ -19,12 +19,13 @@ from fastapi.routing import APIRoute
 
 from engine.args import EngineArgs
 from engine.errors import ConfigError, EngineError
+from engine.frontend.engine_start import ClientFactory, real_client
 from engine.logger import get_logger, setup_logging
 from engine.server.api import create_app
 from engine.server.binding import bind_socket, explain_bind_error, socket_url
 from engine.server.http_log import http_event, setup_http_logging
 from engine.server.metrics import create_registry
-from engine.server.startup import ClientFactory, RunningEngine, real_client, start_engine
+from engine.server.startup import RunningEngine, start_engine
 from engine.server.state import ServerPhase, ServerState
 from engine.server.stop_signals import StopSignals
 from engine.version import __version__
@@ -98,7 +99,7 @@ def _log_invocation(model: str, args: EngineArgs) -> None:
 
 
 def _announce(app: FastAPI, engine: RunningEngine, state: ServerState, url: str) -> None:
-    logger.info("Supported tasks: ('generate',)")
+    logger.info("Supported tasks: %s", engine.services.tasks.names)
     logger.info("Starting Stoker server on %s", url)
     logger.info("Available routes are:")
     for route in app.routes:

@@ -95,6 +95,7 @@ class EngineMetrics:
         _observe_all(self._params_n, iteration.n_params)
         _observe_all(self._max_generation, iteration.max_generation_tokens)
         self._success["abort"].inc(iteration.num_aborted)
+        self._success["error"].inc(iteration.num_failed)
         for request in iteration.finished:
             self._record_finished(request)
 
@@ -255,7 +256,8 @@ class EngineMetrics:
         self._tpot.observe(request.time_per_output_token_s)
         self._request_prompt.observe(request.num_prompt_tokens)
         self._request_generation.observe(request.num_generation_tokens)
-        self._params_max_tokens.observe(request.max_tokens)
+        if request.max_tokens is not None:
+            self._params_max_tokens.observe(request.max_tokens)
         self._computed_kv.observe(request.num_prompt_tokens - request.num_cached_tokens)
         self._request_preemptions.observe(request.num_preemptions)
 
@@ -270,7 +272,7 @@ def _add_cache_info(registry: CollectorRegistry, cache: CacheConfig, ready: Hand
     labels = {
         "engine": _ENGINE,
         "block_size": ready.block_size,
-        "cache_dtype": "auto",
+        "cache_dtype": cache.cache_dtype,
         "enable_prefix_caching": cache.enable_prefix_caching,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
         "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,

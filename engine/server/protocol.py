@@ -13,8 +13,11 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.errors import RequestError
-from engine.sampling_params import SamplingParams, check_logprobs
+from engine.frontend.chat_template import plain_text
+from engine.sampling_params import SamplingParams
 from engine.server.errors import ApiError
+from engine.server.structured import StructuredFields, structured_outputs_of
+from engine.server.tool_fields import MessageToolCall, ToolDefinition
 
 MAX_CHOICES = 128
 """Most samples (`n` times prompts) of one API request."""
@@ -23,12 +26,7 @@ MAX_CHOICES = 128
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "logprob_token_ids": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+    "guided_whitespace_pattern": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -75,12 +73,15 @@ _SAMPLING_FIELDS = (
 
 _Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 _SCALAR_BRANCHES = ("str", "int", "float", "bool", "constrained-str", "constrained-int")
-_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # strict: `true` is no token
 TokenIds = list[_TokenId]
 """Token ids of a request; whether the vocabulary has them is checked later."""
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """What all request bodies share."""
+
     model_config = ConfigDict(extra="ignore")
 
     @model_validator(mode="before")
@@ -89,14 +90,14 @@ class _Body(BaseModel):
         return {k: v for k, v in raw.items() if v is not None} if isinstance(raw, dict) else raw
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """`stream_options`: when a stream carries token counts."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(_Body):
+class GenerationBody(Body, StructuredFields):
     """Fields that chat and text completions share."""
 
     model: str | None = None
@@ -107,7 +108,7 @@ class GenerationBody(_Body):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[_TokenId, float] = Field(default_factory=dict)
+    logit_bias: dict[_Count, float] = Field(default_factory=dict)
     allowed_token_ids: TokenIds = Field(default_factory=list, min_length=1)
     bad_words: list[str] = Field(default_factory=list)
     prompt_logprobs: _Int32 | None = None
@@ -128,7 +129,7 @@ class GenerationBody(_Body):
     @classmethod
     def _refuse_unsupported(cls, raw: Any) -> Any:
         if isinstance(raw, dict):
-            for name in raw.keys() & _UNSUPPORTED.keys():
+            for name in raw.keys() & (_UNSUPPORTED.keys() - cls.model_fields.keys()):
                 _require_neutral(name, raw[name], _UNSUPPORTED[name])
         return raw
 
@@ -141,17 +142,14 @@ class GenerationBody(_Body):
         settings: dict[str, Any] = {**defaults, **asked, **self._own_settings()}
         params = SamplingParams(
             **settings,
+            n=self.n,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
             logit_bias=tuple(self.logit_bias.items()),
             allowed_token_ids=tuple(self.allowed_token_ids),
             bad_words=tuple(self.bad_words),
+            structured_outputs=structured_outputs_of(self),
         ).validate()
-        if self.n > 1 and params.is_greedy:
-            raise RequestError(
-                f"n must be 1 with temperature 0 (all samples would be equal), got {self.n}.",
-                param="n",
-            )
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError(
                 "prompt_logprobs cannot be streamed; send stream=false.", param="prompt_logprobs"
@@ -185,24 +183,20 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
     role: str
     content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """With plain text as content, which is what templates of text models expect."""
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(_part_text(part) for part in content)
-        return {**(self.model_extra or {}), "role": self.role, "content": content or ""}
+        """With plain text as content, which is what templates of text models expect.
 
+        Templates ask whether `tool_calls` is there, so a list without calls is left out.
+        """
+        message = {**self._extra(), "role": self.role, "content": plain_text(self.content)}
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
+        return message
 
-def _part_text(part: dict[str, Any]) -> str:
-    kind, text = part.get("type"), part.get("text")
-    if kind != "text" or not isinstance(text, str):
-        raise RequestError(
-            f"Content parts of type {kind!r} are not supported; this model reads parts of type "
-            "'text' with a string in `text`.",
-            param="messages",
-        )
-    return text
+    def _extra(self) -> dict[str, Any]:
+        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
 
 
 class ChatBody(GenerationBody):
@@ -212,11 +206,14 @@ class ChatBody(GenerationBody):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: _Int32 = 0
+    top_logprobs: _Count = 0
     echo: bool = False
     add_generation_prompt: bool = True
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: list[ToolDefinition] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
     @property
     def token_limit(self) -> int | None:
@@ -230,7 +227,6 @@ class ChatBody(GenerationBody):
         _require_neutral("echo", self.echo, (False,))
 
     def _own_settings(self) -> dict[str, int | None]:
-        check_logprobs("top_logprobs", self.top_logprobs)
         if self.top_logprobs and not self.logprobs:
             raise RequestError(
                 f"top_logprobs={self.top_logprobs} needs logprobs=true.", param="top_logprobs"
@@ -275,7 +271,7 @@ class CompletionBody(GenerationBody):
         return settings
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(Body):
     """POST /tokenize: either a text or a chat."""
 
     model: str | None = None
@@ -286,14 +282,14 @@ class TokenizeBody(_Body):
     return_token_strs: bool = False
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
     tokens: TokenIds
 
 
-BodyT = TypeVar("BodyT", bound=_Body)
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
+from engine.config import TaskConfig
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import ChatTemplate
 from engine.server.errors import ApiError, unavailable
@@ -26,7 +27,9 @@ class ServerPhase(enum.Enum):
 class Services:
     """What request handlers need. `created` is unix time, `root` the model as it was asked for.
 
-    `sampling_defaults` are the model's own, for requests that leave a field out.
+    `hidden_size` is how long embeddings are.
+    `sampling_defaults` are the model's own, for requests that leave a field out. Without a
+    `tool_call_parser` the model cannot be left to choose whether it calls a tool.
     """
 
     llm: AsyncLLM
@@ -34,8 +37,31 @@ class Services:
     model_name: str
     root: str
     created: int
+    hidden_size: int
     log_requests: bool = False
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    tool_call_parser: str | None = None
+    tasks: TaskConfig = field(default_factory=TaskConfig)
+
+    def require_generation(self) -> None:
+        """404 where only embeddings are served."""
+        if not self.tasks.can_generate:
+            raise ApiError(
+                404,
+                "This server was started with --runner pooling: it answers /v1/embeddings and "
+                "generates no text. Start it without --runner pooling for both.",
+                code="task_not_served",
+            )
+
+    def require_embeddings(self) -> None:
+        """404 where embeddings are turned off."""
+        if not self.tasks.can_embed:
+            raise ApiError(
+                404,
+                "This server was started with --convert none: it makes no embeddings. Start it "
+                "without that flag.",
+                code="task_not_served",
+            )
 
     def check_model(self, name: str | None) -> None:
         """404 for another model than the one served; leaving it out is fine."""

@@ -18,10 +18,11 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def cache_spec(config: EngineConfig) -> KVCacheSpec:
-    """Cached in the number format that the model runs in."""
+    """Cached in the number format that the model runs in, unless another one is asked for."""
+    cache_dtype = config.cache.cache_dtype
     return kv_cache_spec(
         config.model,
         block_size=config.cache.block_size,
-        cache_dtype=config.device.dtype,
+        cache_dtype=config.device.dtype if cache_dtype == "auto" else cache_dtype,
         in_flight_tokens=config.scheduler.max_num_batched_tokens,
     )

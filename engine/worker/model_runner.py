@@ -5,6 +5,8 @@ Owns the requests' tokens and block tables on this device's side; decides nothin
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from engine.kernels.step_batch import IntArray, StepBatch
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.input_batch import InputBatch
 from engine.worker.logprobs import PromptLogprobs, token_logprobs
+from engine.worker.pooler import Pooler
 from engine.worker.sampler import SamplingBatch, sample
 
 
@@ -27,6 +30,7 @@ class ModelRunner:
         self._block_size = config.cache.block_size
         self._kv_cache: KVCache = []
         self._prompt_logprobs = PromptLogprobs()
+        self._pooler = Pooler()
         self._batch = InputBatch(
             scheduler.max_num_seqs,
             scheduler.max_model_len,
@@ -40,23 +44,55 @@ class ModelRunner:
         self._kv_cache = kv_cache
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute the scheduled tokens; requests whose tokens are all computed get a new one."""
+        """Compute the scheduled tokens; requests whose tokens are all computed get a new one.
+
+        Prompts that are to be pooled get their vector instead.
+        """
         self._apply(step)
+        output = ModelRunnerOutput([], [])
         req_ids = list(step.num_scheduled_tokens)
-        output = ModelRunnerOutput(req_ids, [[] for _ in req_ids])
-        if not req_ids:
+        if not self._pooler:
+            if req_ids:
+                self._generate(step, req_ids, output)
             return output
+        # One pass per run of neighbours of a kind. The order stays the scheduler's, since a request
+        # may read blocks that one before it fills in this very step.
+        for is_pooling, run in itertools.groupby(req_ids, self._pooler.__contains__):
+            (self._pool if is_pooling else self._generate)(step, list(run), output)
+        return output
+
+    def _pool(self, step: SchedulerOutput, req_ids: list[str], output: ModelRunnerOutput) -> None:
+        batch, complete = self._build(step, req_ids, self._batch.rows(req_ids))
+        batch = self._pooler.with_rows(batch, req_ids, complete)
+        hidden = self._model.hidden_states(batch, self._kv_cache)
+        output.pooled |= self._pooler.collect(hidden, batch, req_ids, complete)
+
+    def _generate(
+        self, step: SchedulerOutput, req_ids: list[str], output: ModelRunnerOutput
+    ) -> None:
+        first = len(output.req_ids)
+        output.req_ids += req_ids
+        output.sampled_token_ids += [[] for _ in req_ids]
         rows = self._batch.rows(req_ids)
-        scheduled = np.fromiter(step.num_scheduled_tokens.values(), np.int64, len(req_ids))
-        batch, sampling = self._batch.build_step(rows, scheduled)
+        batch, sampling = self._build(step, req_ids, rows)
         logits = (
             self._forward_prompts(batch, req_ids, rows)
             if self._prompt_logprobs
             else self._model.forward(batch, self._kv_cache)
         )
         if len(sampling):
-            self._sample(logits, rows[sampling], sampling.tolist(), output)
-        return output
+            bitmask = step.grammar_bitmask
+            if bitmask is not None and self._pooler:
+                bitmask = bitmask.only(req_ids)
+            settings = SamplingBatch.of(self._batch, rows[sampling], bitmask)
+            places = (sampling + first).tolist()
+            self._sample(logits, settings, rows[sampling], places, output)
+
+    def _build(
+        self, step: SchedulerOutput, req_ids: list[str], rows: IntArray
+    ) -> tuple[StepBatch, IntArray]:
+        counts = map(step.num_scheduled_tokens.__getitem__, req_ids)
+        return self._batch.build_step(rows, np.fromiter(counts, np.int64, len(rows)))
 
     def _forward_prompts(self, batch: StepBatch, req_ids: list[str], rows: IntArray) -> Tensor:
         """The logits that the step asks for, after prompts took the log probabilities of theirs."""
@@ -66,17 +102,22 @@ class ModelRunner:
         return logits[np.searchsorted(extended.logits_rows, batch.logits_rows)]
 
     def _sample(
-        self, logits: Tensor, rows: IntArray, places: list[int], output: ModelRunnerOutput
+        self,
+        logits: Tensor,
+        settings: SamplingBatch,
+        rows: IntArray,
+        places: list[int],
+        output: ModelRunnerOutput,
     ) -> None:
         """Choose one token per row and write it, and the log probabilities asked for, to `output`.
 
-        `places` are the rows' numbers in the step.
+        `places` are the rows' numbers in it.
         """
         num_logprobs = self._batch.num_logprobs[rows]
         asking = np.flatnonzero(num_logprobs >= 0)
         # The sampler overwrites the logits; the log probabilities are of the raw ones.
         raw = logits[asking] if len(asking) else None
-        tokens = sample(logits, SamplingBatch.of(self._batch, rows))
+        tokens = sample(logits, settings)
         self._batch.append_tokens(rows, tokens)
         for place, token in zip(places, tokens.tolist(), strict=True):
             output.sampled_token_ids[place] = [token]
@@ -86,7 +127,7 @@ class ModelRunner:
                 output.logprobs[output.req_ids[places[number]]] = [entry]
         if self._prompt_logprobs:
             complete = [output.req_ids[place] for place in places]
-            output.prompt_logprobs = self._prompt_logprobs.take(complete)
+            output.prompt_logprobs |= self._prompt_logprobs.take(complete)
 
     def run_dummy(self, num_tokens: int, num_seqs: int) -> None:
         """One forward pass of made-up prompts, written to the null block of a throwaway cache."""
@@ -96,9 +137,11 @@ class ModelRunner:
     def _apply(self, step: SchedulerOutput) -> None:
         self._batch.remove(step.finished_req_ids)
         self._prompt_logprobs.remove(step.finished_req_ids)
+        self._pooler.remove(step.finished_req_ids)
         for request in step.new_requests:
             self._batch.add(request)
             self._prompt_logprobs.add(request)
+            self._pooler.add(request)
         self._batch.update(step.cached_requests)
 
 

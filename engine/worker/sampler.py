@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.step_batch import IntArray
+from engine.sched.scheduler_output import GrammarBitmask
+from engine.worker.grammar_mask import GrammarMask
 from engine.worker.input_batch import InputBatch
 from engine.worker.logit_edits import LogitEdits
 
@@ -34,9 +36,12 @@ class SamplingBatch:
     min_p: NDArray[np.float32]
     uniforms: NDArray[np.float32]
     edits: LogitEdits | None = None
+    grammar: GrammarMask | None = None
 
     @classmethod
-    def of(cls, batch: InputBatch, rows: IntArray) -> SamplingBatch:
+    def of(
+        cls, batch: InputBatch, rows: IntArray, bitmask: GrammarBitmask | None = None
+    ) -> SamplingBatch:
         """Settings of the requests in `rows`."""
         num_outputs = batch.num_tokens[rows] - batch.num_prompt_tokens[rows]
         return cls(
@@ -46,6 +51,7 @@ class SamplingBatch:
             min_p=batch.min_p[rows],
             uniforms=uniform_numbers(batch.seeds[rows], num_outputs),
             edits=LogitEdits.of(batch, rows),
+            grammar=GrammarMask.of(bitmask, batch.rows(bitmask.req_ids), rows) if bitmask else None,
         )
 
 
@@ -54,6 +60,8 @@ def sample(logits: Tensor, batch: SamplingBatch) -> IntArray:
     """Token id of each row. `logits` [R, vocabulary] is overwritten."""
     if batch.edits is not None:
         batch.edits.apply(logits)
+    if batch.grammar is not None:
+        batch.grammar.apply(logits)
     tokens = _argmax(logits)
     random = np.flatnonzero(batch.temperature > 0)
     if len(random):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
 from engine.models.registry import kernel_sets_of, load_weights, model_class
+from engine.models.transformers_config import with_transformers_facts
+from engine.models.transformers_fallback import load_transformers_model
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.kv_cache import cache_spec, torch_dtype
 from engine.worker.memory import (
@@ -36,7 +39,7 @@ class Worker:
     """Everything that touches the device. Methods are called in the order that they stand here."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+        self._config = config = _completed(config)
         self._device = torch.device(config.device.device)
         self._dtype = torch_dtype(config.device.dtype)
         self._spec = cache_spec(config)
@@ -99,7 +102,8 @@ class Worker:
         return self._runner.execute(scheduler_output)
 
     def _select_kernels(self) -> KernelSet | NativeKernels:
-        device, sets = self._config.device, kernel_sets_of(self._config.model.architecture)
+        device, model = self._config.device, self._config.model
+        sets = kernel_sets_of(model.architecture, model.implementation)
         selected = select_kernels(device, self._spec, sets, self._num_threads())
         logger.info(
             "Using %s attention backend out of potential backends: %s.",
@@ -113,6 +117,11 @@ class Worker:
 
     def _build_model(self, kernels: KernelSet | NativeKernels) -> ModelStep:
         config = self._config
+        if config.model.implementation == "transformers":
+            assert not isinstance(kernels, NativeKernels), kernels.name
+            return load_transformers_model(
+                config.model, kernels, self._spec, self._device, self._dtype, _shard_progress()
+            )
         start = time.monotonic()
         weights = load_weights(config.model, self._dtype, self._device, _shard_progress())
         logger.info("Loading weights took %.2f seconds", time.monotonic() - start)
@@ -133,6 +142,19 @@ class Worker:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return GpuMemoryProfile(total, self._free_at_init, free, peak - held)
+
+
+def _completed(config: EngineConfig) -> EngineConfig:
+    """With the shape that transformers gives the model, where transformers runs it."""
+    model = config.model
+    if model.implementation != "transformers":
+        return config
+    logger.warning(
+        "%s runs in the Transformers implementation, which is slower than one of Stoker's own.",
+        model.architecture,
+    )
+    complete = with_transformers_facts(model, config.scheduler.max_model_len)
+    return dataclasses.replace(config, model=complete)
 
 
 def _shard_progress() -> Callable[[int, int], None]:

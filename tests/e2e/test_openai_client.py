@@ -282,10 +282,11 @@ def test_preemption_changes_no_penalised_text(tmp_path: Path) -> None:
 
 def test_the_models_own_defaults_are_used_and_told(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model")
-    (folder / "generation_config.json").write_text('{"top_k": 1, "do_sample": true}')
+    text = '{"top_k": 1, "do_sample": true, "max_new_tokens": 9}'
+    (folder / "generation_config.json").write_text(text)
     port = free_port()
     command = [*ENGINE, "serve", str(folder), "--port", str(port), "--dtype", "float32"]
-    command += ["--served-model-name", "tiny"]
+    command += ["--served-model-name", "tiny", "--max-logprobs", "-1"]
     with (
         started(command, port) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
@@ -296,7 +297,17 @@ def test_the_models_own_defaults_are_used_and_told(tmp_path: Path) -> None:
         assert complete(client, "defaults", temperature=2.0, **override) != greedy
         assert (
             "Default sampling parameters have been overridden by the model's "
-            "`generation_config.json`: `{'top_k': 1}`." in server.text
+            "`generation_config.json`: `{'top_k': 1, 'max_tokens': 9}`." in server.text
+        )
+        messages: Any = [{"role": "user", "content": "x"}]
+        options: Any = {"model": "tiny", "messages": messages, "extra_body": {"ignore_eos": True}}
+        answer = client.chat.completions.create(**options, logprobs=True, top_logprobs=VOCAB)
+        assert answer.usage
+        assert answer.usage.completion_tokens == 9
+        tops = chosen(answer.choices[0])[0].top_logprobs
+        assert math.fsum(math.exp(top.logprob) for top in tops) == pytest.approx(1, abs=1e-4)
+        assert (
+            client.chat.completions.create(**options, max_tokens=12).usage.completion_tokens == 12
         )
 
 
@@ -310,6 +321,83 @@ def test_a_client_that_goes_away_frees_its_blocks(client: openai.OpenAI, server:
     wait_for_gauge(server.url, "vllm:kv_cache_usage_perc", 0.0)
     name = 'vllm:request_success_total{engine="0",finished_reason="abort"'
     wait_for_gauge(server.url, name, aborted + 1)
+
+
+def test_a_client_that_times_out_frees_its_blocks(client: openai.OpenAI, server: Server) -> None:
+    name = 'vllm:request_success_total{engine="0",finished_reason="abort"'
+    aborted = gauge(server.url, name)
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.2).completions.create(
+            model="tiny", prompt="x", max_tokens=500, n=32, extra_body={"ignore_eos": True}
+        )
+    wait_for_gauge(server.url, name, aborted + 32)
+    wait_for_gauge(server.url, "vllm:num_requests_running", 0)
+    assert reset_prefix_cache(server) == (200, {"success": True})
+
+
+def reset_prefix_cache(server: Server, key: str = KEY) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        f"{server.url}/reset_prefix_cache",
+        method="POST",
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_reset_forgets_prefixes_but_not_those_in_use(client: openai.OpenAI, server: Server) -> None:
+    prompt = "a beginning of more than thirty-two tokens, to be forgotten"
+
+    def cached_tokens() -> int | None:
+        answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
+        assert answer.usage
+        assert answer.usage.prompt_tokens_details
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    cached_tokens()
+    assert cached_tokens() == 48
+    assert reset_prefix_cache(server, key="wrong")[0] == 401
+    with client.completions.create(
+        model="tiny", prompt="x", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+        status, body = reset_prefix_cache(server)
+    assert (status, body["error"]["code"]) == (409, "cache_in_use")
+    wait_for_gauge(server.url, "vllm:num_requests_running", 0)
+    assert reset_prefix_cache(server)[0] == 200
+    assert cached_tokens() == 0
+
+
+def test_streamed_samples_equal_whole_ones(client: openai.OpenAI) -> None:
+    options: Any = {"model": "tiny", "prompt": "n", "n": 3, "seed": 4, "max_tokens": 12}
+    whole = client.completions.create(**options)
+    texts, reasons = [""] * 3, [""] * 3
+    for chunk in client.completions.create(**options, stream=True):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        reasons[choice.index] = choice.finish_reason or ""
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert len(set(texts)) == 3
+
+
+def test_a_stop_string_is_shown_when_asked_for(client: openai.OpenAI) -> None:
+    letters = list(range(32, 58))  # A to Z
+    options: Any = {"model": "tiny", "prompt": "stop", "max_tokens": 24, "temperature": 0}
+    extra: dict[str, object] = {"allowed_token_ids": letters}
+    full = client.completions.create(**options, extra_body=extra).choices[0].text
+    stop = full[6:8]
+    extra["include_stop_str_in_output"] = True
+    whole = client.completions.create(**options, stop=stop, extra_body=extra).choices[0]
+    assert whole.text == full[: full.index(stop) + 2]
+    assert whole.model_extra
+    assert (whole.finish_reason, whole.model_extra["stop_reason"]) == ("stop", stop)
+    stream = client.completions.create(**options, stop=stop, extra_body=extra, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.text
 
 
 def test_health_says_starting_until_the_core_is_up(tmp_path: Path) -> None:

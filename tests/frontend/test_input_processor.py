@@ -28,6 +28,41 @@ def test_asked_values_are_kept() -> None:
     assert request.eos_token_ids == ()
 
 
+def test_the_models_own_limit_is_cut_to_the_room_and_gives_way_to_an_asked_one() -> None:
+    limits = InputProcessor(
+        vocab_size=100, max_model_len=16, eos_token_ids=(), default_max_tokens=5
+    )
+
+    def max_tokens(prompt: int, asked: int | None = None) -> int | None:
+        params = SamplingParams(max_tokens=asked)
+        request = limits.process("r", [1] * prompt, params, arrival_time=1.0)
+        return request.sampling_params.max_tokens
+
+    assert max_tokens(4) == 5
+    assert max_tokens(13) == 3
+    assert max_tokens(4, asked=9) == 9
+
+
+@pytest.mark.parametrize(
+    ("limit", "field", "asked", "message"),
+    [
+        (20, "logprobs", 21, r"top_logprobs must be in \[0, 20\], got 21"),
+        (5, "prompt_logprobs", 6, r"prompt_logprobs must be in \[0, 5\], got 6"),
+        (-1, "logprobs", 101, r"top_logprobs must be in \[0, 100\], got 101"),
+    ],
+)
+def test_logprobs_up_to_the_servers_limit(limit: int, field: str, asked: int, message: str) -> None:
+    limits = InputProcessor(vocab_size=100, max_model_len=16, eos_token_ids=(), max_logprobs=limit)
+
+    def ask(number: int) -> EngineCoreRequest:
+        params = SamplingParams(**{field: number})  # type: ignore[arg-type]
+        return limits.process("r", [1], params, arrival_time=1.0, logprobs_param="top_logprobs")
+
+    assert getattr(ask(asked - 1).sampling_params, field) == asked - 1
+    with pytest.raises(RequestError, match=message):
+        ask(asked)
+
+
 def test_top_k_above_the_vocabulary_is_the_whole_vocabulary() -> None:
     assert _process([1], SamplingParams(top_k=2**31 - 1)).sampling_params.top_k == 100
     assert _process([1], SamplingParams(top_k=-1)).sampling_params.top_k == -1

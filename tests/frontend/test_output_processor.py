@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import EngineDeadError
+from engine.errors import EngineDeadError, GenerationError
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.output_processor import OutputProcessor, ProcessedStep
 from engine.frontend.outputs import OutputBox, RequestOutput
@@ -52,6 +52,15 @@ class _Bench:
 @pytest.fixture
 def bench(byte_tokenizer: Tokenizer) -> _Bench:
     return _Bench(byte_tokenizer)
+
+
+async def test_a_request_that_fails_raises_where_it_is_awaited(bench: _Bench) -> None:
+    box = bench.add()
+    step = bench.step("Hel", finish_reason=FinishReason.ERROR)
+    assert (step.stats.num_failed, step.stats.finished, step.stopped_ids) == (1, [], [])
+    assert bench.processor.num_unfinished == 0
+    with pytest.raises(GenerationError, match="could not complete"):
+        await box.get()
 
 
 async def test_outputs_merge_while_nobody_reads(bench: _Bench) -> None:

@@ -11,13 +11,15 @@ import torch
 
 from engine.config import DeviceConfig
 from engine.errors import ConfigError
+from engine.kernels.kernel_set import ModelStep, create_kernel_set
 from engine.kernels.native.model_step import NativeKernels, NativeModelStep
 from engine.kernels.selection import select_kernels
-from engine.kv_sizing import KVCacheSpec
-from engine.models.llama_native import build_native_llama
-from engine.models.registry import load_weights
+from engine.kv_sizing import KVCacheSpec, group_layers
+from engine.model_config import ModelConfig
+from engine.models.decoder_native import build_native_decoder
+from engine.models.registry import load_weights, model_class
 from engine.worker.kv_cache import cache_spec
-from tests.models.tiny_models import save_tiny_llama
+from tests.models.tiny_models import save_tiny_model
 from tests.worker.driver import engine_config
 
 
@@ -39,12 +41,25 @@ def native_model(
         config.model, torch.bfloat16, torch.device("cpu"), lambda done, total: None
     )
     kernels = NativeKernels(native_library(), num_threads)
-    return build_native_llama(config.model, weights, kernels, num_positions, cache_spec(config))
+    return build_native_decoder(config.model, weights, kernels, num_positions, cache_spec(config))
 
 
-def save_rounded_llama(folder: Path, **changes: Any) -> Any:
-    """A tiny Llama and its float32 oracle, both with weights that bf16 holds exactly."""
-    changes = {"head_dim": 32, **changes}
-    model = save_tiny_llama(folder, **changes).to(torch.bfloat16)
+def reference_model(folder: Path, *, block_size: int = 16) -> ModelStep:
+    """The plain-torch twin in float32."""
+    config = engine_config(folder, block_size=block_size)
+    weights = load_weights(config.model, torch.float32, torch.device("cpu"), lambda *state: None)
+    build = model_class(config.model.architecture)
+    return build(config.model, weights, create_kernel_set("reference"), 256, cache_spec(config))
+
+
+def group_windows(folder: Path) -> list[int | None]:
+    """The sliding window of each KV group."""
+    config = ModelConfig.from_folder(folder, "tiny")
+    return [group.sliding_window for group in group_layers(config.layer_windows)]
+
+
+def save_rounded(folder: Path, family: str = "Llama", **changes: Any) -> Any:
+    """A tiny model and its float32 oracle, both with weights that bf16 holds exactly."""
+    model = save_tiny_model(folder, family, **{"head_dim": 32, **changes}).to(torch.bfloat16)
     model.save_pretrained(folder)
     return model.float()

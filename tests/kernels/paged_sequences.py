@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.kernels.kernel_set import ModelStep
-from engine.kernels.step_batch import StepBatch
+from engine.kernels.step_batch import IntArray, StepBatch
 
 Spans = list[tuple[int, int]]
 """Tokens start..end of each sequence; start == end leaves a sequence out."""
 
 
 class PagedSequences:
-    """`fill` is what unused slots of the cache hold."""
+    """`fill` is what unused slots of the cache hold, the null block's among them.
+
+    `windows` are those of the KV groups. The null block stands for blocks that fell out of one, as
+    from the scheduler.
+    """
 
     def __init__(
-        self, model: ModelStep, prompts: list[list[int]], block_size: int, fill: float = 0.0
+        self,
+        model: ModelStep,
+        prompts: list[list[int]],
+        block_size: int,
+        fill: float = 0.0,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         width = -(-max(len(prompt) for prompt in prompts) // block_size)
-        count = len(prompts) * width
+        count = len(windows) * len(prompts) * width
         self._model = model
         self._prompts = prompts
         self._block_size = block_size
-        self._table = np.random.default_rng(3).permutation(count).reshape(-1, width) + 1
+        self._windows = windows
+        order = np.random.default_rng(3).permutation(count) + 1
+        self._table = order.reshape(len(windows), len(prompts), width)
         self.cache = model.create_kv_cache(count + 1)
         if fill:
             for layer in self.cache:
@@ -36,19 +49,27 @@ class PagedSequences:
         positions = [np.arange(*spans[number]) for number in used]
         tokens = [np.array(self._prompts[n][slice(*spans[n])], dtype=np.int64) for n in used]
         slots = [
-            self._table[n][p // self._block_size] * self._block_size + p % self._block_size
+            self._table[:, n, p // self._block_size] * self._block_size + p % self._block_size
             for n, p in zip(used, positions, strict=True)
         ]
         lengths = [len(p) for p in positions]
         return StepBatch(
             token_ids=np.concatenate(tokens),
             positions=np.concatenate(positions),
-            slot_mapping=np.concatenate(slots)[None],
+            slot_mapping=np.concatenate(slots, axis=1),
             query_start_loc=np.concatenate(([0], np.cumsum(lengths))),
             num_computed=np.array([spans[n][0] for n in used]),
-            block_table=self._table[None, used],
+            block_table=self._visible_table(used, spans),
             logits_rows=np.arange(sum(lengths)),
         )
+
+    def _visible_table(self, used: list[int], spans: Spans) -> IntArray:
+        table: IntArray = self._table[:, used]
+        for group, window in enumerate(self._windows):
+            for row, number in enumerate(used):
+                first_key = 0 if window is None else max(0, spans[number][0] + 1 - window)
+                table[group, row, : first_key // self._block_size] = 0
+        return table
 
     def step(self, spans: Spans) -> list[Tensor]:
         """Logits of each sequence's tokens in this step; none for those left out."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.kernels.native.model_step import NativeModelStep
 from engine.kernels.step_batch import IntArray
-from tests.kernels.native_models import native_library, native_model, save_rounded_llama
+from tests.kernels.native_models import native_library, native_model, save_rounded
 from tests.kernels.paged_sequences import PagedSequences, in_chunks
 from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE
 
@@ -71,7 +71,7 @@ def assert_same(results: list[Tensor], wanted: list[Tensor]) -> None:
 @pytest.mark.parametrize("block_size", [16, 32, 48])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_close_to_float32(variant: str, block_size: int, tmp_path: Path) -> None:
-    oracle = save_rounded_llama(tmp_path, **VARIANTS[variant])
+    oracle = save_rounded(tmp_path, **VARIANTS[variant])
     prompts = random_prompts(1, 37, 200, 64, 130)
     with torch.inference_mode():
         wanted = [oracle(torch.tensor([prompt])).logits[0] for prompt in prompts]
@@ -88,7 +88,7 @@ def test_logits_are_close_to_float32(variant: str, block_size: int, tmp_path: Pa
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("native")
-    save_rounded_llama(target, hidden_size=66, num_attention_heads=6, max_position_embeddings=2048)
+    save_rounded(target, hidden_size=66, num_attention_heads=6, max_position_embeddings=2048)
     return target
 
 
@@ -165,6 +165,22 @@ def test_only_the_rows_asked_for_get_logits(model: NativeModelStep) -> None:
         assert logits.shape == (len(rows), VOCAB)
         assert logits.dtype == torch.float32
         assert torch.equal(logits, everything[rows])
+
+
+def test_hidden_states_are_those_before_the_head(tmp_path: Path) -> None:
+    oracle = save_rounded(tmp_path)
+    model = native_model(tmp_path)
+    sequences = PagedSequences(model, random_prompts(40), 16)
+    batch = sequences.batch([(0, 40)])
+    hidden = model.hidden_states(batch, sequences.cache)
+    with torch.inference_mode():
+        wanted = oracle.model(torch.tensor(random_prompts(40))).last_hidden_state[0]
+        logits = oracle.lm_head(hidden)
+    assert hidden.dtype == torch.float32
+    assert relative_error(hidden, wanted) < 0.02
+    assert relative_error(model.forward(batch, sequences.cache), logits) < 0.01
+    last = dataclasses.replace(batch, logits_rows=np.array([39]))
+    assert torch.equal(model.hidden_states(last, sequences.cache), hidden[39:])
 
 
 def with_value(name: str, value: int) -> Callable[[dict[str, IntArray]], None]:

@@ -10,12 +10,12 @@ from torch import Tensor
 from engine.kernels.attention_plan import split_by_length
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.step_batch import IntArray, StepBatch
-from engine.kv_sizing import KVCacheSpec
+from engine.kv_sizing import KVCacheGroup, KVCacheSpec
 
 CPU = torch.device("cpu")
 
 
-def naive(qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
+def naive(qkv: Tensor, heads: int, kv_heads: int, window: int | None = None) -> Tensor:
     """Causal attention of one sequence, one head after the other."""
     queries, keys, values = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
     out = torch.empty_like(queries)
@@ -23,6 +23,8 @@ def naive(qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
         shared = head // (heads // kv_heads)
         scores = queries[:, head] @ keys[:, shared].T / qkv.shape[-1] ** 0.5
         hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        if window is not None:
+            hidden |= torch.ones_like(hidden).tril(-window)
         out[:, head] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values[:, shared]
     return out.flatten(1)
 
@@ -30,9 +32,18 @@ def naive(qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
 class Paged:
     """Sequences whose blocks lie in random places of one cache."""
 
-    def __init__(self, lengths: list[int], block_size: int, heads: int, kv_heads: int) -> None:
+    def __init__(
+        self,
+        lengths: list[int],
+        block_size: int,
+        heads: int,
+        kv_heads: int,
+        window: int | None = None,
+        value_bytes: int = 4,
+    ) -> None:
         torch.manual_seed(sum(lengths))
-        self.spec = KVCacheSpec(block_size, kv_heads, 8, 1, 4)
+        groups = (KVCacheGroup((0,), window),)
+        self.spec = KVCacheSpec(block_size, kv_heads, 8, 1, value_bytes, groups)
         self.heads = heads
         self.qkv = [torch.randn(n, heads + 2 * kv_heads, 8) for n in lengths]
         width = max(self.spec.blocks_for(n) for n in lengths)
@@ -82,6 +93,39 @@ def test_mixed_decode_and_chunked_prefill(block_size: int, heads: int, kv_heads:
                 torch.testing.assert_close(next(outputs), expected[number][start:end])
         done = [end for _, end in spans]
     assert done == lengths
+
+
+@pytest.mark.parametrize("window", [1, 3, 16, 40])
+def test_a_window_hides_what_lies_further_back(window: int) -> None:
+    """Blocks before the window belong to somebody else by then: they are filled with NaN."""
+    lengths = [1, 33, 150, 90]
+    paged = Paged(lengths, 4, 4, 2, window)
+    expected = [naive(qkv, 4, 2, window) for qkv in paged.qkv]
+    done = [0] * len(lengths)
+    while done != lengths:
+        ends = [min(n, end + c) for n, end, c in zip(lengths, done, (1, 7, 50, 1), strict=True)]
+        spans = list(zip(done, ends, strict=True))
+        used = [number for number, (start, end) in enumerate(spans) if end > start]
+        for number, output in zip(used, paged.step(spans), strict=True):
+            torch.testing.assert_close(output, expected[number][slice(*spans[number])])
+            first_seen = ends[number] - window + 1
+            if first_seen >= 4:
+                paged.cache[paged.table[number, : first_seen // 4]] = torch.nan
+        done = ends
+
+
+def test_an_fp8_cache_gives_back_rounded_and_clamped_values() -> None:
+    lengths = [1, 33, 150, 17]
+    paged = Paged(lengths, 16, 4, 2, value_bytes=1)
+    for qkv in paged.qkv:
+        qkv[0, 4:] *= 1000.0  # more than e4m3 can hold
+    paged.step([(0, n - 1) for n in lengths])
+    outputs = paged.step([(n - 1, n) for n in lengths])
+    for qkv, output in zip(paged.qkv, outputs, strict=True):
+        rounded = qkv.clone()
+        rounded[:, 4:] = qkv[:, 4:].clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        torch.testing.assert_close(output, naive(rounded, 4, 2)[-1:])
+    assert paged.cache.nbytes == paged.spec.bytes_per_block * len(paged.cache)
 
 
 def test_decode_of_very_different_lengths_uses_several_groups() -> None:

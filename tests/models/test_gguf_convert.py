@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -20,13 +21,47 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
+from engine.model_config import ModelConfig
 from engine.models.gguf_convert import convert_gguf
 from engine.models.gguf_file import GGUFFile
 from engine.models.gguf_weights import to_bfloat16, write_weights
-from tests.models.gguf_file_maker import byte_tokens, sentencepiece_tokens, write_gguf
-from tests.models.tiny_models import save_tiny_llama
+from tests.models.gguf_file_maker import (
+    byte_tokens,
+    gemma_tokens,
+    sentencepiece_tokens,
+    write_gguf,
+)
+from tests.models.tiny_models import LINEAR_ROPE, save_tiny_llama, save_tiny_model
 
-QUANTIZATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+QUANTIZATIONS = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
+K_QUANTIZATIONS = ("Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K")
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"family": "Llama", "attention_bias": True, "mlp_bias": True},
+    "llama, linear rope": {"family": "Llama", "rope_parameters": LINEAR_ROPE},
+    "mistral": {"family": "Mistral", "sliding_window": 11},
+    "qwen2": {"family": "Qwen2", "tie_word_embeddings": True},
+    "qwen3": {"family": "Qwen3", "head_dim": 32},
+    "gemma3": {
+        "family": "Gemma3",
+        "num_hidden_layers": 7,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 9,
+        "tie_word_embeddings": True,
+    },
+    "gemma3, linear rope": {
+        "family": "Gemma3",
+        "num_hidden_layers": 6,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 9,
+        "rope_parameters": GEMMA3_ROPE,
+    },
+}
 
 
 def quiet(done: int, total: int, what: str) -> None:
@@ -53,30 +88,106 @@ def test_weights_are_the_original_ones_in_bf16(
     weights = load_file(tmp_path / "out" / "model.safetensors")
     expected = {k: v for k, v in oracle.state_dict().items() if k != "lm_head.weight"}
     assert weights.keys() == expected.keys()
-    tolerance = {"Q8_0": 0.01, "Q4_0": 0.2, "Q4_1": 0.15}.get(quantization, 0.004)
+    tolerance = {
+        "Q8_0": 0.01,
+        "Q5_0": 0.1,
+        "Q5_1": 0.08,
+        "Q4_0": 0.2,
+        "Q4_1": 0.15,
+    }.get(quantization, 0.004)
     for name, weight in expected.items():
         assert weights[name].dtype == torch.bfloat16
         error = (weights[name].float() - weight).norm() / weight.norm()
         assert error < tolerance, name
 
 
-def test_transformers_reads_the_folder_and_agrees(
-    oracle: Any, source: Path, tmp_path: Path
+@pytest.mark.parametrize("quantization", K_QUANTIZATIONS)
+def test_k_quantised_weights_are_those_of_two_other_readers(
+    quantization: str, tmp_path: Path
 ) -> None:
-    from transformers import LlamaForCausalLM
+    """The gguf library cannot write these types, so the blocks are random bytes."""
+    from transformers.integrations.gguf.dequant import dequantize
 
+    kind = gguf.GGMLQuantizationType[quantization]
+    oracle = save_tiny_llama(tmp_path / "o", vocab_size=len(byte_tokens()), hidden_size=256)
+    blocks = random_blocks(kind, rows=len(byte_tokens()))
+    source = write_gguf(tmp_path / "m.gguf", oracle, replaced={"token_embd.weight": (blocks, kind)})
     convert_gguf(source, tmp_path / "out", quiet)
-    model = LlamaForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    rounded = save_tiny_llama(
-        tmp_path / "same", vocab_size=len(byte_tokens()), tie_word_embeddings=True
-    )
-    for parameter in rounded.parameters():
+    weight = load_file(tmp_path / "out" / "model.safetensors")["model.embed_tokens.weight"]
+    values = torch.from_numpy(gguf.quants.dequantize(blocks, kind))
+    assert values.abs().max() > 0.1
+    assert torch.equal(weight, values.to(torch.bfloat16))
+    other = dequantize(torch.from_numpy(blocks), kind)
+    torch.testing.assert_close(other.reshape(values.shape).float(), values)
+
+
+def random_blocks(kind: gguf.GGMLQuantizationType, rows: int) -> Any:
+    """One block a row: random bits with sane scales, which are the block's halves in float16."""
+    rng = np.random.default_rng(5)
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = rng.integers(0, 256, (rows, size), dtype=np.uint8)
+    scales = rng.uniform(0.001, 0.02, (rows, 2)).astype(np.float16).view(np.uint8)
+    places = {"Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q2_K": slice(80, 84)}
+    place = places.get(kind.name, slice(size - 2, size))
+    blocks[:, place] = scales[:, : place.stop - place.start]
+    return blocks
+
+
+def test_a_type_that_cannot_be_read_is_named(oracle: Any, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType.Q8_1
+    blocks = np.zeros((len(byte_tokens()), 2 * 40), np.uint8)
+    source = write_gguf(tmp_path / "m.gguf", oracle, replaced={"token_embd.weight": (blocks, kind)})
+    with pytest.raises(ModelError, match=r"token_embd.weight is stored as Q8_1"):
+        convert_gguf(source, tmp_path / "out", quiet)
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_transformers_reads_the_folder_and_agrees(variant: str, tmp_path: Path) -> None:
+    settings = {"vocab_size": len(byte_tokens()), **FAMILIES[variant]}
+    original = save_tiny_model(tmp_path / "original", **settings)
+    convert_gguf(write_gguf(tmp_path / "m.gguf", original), tmp_path / "out", quiet)
+    converted = type(original).from_pretrained(tmp_path / "out", dtype=torch.float32)
+    for parameter in original.parameters():
         parameter.data = parameter.data.to(torch.bfloat16).float()
-    tokens = torch.arange(30)[None]
+    tokens = torch.arange(40)[None]
     with torch.inference_mode():
-        torch.testing.assert_close(model(tokens).logits, rounded(tokens).logits)
-    config = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert config == {"bos_token_id": 1, "eos_token_id": [0]}
+        torch.testing.assert_close(converted(tokens).logits, original(tokens).logits)
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_the_engine_reads_the_same_configuration(variant: str, tmp_path: Path) -> None:
+    settings = {"vocab_size": len(byte_tokens()), **FAMILIES[variant]}
+    original = save_tiny_model(tmp_path / "original", **settings)
+    convert_gguf(write_gguf(tmp_path / "m.gguf", original), tmp_path / "out", quiet)
+    expected = ModelConfig.from_folder(tmp_path / "original", "m")
+    ours = ModelConfig.from_folder(tmp_path / "out", "m")
+    differing = {"path", "dtype", "bos_token_id", "eos_token_ids"}  # the oracle knows no tokenizer
+    for field in dataclasses.fields(ModelConfig):
+        if field.name not in differing:
+            value = getattr(expected, field.name)
+            assert getattr(ours, field.name) == approximately(value), field.name
+
+
+def approximately(value: Any) -> Any:
+    return pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+
+
+def test_every_end_token_is_named(oracle: Any, source: Path, tmp_path: Path) -> None:
+    convert_gguf(source, tmp_path / "one", quiet)
+    convert_gguf(write_gguf(tmp_path / "e.gguf", oracle, eot=1), tmp_path / "two", quiet)
+    gemma = save_tiny_model(tmp_path / "o", "Gemma3", vocab_size=len(gemma_tokens()))
+    source = write_gguf(tmp_path / "g.gguf", gemma, tokenizer="gemma")
+    convert_gguf(source, tmp_path / "gemma", quiet)
+    configs = [
+        json.loads((tmp_path / name / "generation_config.json").read_text())
+        for name in ("one", "two", "gemma")
+    ]
+    assert configs == [
+        {"bos_token_id": 1, "eos_token_id": [0]},
+        {"bos_token_id": 1, "eos_token_id": [0, 1]},
+        {"bos_token_id": 2, "eos_token_id": [1, 5]},  # <end_of_turn>, which no metadata names
+    ]
+    assert ModelConfig.from_folder(tmp_path / "gemma", "m").eos_token_ids == (1, 5)
 
 
 def test_rounding_is_to_nearest_even() -> None:
@@ -91,7 +202,7 @@ def test_rounding_is_to_nearest_even() -> None:
 
 
 def test_large_models_are_sharded_with_an_index(source: Path, tmp_path: Path) -> None:
-    from engine.models.gguf_weights import checkpoint_config
+    from engine.models.gguf_config import checkpoint_config
     from engine.models.safetensors_files import checkpoint_files
 
     file = GGUFFile.open(source)
@@ -153,6 +264,28 @@ def test_sentencepiece_goes_through_transformers(tmp_path: Path) -> None:
     assert tokenizer.decode(encoded.ids) == "hello é"
 
 
+def test_gemma_chats_have_the_ids_of_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from engine.frontend.chat_template import load_chat_template
+    from engine.frontend.tokenizer import Tokenizer as EngineTokenizer
+
+    oracle = save_tiny_model(tmp_path / "o", "Gemma3", vocab_size=len(gemma_tokens()))
+    source = write_gguf(tmp_path / "m.gguf", oracle, tokenizer="gemma")
+    convert_gguf(source, tmp_path / "out", quiet)
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="m.gguf")
+    ours = EngineTokenizer.from_folder(tmp_path / "out")
+    template = load_chat_template(tmp_path / "out", ours.special_tokens)
+    assert template is not None
+    for text in ("hello", "  hello   hello\n\n", "é😀\t\t", "<image> hello<end_of_turn>", ""):
+        assert ours.encode(text, add_special_tokens=True) == theirs(text)["input_ids"]
+        messages = [{"role": "user", "content": text}]
+        expected: Any = theirs.apply_chat_template(messages, return_dict=False)
+        prompt = template.render(messages)
+        assert ours.encode(prompt, add_special_tokens=False) == expected
+        assert expected.count(2) == 1  # one <bos>
+
+
 def test_an_unknown_pre_tokenizer_is_named(oracle: Any, tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "m.gguf", oracle, pre="tekken")
     with pytest.raises(ModelError, match=r"pre-tokenizer 'tekken' is not known"):
@@ -160,11 +293,22 @@ def test_an_unknown_pre_tokenizer_is_named(oracle: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_other_architectures_and_tokenizers_are_named(oracle: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer 't5' is not supported"):
-        convert_gguf(
-            write_gguf(tmp_path / "a.gguf", oracle, tokenizer="t5"), tmp_path / "out", quiet
-        )
+def test_what_is_not_supported_is_named(oracle: Any, tmp_path: Path) -> None:
+    cases: dict[str, dict[str, Any]] = {
+        r"tokenizer 't5' is not supported": {"tokenizer": "t5"},
+        r"architecture phi3 is not supported; llama, qwen2, qwen3, gemma3 are": {
+            "architecture": "phi3"
+        },
+        r"lacks 6 tensors, first blk\.0\.attn_q_norm\.weight": {"architecture": "qwen3"},
+        r"holds the tensor extra\.weight, which a plain llama model does not have": {
+            "replaced": {"extra.weight": (np.zeros(4, np.float32), None)}
+        },
+    }
+    for number, (words, fields) in enumerate(cases.items()):
+        source = write_gguf(tmp_path / f"{number}.gguf", oracle, **fields)
+        with pytest.raises(ModelError, match=words):
+            convert_gguf(source, tmp_path / "out", quiet)
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("keep", [3, 30, 2000, 0.5, 0.97])

@@ -231,3 +231,23 @@ def test_logprobs_end_with_the_tokens_and_reach_their_request() -> None:
     assert (first.new_token_ids, first.logprobs) == ([7, 8], entries[:2])
     assert (second.logprobs, second.prompt_logprobs) == (entries[:1], entries)
     assert first.prompt_logprobs is None
+
+
+def test_blocks_that_a_victim_was_about_to_fill_are_not_found_later() -> None:
+    scheduler = make_scheduler(
+        num_blocks=9, block_size=4, policy="priority", reserve=False, caching=True, threshold=8
+    )
+    casual = make_request(scheduler, "casual", 28, 1, priority=5)
+    urgent = make_request(scheduler, "urgent", 8, 9, priority=0, arrival=1.0)
+    run = Run(scheduler)
+    scheduler.add_request(casual)
+    run.step()
+    scheduler.add_request(urgent)
+    run.step()
+    assert casual.num_computed_tokens == 16
+    run.step()  # casual gets its third chunk, then urgent takes the blocks away
+    assert casual.num_preemptions == 1
+    pool = scheduler.kv_cache_manager.block_pool
+    found = [pool.get_cached_block(block_hash) is not None for block_hash in casual.block_hashes]
+    assert found == [True] * 4 + [False] * 3
+    run.finish()

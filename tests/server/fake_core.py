@@ -7,6 +7,8 @@ to control.
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from engine.messages import (
 )
 
 NUM_BLOCKS = 65
+HIDDEN_SIZE = 8
 READY = HandshakeReady(
     max_model_len=512,
     num_gpu_blocks=NUM_BLOCKS,
@@ -40,6 +43,12 @@ def fake_logprobs(token: int, num_top: int) -> TokenLogprobs:
     """The token is second best, behind its successor."""
     best = [(token + 1 - number) % 256 for number in range(num_top)]
     return TokenLogprobs([token, *best], [-1.0, *(-0.5 - 0.5 * i for i in range(num_top))], 2)
+
+
+def fake_vector(token_ids: Sequence[int]) -> list[float]:
+    """Depends on the tokens; of length 1."""
+    values = [float(sum(token_ids) % (place + 7) + 1) for place in range(HIDDEN_SIZE)]
+    return [value / math.hypot(*values) for value in values]
 
 
 @dataclass
@@ -171,6 +180,12 @@ class FakeCore:
             if num_top is not None:
                 following = running.request.prompt_token_ids[1:]
                 output.prompt_logprobs = [fake_logprobs(token, num_top) for token in following]
+        if running.request.pooling is not None:
+            vector = fake_vector(running.request.prompt_token_ids)
+            output.pooling_output = struct.pack(f"<{len(vector)}f", *vector)
+            output.finish_reason = FinishReason.STOP
+            del self._running[running.request.request_id]
+            return output
         for _ in range(self.tokens_per_step):
             self._add_token(running, output)
             if output.finish_reason is not None:

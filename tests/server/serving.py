@@ -21,7 +21,7 @@ from engine.server.api import create_app
 from engine.server.binding import bind_socket, socket_url
 from engine.server.metrics import EngineMetrics, create_registry
 from engine.server.state import ServerPhase, ServerState, Services
-from tests.server.fake_core import READY, FakeCore
+from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore
 from tests.tiny_model import EOS, VOCAB
 
 MODEL = "tiny"
@@ -61,6 +61,7 @@ async def serving(
     api_key: str | None = None,
     is_ready: bool = True,
     in_process: bool = False,
+    tool_call_parser: str | None = None,
 ) -> AsyncGenerator[Served, None]:
     """Serve; `in_process` leaves the socket out, which is faster and enough for plain answers."""
     state = ServerState(create_registry())
@@ -71,6 +72,8 @@ async def serving(
         model_name=MODEL,
         root=str(folder),
         created=1,
+        hidden_size=HIDDEN_SIZE,
+        tool_call_parser=tool_call_parser,
     )
     llm.start()
     if is_ready:

@@ -119,7 +119,7 @@ def test_life_of_a_server(serve: Server) -> None:
         rf"{head}Resolved architecture: LlamaForCausalLM",
         rf"{head}Using max model len 512",
         rf"{head}Chunked prefill is enabled with max_num_batched_tokens=2048\.",
-        rf"{head}Supported tasks: \('generate',\)",
+        rf"{head}Supported tasks: \('generate', 'embed'\)",
         rf"{head}Starting Stoker server on {re.escape(url)}",
         rf"{head}Available routes are:",
         rf"{head}Route: /health, Methods: GET, HEAD",

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import CorruptModelError
-from engine.frontend.sampling_defaults import load_sampling_defaults
-from engine.sampling_params import SamplingParams
+from engine.errors import ConfigError, CorruptModelError
+from engine.frontend.sampling_defaults import SamplingDefaults, load_sampling_defaults
+from engine.sampling_params import StructuredOutputsParams
 from engine.server.protocol import ChatBody, CompletionBody, parse_body
 from tests.server.fake_core import FakeCore
 from tests.server.serving import serving
@@ -36,6 +36,7 @@ ASKED: dict[str, Any] = {
     "allowed_token_ids": [5, 6],
     "bad_words": ["no"],
     "prompt_logprobs": 2,
+    "structured_outputs": {"regex": "a+"},
 }
 
 
@@ -47,7 +48,8 @@ def test_every_field_arrives_and_none_is_forgotten(chat: bool) -> None:
     params = parse_body(kind, json.dumps(body).encode()).sampling_params({"top_p": 0.5})
     expected = {**ASKED, "stop": ("END",), "stop_token_ids": (7,), "logit_bias": ((5, -3.5),)}
     expected |= {"allowed_token_ids": (5, 6), "bad_words": ("no",), "logprobs": 4}
-    expected |= {"bad_words_token_ids": ()}  # the tokenizer's part
+    expected |= {"n": 1, "bad_words_token_ids": ()}  # the tokenizer's part
+    expected["structured_outputs"] = dataclasses.asdict(StructuredOutputsParams(regex="a+"))
     assert dataclasses.asdict(params) == expected
 
 
@@ -89,14 +91,29 @@ def write(folder: Path, config: object) -> Path:
 
 
 def test_generation_config_gives_the_defaults(tmp_path: Path) -> None:
-    assert load_sampling_defaults(tmp_path) == {}
-    config = {"temperature": 0.6, "top_k": 64.0, "top_p": 1.0, "min_p": None, "eos_token_id": 1}
+    assert load_sampling_defaults(tmp_path) == SamplingDefaults()
+    config = {"temperature": 0.6, "top_k": 64.0, "top_p": 1.0, "min_p": None, "max_new_tokens": 9}
     defaults = load_sampling_defaults(write(tmp_path, config))
-    assert defaults == {"temperature": 0.6, "top_k": 64}
-    assert isinstance(SamplingParams(**defaults).top_k, int)  # type: ignore[arg-type]
+    assert defaults == SamplingDefaults({"temperature": 0.6, "top_k": 64}, max_tokens=9)
+    assert isinstance(defaults.settings["top_k"], int)
 
 
-@pytest.mark.parametrize("value", ["hot", -1, [1], 9])
-def test_a_damaged_generation_config_is_named(tmp_path: Path, value: object) -> None:
+def test_generation_config_may_be_left_out_or_come_from_elsewhere(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    model.mkdir()
+    other.mkdir()
+    write(model, {"top_k": 3})
+    assert load_sampling_defaults(model, "vllm") == SamplingDefaults()
+    with pytest.raises(ConfigError, match="auto"):
+        load_sampling_defaults(model, str(other))
+    write(other, {"top_k": 5})
+    assert load_sampling_defaults(model, str(other)).settings == {"top_k": 5}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*({"temperature": wrong} for wrong in ("hot", -1, [1], 9)), {"max_new_tokens": 0}],
+)
+def test_a_damaged_generation_config_is_named(tmp_path: Path, config: object) -> None:
     with pytest.raises(CorruptModelError, match=r"generation_config\.json"):
-        load_sampling_defaults(write(tmp_path, {"temperature": value}))
+        load_sampling_defaults(write(tmp_path, config))

@@ -5,17 +5,20 @@
 // from position 0. Each tile yields a partial result (maximum, sum, weighted values) and partials
 // are folded in order. Long contexts may be split over threads at tile borders: the partials and
 // the order of folding stay the same, so a row's result depends on nothing but its own sequence.
+//
+// With a sliding window a unit begins at the first key that its first token sees: blocks before it
+// belong to others, and their entries in the block table mean nothing.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <type_traits>
 #include <vector>
 
+#include "norm.h"
 #include "thread_pool.h"
 #include "vector_math.h"
 
@@ -46,10 +49,13 @@ struct CacheShape {
 struct Unit {
   std::int64_t sequence, token;  // `token` is its first row in the flat batch
   std::int64_t tokens, position;
-  std::int64_t partials;  // where its split results start, in floats
+  std::int64_t first_key;  // that its first token sees
+  std::int64_t partials;   // where its split results start, in floats
 
-  std::int64_t keys() const { return position + tokens; }  // that its last token sees
-  std::int64_t tiles() const { return (keys() + kTileKeys - 1) / kTileKeys; }
+  std::int64_t keys() const { return position + tokens; }  // end of those its last token sees
+  std::int64_t first_tile() const { return first_key / kTileKeys; }
+  std::int64_t last_tile() const { return (keys() + kTileKeys - 1) / kTileKeys; }  // exclusive
+  std::int64_t tiles() const { return last_tile() - first_tile(); }
 };
 
 struct Task {
@@ -57,7 +63,7 @@ struct Task {
   std::int32_t first_tile, last_tile;
 };
 
-// Key and value addresses of one tile's groups; groups behind the context repeat the last one.
+// Key and value addresses of one tile's groups; groups outside of what is seen repeat one inside.
 struct TileAddress {
   const bf16* keys[kTileGroups];
   const bf16* values[kTileGroups];
@@ -115,20 +121,27 @@ void score_keys(const bf16* queries, std::int64_t head_dim, const bf16* const* k
   }
 }
 
-// One row of scores to weights 2^(score - maximum) in bf16; keys from `visible` on weigh nothing.
-inline void soften(const float* scores, std::int64_t visible, int groups, bf16* weights,
-                   float* maximum, float* sum) {
+// One row of scores to weights 2^(score - maximum) in bf16 for groups `groups`; only keys `visible`
+// weigh anything. `All`: every key of the groups is visible.
+template <bool All>
+void soften(const float* scores, Span visible, Span groups, bf16* weights, float* maximum,
+            float* sum) {
+  const auto seen = [&](std::int64_t group) -> __mmask16 {
+    if (All) return 0xFFFF;
+    return static_cast<__mmask16>(first_lanes(visible.end - group * kKeyGroup) &
+                                  ~first_lanes(visible.begin - group * kKeyGroup));
+  };
   __m512 largest = _mm512_set1_ps(kNever);
-  for (int group = 0; group < groups; ++group) {
-    const __mmask16 lanes = first_lanes(visible - group * kKeyGroup);
+  for (std::int64_t group = groups.begin; group < groups.end; ++group) {
+    const __mmask16 lanes = seen(group);
     largest = _mm512_mask_max_ps(largest, lanes, largest,
                                  _mm512_loadu_ps(scores + group * kKeyGroup));
   }
   *maximum = _mm512_reduce_max_ps(largest);
   const __m512 shift = _mm512_set1_ps(*maximum);
   __m512 total = _mm512_setzero_ps();
-  for (int group = 0; group < groups; ++group) {
-    const __mmask16 lanes = first_lanes(visible - group * kKeyGroup);
+  for (std::int64_t group = groups.begin; group < groups.end; ++group) {
+    const __mmask16 lanes = seen(group);
     const __m512 score = _mm512_loadu_ps(scores + group * kKeyGroup);
     const __m512 weight = _mm512_maskz_mov_ps(lanes, exp2_ps(_mm512_sub_ps(score, shift)));
     total = _mm512_add_ps(total, weight);
@@ -137,12 +150,13 @@ inline void soften(const float* scores, std::int64_t visible, int groups, bf16* 
   *sum = _mm512_reduce_add_ps(total);
 }
 
-// out[r] = sum over `count` keys of weights[r][key] * value[key], for Chunks x 32 dims. Two values
-// are interleaved per product, which leaves the dims of a chunk in the order 0-3, 8-11, 16-19,
-// 24-27, 4-7, 12-15, 20-23, 28-31: `write_output` puts them right.
+// out[r] = sum over the keys of a span of weights[r][key] * value[key], for Chunks x 32 dims. The
+// span begins at an even key. Two values are interleaved per product, which leaves the dims of a
+// chunk in the order 0-3, 8-11, 16-19, 24-27, 4-7, 12-15, 20-23, 28-31: `write_output` puts them
+// right.
 template <int Rows, int Chunks, bool Prefetch>
 void weigh_values(const bf16* weights, const bf16* const* values, const bf16* const* next,
-                  std::int64_t offset, std::int64_t head_dim, std::int64_t count, float* out) {
+                  std::int64_t offset, std::int64_t head_dim, Span span, float* out) {
   __m512 sums[Rows][2 * Chunks];
   for (auto& row : sums) {
     for (__m512& sum : row) sum = _mm512_setzero_ps();
@@ -157,9 +171,10 @@ void weigh_values(const bf16* weights, const bf16* const* values, const bf16* co
       sums[r][2 * chunk + 1] = dot_pairs(sums[r][2 * chunk + 1], weight, high);
     }
   };
-  for (int group = 0; group * kKeyGroup < count; ++group) {
-    const std::int64_t keys = std::min<std::int64_t>(kKeyGroup, count - group * kKeyGroup);
-    for (std::int64_t key = 0; key < keys; key += 2) {
+  std::int64_t key = span.begin % kKeyGroup;
+  for (std::int64_t group = span.begin / kKeyGroup; group * kKeyGroup < span.end; ++group) {
+    const std::int64_t keys = std::min<std::int64_t>(kKeyGroup, span.end - group * kKeyGroup);
+    for (; key < keys; key += 2) {
       const bf16* pair_weights = weights + group * kKeyGroup + key;
       const std::int64_t place = offset + key * head_dim;
       for (int chunk = 0; chunk < Chunks; ++chunk) {
@@ -174,6 +189,7 @@ void weigh_values(const bf16* weights, const bf16* const* values, const bf16* co
         add_two_keys(pair_weights, chunk, load_line(first), second);
       }
     }
+    key = 0;
   }
   for (int r = 0; r < Rows; ++r) {
     for (int vector = 0; vector < 2 * Chunks; ++vector) {
@@ -235,23 +251,40 @@ inline void rotate(const float* head, const float* cosines, const float* sines,
   }
 }
 
+struct RotaryTable {
+  const float *cosines, *sines;  // [positions, head_dim / 2]
+};
+
 // What attention reads and writes in one layer. Rows of `qkv` are q, k and v heads side by side.
 struct AttentionInput {
   const float* qkv;
   std::int64_t qkv_stride;
+  const float *q_norm, *k_norm;  // of each head; null where the family has none
+  RotaryTable rotary;
   bf16* cache;
   const std::int64_t* positions;
+  const std::int64_t* slots;
   const std::int64_t* block_table;
   std::int64_t table_width;
   bf16* out;  // [tokens, q_heads x head_dim]
 };
 
+constexpr std::int64_t kNoWindow = std::int64_t{1} << 40;  // more keys than there will be
+
+// Attention of all layers that see the same number of keys.
 class Attention {
  public:
-  // cosines and sines are [positions, head_dim / 2].
-  Attention(CacheShape cache, std::int64_t q_heads, const float* cosines, const float* sines)
-      : cache_(cache), q_heads_(q_heads), group_(q_heads / cache.kv_heads), cosines_(cosines),
-        sines_(sines) {}
+  // A token sees itself and the `window` - 1 before it; `scale` multiplies the scores.
+  Attention(CacheShape cache, std::int64_t q_heads, std::int64_t window, float scale, float eps)
+      : cache_(cache), q_heads_(q_heads), group_(q_heads / cache.kv_heads), window_(window),
+        score_scale_(kLog2E * scale), eps_(eps) {}
+
+  std::int64_t window() const { return window_; }
+
+  // Position of the first key that a token at `position` sees.
+  std::int64_t first_key(std::int64_t position) const {
+    return std::max<std::int64_t>(0, position + 1 - window_);
+  }
 
   // Cuts the batch into units and tasks, once per step.
   void plan(const std::int64_t* query_start, const std::int64_t* num_computed,
@@ -262,7 +295,8 @@ class Attention {
       const std::int64_t start = query_start[sequence], end = query_start[sequence + 1];
       for (std::int64_t token = start; token < end; token += tokens) {
         const std::int64_t position = num_computed[sequence] + token - start;
-        units_.push_back({sequence, token, std::min(tokens, end - token), position, 0});
+        units_.push_back({sequence, token, std::min(tokens, end - token), position,
+                          first_key(position), 0});
       }
     }
     std::stable_sort(units_.begin(), units_.end(),
@@ -271,14 +305,14 @@ class Attention {
     reserve(num_threads);
   }
 
-  // Rotates the key of one (token, kv head) and writes it and its value.
-  void store_kv(const AttentionInput& input, const std::int64_t* slots, std::int64_t item) const {
+  // Norms and rotates the key of one (token, kv head) and writes it and its value.
+  void store_kv(const AttentionInput& input, std::int64_t item) const {
     const std::int64_t token = item / cache_.kv_heads, head = item % cache_.kv_heads;
-    const std::int64_t block = slots[token] / cache_.block_size;
-    const std::int64_t offset = slots[token] % cache_.block_size;
+    const std::int64_t block = input.slots[token] / cache_.block_size;
+    const std::int64_t offset = input.slots[token] % cache_.block_size;
     const float* source = input.qkv + token * input.qkv_stride + (q_heads_ + head) * head_dim();
     alignas(64) bf16 key[kMaxHeadDim];
-    rotate(source, input.positions[token], key);
+    turn(input, source, input.k_norm, token, key);
     bf16* plane = input.cache + cache_.plane_of(block, head);
     for (std::int64_t pair = 0; pair < head_dim() / 2; ++pair) {
       std::memcpy(plane + 2 * offset + pair * cache_.key_stride(), key + 2 * pair,
@@ -319,8 +353,8 @@ class Attention {
     tasks_.clear();
     for (std::int32_t head = 0; head < cache_.kv_heads; ++head) {
       for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-        const std::int64_t end = units_[unit].tiles();
-        for (std::int64_t tile = 0; tile < end; tile += most) {
+        const std::int64_t end = units_[unit].last_tile();
+        for (std::int64_t tile = units_[unit].first_tile(); tile < end; tile += most) {
           tasks_.push_back({static_cast<std::int32_t>(unit), head, static_cast<std::int32_t>(tile),
                             static_cast<std::int32_t>(std::min(tile + most, end))});
         }
@@ -372,7 +406,7 @@ class Attention {
       }
       if (!is_whole) {
         run_tile(unit, tile, here, next, scratch, split_partial(unit, task.head, tile));
-      } else if (tile == 0) {
+      } else if (tile == task.first_tile) {
         run_tile(unit, tile, here, next, scratch, total);
       } else {
         run_tile(unit, tile, here, next, scratch, part);
@@ -389,7 +423,7 @@ class Attention {
 
   Partial split_partial(const Unit& unit, std::int64_t head, std::int64_t tile) {
     const std::int64_t rows = rows_of(unit);
-    const std::int64_t number = head * unit.tiles() + tile;
+    const std::int64_t number = head * unit.tiles() + tile - unit.first_tile();
     return Partial::at(partials_.data() + unit.partials + number * Partial::size(rows, head_dim()),
                        rows);
   }
@@ -401,16 +435,23 @@ class Attention {
     const std::int64_t mine = task.last_tile - task.first_tile;
     if (counter.fetch_add(mine, std::memory_order_acq_rel) + mine < unit.tiles()) return;
     counter.store(0, std::memory_order_relaxed);  // for the next layer, behind a barrier
-    const Partial total = split_partial(unit, task.head, 0);
-    for (std::int64_t tile = 1; tile < unit.tiles(); ++tile) {
+    const Partial total = split_partial(unit, task.head, unit.first_tile());
+    for (std::int64_t tile = unit.first_tile() + 1; tile < unit.last_tile(); ++tile) {
       fold(total, split_partial(unit, task.head, tile), rows_of(unit), head_dim());
     }
     write_unit(input, unit, task.head, total);
   }
 
-  void rotate(const float* head, std::int64_t position, bf16* out) const {
-    stoker::rotate(head, cosines_ + position * (head_dim() / 2),
-                   sines_ + position * (head_dim() / 2), head_dim(), out);
+  // One query or key head of a token, normed where `norm` is not null, then rotated.
+  void turn(const AttentionInput& input, const float* head, const float* norm, std::int64_t token,
+            bf16* out) const {
+    alignas(64) float normed[kMaxHeadDim];
+    if (norm != nullptr) {
+      norm_to_float(head, norm, head_dim(), eps_, normed);
+      head = normed;
+    }
+    const std::int64_t place = input.positions[token] * (head_dim() / 2);
+    rotate(head, input.rotary.cosines + place, input.rotary.sines + place, head_dim(), out);
   }
 
   void load_queries(const AttentionInput& input, const Unit& unit, std::int64_t head,
@@ -418,7 +459,7 @@ class Attention {
     for (std::int64_t token = unit.token; token < unit.token + unit.tokens; ++token) {
       const float* source = input.qkv + token * input.qkv_stride + head * group_ * head_dim();
       for (std::int64_t member = 0; member < group_; ++member, queries += head_dim()) {
-        rotate(source + member * head_dim(), input.positions[token], queries);
+        turn(input, source + member * head_dim(), input.q_norm, token, queries);
       }
     }
   }
@@ -426,10 +467,11 @@ class Attention {
   TileAddress locate(const AttentionInput& input, const Unit& unit, std::int64_t head,
                      std::int64_t tile) const {
     const std::int64_t* table = input.block_table + unit.sequence * input.table_width;
-    const std::int64_t last = (unit.keys() - 1) / kKeyGroup;
+    const std::int64_t first = unit.first_key / kKeyGroup, last = (unit.keys() - 1) / kKeyGroup;
     TileAddress address;
     for (std::int64_t group = 0; group < kTileGroups; ++group) {
-      const std::int64_t key = std::min(tile * kTileGroups + group, last) * kKeyGroup;
+      const std::int64_t wanted = tile * kTileGroups + group;
+      const std::int64_t key = std::max(first, std::min(wanted, last)) * kKeyGroup;
       const std::int64_t block = table[key / cache_.block_size], offset = key % cache_.block_size;
       const bf16* plane = input.cache + cache_.plane_of(block, head);
       address.keys[group] = plane + 2 * offset;
@@ -440,9 +482,11 @@ class Attention {
 
   void run_tile(const Unit& unit, std::int64_t tile, const TileAddress& address,
                 const TileAddress& next, Scratch& scratch, Partial out) const {
-    const std::int64_t rows = rows_of(unit), first_key = tile * kTileKeys;
-    const std::int64_t count = std::min<std::int64_t>(kTileKeys, unit.keys() - first_key);
-    const int groups = static_cast<int>((count + kKeyGroup - 1) / kKeyGroup);
+    const std::int64_t rows = rows_of(unit), start = tile * kTileKeys;
+    // Numbers in this tile: what any row sees, from an even key on.
+    const Span keys{std::max<std::int64_t>(0, unit.first_key - start) / 2 * 2,
+                    std::min<std::int64_t>(kTileKeys, unit.keys() - start)};
+    const Span groups{keys.begin / kKeyGroup, (keys.end + kKeyGroup - 1) / kKeyGroup};
     std::memset(out.maximum, 0, 2 * Partial::padded(rows) * sizeof(float));  // padding included
     for (std::int64_t row = 0; row < rows; row += kPassRows) {
       const int pass = static_cast<int>(std::min<std::int64_t>(kPassRows, rows - row));
@@ -450,41 +494,44 @@ class Attention {
                  address, next, scratch.scores.data() + row * kTileKeys);
     }
     for (std::int64_t row = 0; row < rows; ++row) {
-      const std::int64_t visible = unit.position + row / group_ + 1 - first_key;
-      soften(scratch.scores.data() + row * kTileKeys, visible, groups,
-             scratch.weights.data() + row * kTileKeys, out.maximum + row, out.sum + row);
+      const std::int64_t end = unit.position + row / group_ + 1 - start;
+      const Span visible{end - window_, end};
+      const bool all = visible.begin <= groups.begin * kKeyGroup && end >= groups.end * kKeyGroup;
+      (all ? soften<true> : soften<false>)(
+          scratch.scores.data() + row * kTileKeys, visible, groups,
+          scratch.weights.data() + row * kTileKeys, out.maximum + row, out.sum + row);
     }
     for (std::int64_t row = 0; row < rows; row += kPassRows) {
       const int pass = static_cast<int>(std::min<std::int64_t>(kPassRows, rows - row));
-      weigh_rows(pass, rows <= kPassRows, count, scratch.weights.data() + row * kTileKeys, address,
+      weigh_rows(pass, rows <= kPassRows, keys, scratch.weights.data() + row * kTileKeys, address,
                  next, out.values + row * head_dim());
     }
   }
 
   // Dispatches to the template of `rows` rows. A unit of one pass reads its keys once, from memory.
-  void score_rows(int rows, bool prefetch, int groups, const bf16* queries,
+  void score_rows(int rows, bool prefetch, Span groups, const bf16* queries,
                   const TileAddress& address, const TileAddress& next, float* scores) const {
-    const float scale = kLog2E / std::sqrt(static_cast<float>(head_dim()));
-    for (int group = 0; group < groups; group += kTileGroups / 2) {
+    constexpr std::int64_t kHalf = kTileGroups / 2;
+    for (std::int64_t group = groups.begin / kHalf * kHalf; group < groups.end; group += kHalf) {
       with_rows(rows, prefetch, [&](auto count, auto ahead) {
         score_keys<count.value, ahead.value>(queries, head_dim(), address.keys + group,
-                                             next.keys + group, cache_.key_stride(), scale,
+                                             next.keys + group, cache_.key_stride(), score_scale_,
                                              scores + group * kKeyGroup);
       });
     }
   }
 
-  void weigh_rows(int rows, bool prefetch, std::int64_t count, const bf16* weights,
+  void weigh_rows(int rows, bool prefetch, Span keys, const bf16* weights,
                   const TileAddress& address, const TileAddress& next, float* out) const {
     with_rows(rows, prefetch, [&](auto pass, auto ahead) {
       std::int64_t dim = 0;
       for (; dim + 64 <= head_dim(); dim += 64) {
         weigh_values<pass.value, 2, ahead.value>(weights, address.values, next.values, dim,
-                                                 head_dim(), count, out + dim);
+                                                 head_dim(), keys, out + dim);
       }
       if (dim < head_dim()) {
         weigh_values<pass.value, 1, ahead.value>(weights, address.values, next.values, dim,
-                                                 head_dim(), count, out + dim);
+                                                 head_dim(), keys, out + dim);
       }
     });
   }
@@ -519,9 +566,8 @@ class Attention {
   }
 
   CacheShape cache_;
-  std::int64_t q_heads_, group_;
-  const float* cosines_;
-  const float* sines_;
+  std::int64_t q_heads_, group_, window_;
+  float score_scale_, eps_;
   std::vector<Unit> units_;
   std::vector<Task> tasks_;
   std::vector<Scratch> scratch_;

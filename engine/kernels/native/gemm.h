@@ -116,8 +116,11 @@ struct AddToResidual {
   }
 };
 
+enum class Activation : std::int64_t { kSilu = 0, kGeluTanh = 1 };
+
 struct GateToBf16 {
   const PackedMatrix& weight;
+  Activation activation;
   bf16* out;  // [rows, stride]; padding columns of the last panel become zero
   std::int64_t stride;
 
@@ -128,9 +131,13 @@ struct GateToBf16 {
     const __m512 upper = _mm512_shuffle_f32x4(both, both, 0b1110);
     bf16* target = out + row * stride + panel * kGated;
     const std::int64_t room = stride - panel * kGated;
-    store(target, room, _mm512_mul_ps(silu(gate), up));
+    store(target, room, _mm512_mul_ps(activate(gate), up));
     store(target + kLanes, std::min<std::int64_t>(room, kGated) - kLanes,
-          _mm512_mul_ps(silu(both), upper));
+          _mm512_mul_ps(activate(both), upper));
+  }
+
+  __m512 activate(__m512 gate) const {
+    return activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
   }
 
   static void store(bf16* target, std::int64_t count, __m512 values) {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Shape(Structure):
-    """Sizes of the model; biases are 0 or 1."""
+    """Sizes and kind of the model; biases and norms are 0 or 1, silu is 0 and gelu_tanh 1."""
 
     _fields_ = (
         ("num_layers", c_int64),
@@ -21,31 +21,46 @@ class Shape(Structure):
         ("num_positions", c_int64),
         ("block_size", c_int64),
         ("num_threads", c_int64),
-        ("attention_bias", c_int64),
+        ("num_groups", c_int64),
+        ("num_pages", c_int64),
+        ("qkv_bias", c_int64),
+        ("output_bias", c_int64),
         ("mlp_bias", c_int64),
+        ("qk_norm", c_int64),
+        ("sandwich_norms", c_int64),
+        ("activation", c_int64),
         ("eps", c_double),
+        ("norm_offset", c_double),
+        ("embedding_scale", c_double),
+        ("score_scale", c_double),
     )
 
 
 class LayerTensors(Structure):
-    """Addresses of one layer's bf16 parameters; a bias may be null."""
+    """Addresses of one layer's bf16 parameters, null for absent ones, and where its KV lies."""
 
     _fields_ = (
         ("input_norm", c_void_p),
         ("qkv", c_void_p),
         ("qkv_bias", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
         ("output", c_void_p),
         ("output_bias", c_void_p),
+        ("attention_norm", c_void_p),
         ("post_norm", c_void_p),
         ("gate_up", c_void_p),
         ("gate_up_bias", c_void_p),
         ("down", c_void_p),
         ("down_bias", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("group", c_int64),
+        ("page", c_int64),
     )
 
 
 class ModelTensors(Structure):
-    """Everything outside the layers. `embedding`, `cosines` and `sines` must outlive the model."""
+    """Everything outside the layers. The embedding and the tables must outlive the model."""
 
     _fields_ = (
         ("embedding", c_void_p),
@@ -53,11 +68,13 @@ class ModelTensors(Structure):
         ("lm_head", c_void_p),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("local_cosines", c_void_p),
+        ("local_sines", c_void_p),
     )
 
 
 class Batch(Structure):
-    """Addresses of a StepBatch's arrays and of the layers' caches."""
+    """Addresses of a StepBatch's arrays and of the cache's pages."""
 
     _fields_ = (
         ("token_ids", c_void_p),
@@ -79,12 +96,12 @@ class Batch(Structure):
 def open_library(path: Path) -> ctypes.CDLL:
     """Load the library and declare its functions; calls release the interpreter lock."""
     library = ctypes.CDLL(str(path))
-    _declare(library, "create", c_void_p, POINTER(Shape))
+    _declare(library, "create", c_void_p, POINTER(Shape), POINTER(c_int64))
     _declare(library, "destroy", None, c_void_p)
     _declare(library, "load_layer", None, c_void_p, c_int64, POINTER(LayerTensors))
     _declare(library, "load_ends", c_int32, c_void_p, POINTER(ModelTensors))
     _declare(library, "weight_bytes", c_int64, c_void_p)
-    _declare(library, "forward", c_int32, c_void_p, POINTER(Batch), POINTER(c_float))
+    _declare(library, "forward", c_int32, c_void_p, POINTER(Batch), c_int32, POINTER(c_float))
     return library
 
 

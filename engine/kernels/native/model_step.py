@@ -1,6 +1,6 @@
-"""NativeModelStep: a Llama-type decoder whose whole step is one C++ call.
+"""NativeModelStep: a decoder whose whole step is one C++ call.
 
-KV layout of a layer: for each (block, kv head) the keys as [dim pairs][block_size][2], then the
+KV layout of a page: for each (block, kv head) the keys as [dim pairs][block_size][2], then the
 values as [block_size][head_dim]; step.cpp owns the details.
 """
 
@@ -10,6 +10,7 @@ import ctypes
 import math
 import weakref
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from engine.kernels.native.library import Batch, LayerTensors, ModelTensors, Sha
 from engine.kernels.step_batch import StepBatch
 from engine.kv_sizing import KVCacheSpec
 
+_LOGITS, _HIDDEN_STATES = 0, 1  # Output in step.cpp
 _OUT_OF_MEMORY = 1
 _REFUSALS = {  # the other values of Status in step.cpp
     2: "a token id is outside the vocabulary of {vocab}",
@@ -29,6 +31,10 @@ _REFUSALS = {  # the other values of Status in step.cpp
     6: "a block table is too short or names a block outside the cache of {num_blocks} blocks",
     7: "a logits row is outside the batch",
 }
+
+
+RotaryTensors: TypeAlias = tuple[Tensor, Tensor]
+"""float32 cosines and sines, each [positions, head_dim / 2]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,10 @@ class NativeModelStep:
         self._shape = shape
         self._spec = spec
         self._kept: tuple[Tensor, ...] = ()
-        self._handle = self._library.stoker_model_create(ctypes.byref(shape))
+        windows = [group.sliding_window or 0 for group in spec.groups]
+        self._handle = self._library.stoker_model_create(
+            ctypes.byref(shape), (ctypes.c_int64 * len(windows))(*windows)
+        )
         if not self._handle:
             raise MemoryError("no memory or no threads for the packed weights")
         self._finalizer = weakref.finalize(
@@ -60,23 +69,30 @@ class NativeModelStep:
         self._finalizer()
         self._kept = ()
 
-    def load_layer(self, number: int, **tensors: Tensor | None) -> None:
+    def load_layer(self, number: int, *, group: int, page: int, **tensors: Tensor | None) -> None:
         """Pack one layer; the names are the fields of LayerTensors. The tensors may go then."""
         addresses = {name: _bf16_address(tensor) for name, tensor in tensors.items()}
-        layer = LayerTensors(**addresses)
+        layer = LayerTensors(group=group, page=page, **addresses)
         self._library.stoker_model_load_layer(self._open_handle(), number, ctypes.byref(layer))
 
     def load_ends(
-        self, embedding: Tensor, final_norm: Tensor, lm_head: Tensor, cosines: Tensor, sines: Tensor
+        self,
+        embedding: Tensor,
+        final_norm: Tensor,
+        lm_head: Tensor,
+        rotary: RotaryTensors,
+        local_rotary: RotaryTensors,
     ) -> None:
-        """Pack norm and head, keep the rest; float32 cosines, sines [positions, head_dim / 2]."""
-        self._kept = (embedding, cosines, sines)
+        """Pack norm and head, keep the rest; `local_rotary` is for layers with a window."""
+        self._kept = (embedding, *rotary, *local_rotary)
         ends = ModelTensors(
             embedding=_bf16_address(embedding),
             final_norm=_bf16_address(final_norm),
             lm_head=_bf16_address(lm_head),
-            cosines=cosines.data_ptr(),
-            sines=sines.data_ptr(),
+            cosines=rotary[0].data_ptr(),
+            sines=rotary[1].data_ptr(),
+            local_cosines=local_rotary[0].data_ptr(),
+            local_sines=local_rotary[1].data_ptr(),
         )
         if self._library.stoker_model_load_ends(self._open_handle(), ctypes.byref(ends)):
             raise MemoryError("no memory for the model")
@@ -95,39 +111,48 @@ class NativeModelStep:
             torch.from_numpy(np.zeros(math.prod(shape), dtype=np.int16))
             .view(torch.bfloat16)
             .view(shape)
-            for _ in range(spec.num_layers)
+            for _ in range(spec.layers_per_block)
         ]
 
     def forward(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         """Float32 logits [R, vocabulary] of the rows that ask for them."""
-        logits = torch.empty(len(batch.logits_rows), self._shape.vocab)
+        return self._run(batch, kv_cache, _LOGITS, self._shape.vocab)
+
+    def hidden_states(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """Float32 [R, hidden] after the final norm, of the rows that would ask for logits."""
+        return self._run(batch, kv_cache, _HIDDEN_STATES, self._shape.hidden)
+
+    def _run(self, batch: StepBatch, kv_cache: KVCache, output: int, width: int) -> Tensor:
+        rows = torch.empty(len(batch.logits_rows), width)
         arrays = [
             np.ascontiguousarray(array, dtype=np.int64)
             for array in (
                 batch.token_ids,
                 batch.positions,
-                batch.slot_mapping[0],  # one group: full attention
+                batch.slot_mapping,
                 batch.query_start_loc,
                 batch.num_computed,
-                batch.block_table[0],
+                batch.block_table,
                 batch.logits_rows,
             )
         ]
-        layers = (ctypes.c_void_p * len(kv_cache))(*[layer.data_ptr() for layer in kv_cache])
+        pages = (ctypes.c_void_p * len(kv_cache))(*[page.data_ptr() for page in kv_cache])
         step = Batch(
             *[array.ctypes.data for array in arrays],
             num_tokens=len(batch.token_ids),
             num_sequences=len(batch.num_computed),
             table_width=batch.block_table.shape[2],
             num_logits=len(batch.logits_rows),
-            cache=ctypes.addressof(layers),
+            cache=ctypes.addressof(pages),
             num_blocks=len(kv_cache[0]),
         )
-        target = ctypes.cast(logits.data_ptr(), ctypes.POINTER(ctypes.c_float))
-        status = self._library.stoker_model_forward(self._open_handle(), ctypes.byref(step), target)
+        target = ctypes.cast(rows.data_ptr(), ctypes.POINTER(ctypes.c_float))
+        status = self._library.stoker_model_forward(
+            self._open_handle(), ctypes.byref(step), output, target
+        )
         if status:
             raise self._error(status, step.num_blocks)
-        return logits
+        return rows
 
     def _open_handle(self) -> int:
         assert self._finalizer.alive, "the model is closed"

@@ -1,4 +1,4 @@
-// One model step of a Llama-type decoder in bf16, on a flat batch of tokens of many sequences.
+// One model step of a decoder in bf16, on a flat batch of tokens of many sequences.
 //
 // The interface is C: a handle owns packed weights, scratch memory and threads; arrays of a step
 // and the KV cache belong to the caller. `library.py` mirrors the structs. Residual stream, norms,
@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "norm.h"
 #include "thread_pool.h"
 #include "vector_math.h"
 
@@ -17,33 +18,45 @@ namespace stoker {
 
 struct Shape {
   std::int64_t num_layers, hidden, inner, q_heads, kv_heads, head_dim, vocab;
-  std::int64_t num_positions, block_size, num_threads;
-  std::int64_t attention_bias, mlp_bias;  // 0 or 1
+  std::int64_t num_positions, block_size, num_threads, num_groups, num_pages;
+  std::int64_t qkv_bias, output_bias, mlp_bias, qk_norm, sandwich_norms;  // 0 or 1
+  Activation activation;
   double eps;
+  double norm_offset;  // is added to every norm's weights
+  double embedding_scale, score_scale;
 };
 
-// bf16, row-major [out, in]; q, k, v and gate, up are fused along `out`. A bias may be null.
+// bf16, row-major [out, in]; q, k, v and gate, up are fused along `out`. What the model does not
+// have is null. The layer's KV lies in the blocks of `group`, in cache tensor `page`.
 struct LayerTensors {
-  const bf16 *input_norm, *qkv, *qkv_bias, *output, *output_bias;
-  const bf16 *post_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+  const bf16 *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *output, *output_bias, *attention_norm;
+  const bf16 *post_norm, *gate_up, *gate_up_bias, *down, *down_bias, *mlp_norm;
+  std::int64_t group, page;
 };
 
 struct ModelTensors {
   const bf16* embedding;  // [vocab, hidden], stays the caller's and must outlive the handle
   const bf16* final_norm;
   const bf16* lm_head;
-  const float *cosines, *sines;  // [positions, head_dim / 2], as `embedding`
+  RotaryTable rotary, local_rotary;  // as `embedding`; the second is for layers with a window
 };
 
 struct Batch {
-  const std::int64_t *token_ids, *positions, *slot_mapping;  // [num_tokens]
-  const std::int64_t* query_start;                           // [num_sequences + 1]
-  const std::int64_t* num_computed;                          // [num_sequences]
-  const std::int64_t* block_table;                           // [num_sequences, table_width]
-  const std::int64_t* logits_rows;                           // [num_logits]
+  const std::int64_t *token_ids, *positions;  // [num_tokens]
+  const std::int64_t* slot_mapping;           // [num_groups, num_tokens]
+  const std::int64_t* query_start;            // [num_sequences + 1]
+  const std::int64_t* num_computed;           // [num_sequences]
+  const std::int64_t* block_table;            // [num_groups, num_sequences, table_width]
+  const std::int64_t* logits_rows;            // [num_logits]
   std::int64_t num_tokens, num_sequences, table_width, num_logits;
-  bf16* const* cache;  // one address per layer
+  bf16* const* cache;  // one address per page
   std::int64_t num_blocks;
+};
+
+// What a step yields for the rows asked for.
+enum Output : std::int32_t {
+  kLogits = 0,  // [num_logits, vocab]
+  kHidden = 1,  // [num_logits, hidden], after the final norm
 };
 
 enum Status : std::int32_t {
@@ -91,35 +104,23 @@ class Arena {
   std::int64_t used_ = 0;
 };
 
-constexpr std::int64_t kPhasesPerLayer = 8, kOtherPhases = 3;  // calls of Team::share below
+constexpr std::int64_t kPhasesPerLayer = 8, kOtherPhases = 4;  // calls of Team::share below
 
+// The norms of heads and of the blocks' outputs are null where the family has none.
 struct Layer {
-  float *input_norm, *post_norm;
+  float *input_norm, *q_norm, *k_norm, *attention_norm, *post_norm, *mlp_norm;
   PackedMatrix qkv, output, gate_up, down;
+  std::int64_t group, page;
 };
-
-void norm_row(const float* row, const float* weight, std::int64_t size, float eps,
-              std::int64_t stride, bf16* out) {
-  __m512 squares = _mm512_setzero_ps();
-  for (std::int64_t i = 0; i < size; i += kLanes) {
-    const __m512 values = _mm512_maskz_loadu_ps(first_lanes(size - i), row + i);
-    squares = _mm512_fmadd_ps(values, values, squares);
-  }
-  const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
-  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + eps));
-  for (std::int64_t i = 0; i < stride; i += kLanes) {
-    const __mmask16 lanes = first_lanes(size - i);
-    const __m512 values = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, row + i), scale);
-    store_bf16(out + i, _mm512_mul_ps(values, _mm512_maskz_loadu_ps(lanes, weight + i)));
-  }
-}
 
 class Model {
  public:
-  explicit Model(const Shape& shape)
+  // `windows` has one entry per group, 0 for full attention.
+  Model(const Shape& shape, const std::int64_t* windows)
       : shape_(shape), eps_(static_cast<float>(shape.eps)), layers_(shape.num_layers),
         pool_(static_cast<int>(shape.num_threads),
               kPhasesPerLayer * shape.num_layers + kOtherPhases) {
+    for (std::int64_t group = 0; group < shape.num_groups; ++group) add_group(windows[group]);
     lay_out();
     weights_.allocate();
     lay_out();
@@ -127,8 +128,14 @@ class Model {
 
   void load_layer(std::int64_t index, const LayerTensors& tensors) {
     Layer& layer = layers_[index];
-    widen_all(tensors.input_norm, shape_.hidden, layer.input_norm);
-    widen_all(tensors.post_norm, shape_.hidden, layer.post_norm);
+    layer.group = tensors.group;
+    layer.page = tensors.page;
+    load_norm(tensors.input_norm, shape_.hidden, layer.input_norm);
+    load_norm(tensors.q_norm, shape_.head_dim, layer.q_norm);
+    load_norm(tensors.k_norm, shape_.head_dim, layer.k_norm);
+    load_norm(tensors.attention_norm, shape_.hidden, layer.attention_norm);
+    load_norm(tensors.post_norm, shape_.hidden, layer.post_norm);
+    load_norm(tensors.mlp_norm, shape_.hidden, layer.mlp_norm);
     pack(tensors.qkv, tensors.qkv_bias, shape_.hidden, Columns::kPlain, layer.qkv);
     pack(tensors.output, tensors.output_bias, q_size(), Columns::kPlain, layer.output);
     pack(tensors.gate_up, tensors.gate_up_bias, shape_.hidden, Columns::kGateUp, layer.gate_up);
@@ -137,28 +144,32 @@ class Model {
 
   void load_ends(const ModelTensors& tensors) {
     embedding_ = tensors.embedding;
-    widen_all(tensors.final_norm, shape_.hidden, final_norm_);
+    rotary_ = tensors.rotary;
+    local_rotary_ = tensors.local_rotary;
+    load_norm(tensors.final_norm, shape_.hidden, final_norm_);
     pack(tensors.lm_head, nullptr, shape_.hidden, Columns::kPlain, lm_head_);
-    const CacheShape cache{shape_.block_size, shape_.kv_heads, shape_.head_dim};
-    attention_ = std::make_unique<Attention>(cache, shape_.q_heads, tensors.cosines, tensors.sines);
   }
 
   std::int64_t weight_bytes() const { return weights_.bytes(); }
 
   Status check(const Batch& batch) const;
 
-  void forward(const Batch& batch, float* logits) {
+  void forward(const Batch& batch, Output output, float* out) {
     if (batch.num_tokens == 0) return;
     pool_.settle();
-    attention_->plan(batch.query_start, batch.num_computed, batch.num_sequences, pool_.size());
+    for (Attention& attention : attentions_) {
+      attention.plan(batch.query_start, batch.num_computed, batch.num_sequences, pool_.size());
+    }
     residual_.reserve(batch.num_tokens * shape_.hidden);
     normed_.reserve(std::max(batch.num_tokens, batch.num_logits) * hidden_stride());
     qkv_out_.reserve(batch.num_tokens * qkv_size());
     attended_.reserve(batch.num_tokens * q_size());
     gated_.reserve(batch.num_tokens * inner_stride());
+    if (shape_.sandwich_norms != 0) projected_.reserve(batch.num_tokens * shape_.hidden);
     batch_ = batch;
-    caches_.assign(batch.cache, batch.cache + shape_.num_layers);
-    logits_ = logits;
+    caches_.assign(batch.cache, batch.cache + shape_.num_pages);
+    output_ = output;
+    out_ = out;
     pool_.run([this](Team& team) { run_step(team); });
   }
 
@@ -169,16 +180,35 @@ class Model {
   std::int64_t q_size() const { return shape_.q_heads * shape_.head_dim; }
   std::int64_t qkv_size() const { return q_size() + 2 * shape_.kv_heads * shape_.head_dim; }
 
+  // Groups with the same window share their plan of a step.
+  void add_group(std::int64_t window) {
+    if (window == 0) window = kNoWindow;
+    std::size_t kind = 0;
+    while (kind < attentions_.size() && attentions_[kind].window() != window) ++kind;
+    group_attentions_.push_back(kind);
+    if (kind < attentions_.size()) return;
+    const CacheShape cache{shape_.block_size, shape_.kv_heads, shape_.head_dim};
+    const auto scale = static_cast<float>(shape_.score_scale);
+    attentions_.emplace_back(cache, shape_.q_heads, window, scale, eps_);
+  }
+
   void lay_out() {
+    const auto norm = [this](std::int64_t size, std::int64_t has_norm = 1) {
+      return has_norm != 0 ? weights_.take<float>(size) : nullptr;
+    };
     for (Layer& layer : layers_) {
-      layer.input_norm = weights_.take<float>(shape_.hidden);
-      layer.qkv = matrix(qkv_size(), shape_.hidden, Columns::kPlain, shape_.attention_bias);
-      layer.output = matrix(shape_.hidden, q_size(), Columns::kPlain, shape_.attention_bias);
-      layer.post_norm = weights_.take<float>(shape_.hidden);
+      layer.input_norm = norm(shape_.hidden);
+      layer.qkv = matrix(qkv_size(), shape_.hidden, Columns::kPlain, shape_.qkv_bias);
+      layer.q_norm = norm(shape_.head_dim, shape_.qk_norm);
+      layer.k_norm = norm(shape_.head_dim, shape_.qk_norm);
+      layer.output = matrix(shape_.hidden, q_size(), Columns::kPlain, shape_.output_bias);
+      layer.attention_norm = norm(shape_.hidden, shape_.sandwich_norms);
+      layer.post_norm = norm(shape_.hidden);
       layer.gate_up = matrix(shape_.inner, shape_.hidden, Columns::kGateUp, shape_.mlp_bias);
       layer.down = matrix(shape_.hidden, shape_.inner, Columns::kPlain, shape_.mlp_bias);
+      layer.mlp_norm = norm(shape_.hidden, shape_.sandwich_norms);
     }
-    final_norm_ = weights_.take<float>(shape_.hidden);
+    final_norm_ = norm(shape_.hidden);
     lm_head_ = matrix(shape_.vocab, shape_.hidden, Columns::kPlain, false);
   }
 
@@ -212,8 +242,10 @@ class Model {
     return result;
   }
 
-  static void widen_all(const bf16* source, std::int64_t count, float* target) {
-    for (std::int64_t i = 0; i < count; ++i) target[i] = to_float(source[i]);
+  void load_norm(const bf16* source, std::int64_t size, float* target) const {
+    if (target == nullptr) return;
+    const auto offset = static_cast<float>(shape_.norm_offset);
+    for (std::int64_t i = 0; i < size; ++i) target[i] = to_float(source[i]) + offset;
   }
 
   // Outside of items only members are read, never the caller's arrays: see ThreadPool::run.
@@ -221,49 +253,102 @@ class Model {
     embed(team);
     for (std::int64_t index = 0; index < shape_.num_layers; ++index) run_layer(team, index);
     if (batch_.num_logits == 0) return;
+    const float* last_norm = layers_.back().mlp_norm;
+    if (last_norm != nullptr) {
+      share_rows(team, batch_.num_tokens, [&](std::int64_t row) { add_projected(row, last_norm); });
+    }
+    if (output_ == kHidden) {
+      share_rows(team, batch_.num_logits, [this](std::int64_t row) {
+        norm_to_float(residual_row(batch_.logits_rows[row]), final_norm_, shape_.hidden, eps_,
+                      out_ + row * shape_.hidden);
+      });
+      return;
+    }
     share_rows(team, batch_.num_logits, [this](std::int64_t row) {
       norm(batch_.logits_rows[row], final_norm_, row);
     });
     multiply(team, normed_.data(), hidden_stride(), batch_.num_logits, lm_head_,
-             StoreFloat{lm_head_, logits_});
+             StoreFloat{lm_head_, out_});
   }
 
   void run_layer(Team& team, std::int64_t index) {
     const Layer& layer = layers_[index];
     const std::int64_t tokens = batch_.num_tokens;
-    const AttentionInput input{qkv_out_.data(),    qkv_size(),         caches_[index],
-                               batch_.positions,   batch_.block_table, batch_.table_width,
-                               attended_.data()};
+    const float* norm_before = index > 0 ? layers_[index - 1].mlp_norm : nullptr;
+    const AttentionInput input = attention_input(layer);
+    Attention& attention = attentions_[group_attentions_[layer.group]];
     prefetch_part(team, tokens, layer.qkv);
-    share_rows(team, tokens, [&](std::int64_t row) { norm(row, layer.input_norm, row); });
+    share_rows(team, tokens, [&](std::int64_t row) {
+      add_projected(row, norm_before);
+      norm(row, layer.input_norm, row);
+    });
     multiply(team, normed_.data(), hidden_stride(), tokens, layer.qkv,
              StoreFloat{layer.qkv, qkv_out_.data()});
     share_rows(team, tokens * shape_.kv_heads, [&](std::int64_t item) {
-      attention_->store_kv(input, batch_.slot_mapping, item);
+      attention.store_kv(input, item);
     });
-    attention_->run(team, input);
-    multiply(team, attended_.data(), q_size(), tokens, layer.output,
-             AddToResidual{layer.output, residual_.data()});
+    attention.run(team, input);
+    project(team, attended_.data(), q_size(), layer.output, layer.attention_norm);
     prefetch_part(team, tokens, layer.gate_up);
-    share_rows(team, tokens, [&](std::int64_t row) { norm(row, layer.post_norm, row); });
+    share_rows(team, tokens, [&](std::int64_t row) {
+      add_projected(row, layer.attention_norm);
+      norm(row, layer.post_norm, row);
+    });
     multiply(team, normed_.data(), hidden_stride(), tokens, layer.gate_up,
-             GateToBf16{layer.gate_up, gated_.data(), inner_stride()});
-    multiply(team, gated_.data(), inner_stride(), tokens, layer.down,
-             AddToResidual{layer.down, residual_.data()});
+             GateToBf16{layer.gate_up, shape_.activation, gated_.data(), inner_stride()});
+    project(team, gated_.data(), inner_stride(), layer.down, layer.mlp_norm);
+  }
+
+  AttentionInput attention_input(const Layer& layer) {
+    const bool is_local = attentions_[group_attentions_[layer.group]].window() != kNoWindow;
+    const std::int64_t table_size = batch_.num_sequences * batch_.table_width;
+    return {qkv_out_.data(),
+            qkv_size(),
+            layer.q_norm,
+            layer.k_norm,
+            is_local ? local_rotary_ : rotary_,
+            caches_[layer.page],
+            batch_.positions,
+            batch_.slot_mapping + layer.group * batch_.num_tokens,
+            batch_.block_table + layer.group * table_size,
+            batch_.table_width,
+            attended_.data()};
+  }
+
+  // Adds the product of all tokens to the residual. A norm in between needs whole rows: with one,
+  // `add_projected` does the second half.
+  void project(Team& team, const bf16* rows, std::int64_t stride, const PackedMatrix& weight,
+               const float* norm) {
+    if (norm == nullptr) {
+      multiply(team, rows, stride, batch_.num_tokens, weight,
+               AddToResidual{weight, residual_.data()});
+    } else {
+      multiply(team, rows, stride, batch_.num_tokens, weight,
+               StoreFloat{weight, projected_.data()});
+    }
+  }
+
+  void add_projected(std::int64_t row, const float* norm) {
+    if (norm == nullptr) return;
+    add_norm(projected_.data() + row * shape_.hidden, norm, shape_.hidden, eps_, residual_row(row));
   }
 
   void embed(Team& team) {
-    share_rows(team, batch_.num_tokens, [this](std::int64_t row) {
+    const auto scale = static_cast<float>(shape_.embedding_scale);
+    share_rows(team, batch_.num_tokens, [=](std::int64_t row) {
       const bf16* source = embedding_ + batch_.token_ids[row] * shape_.hidden;
-      widen_all(source, shape_.hidden, residual_.data() + row * shape_.hidden);
+      float* target = residual_row(row);
+      for (std::int64_t i = 0; i < shape_.hidden; ++i) target[i] = to_float(source[i]) * scale;
     });
   }
 
   // The norm of residual row `source` becomes row `target` of the next product's input.
   void norm(std::int64_t source, const float* weight, std::int64_t target) {
-    norm_row(residual_.data() + source * shape_.hidden, weight, shape_.hidden, eps_,
-             hidden_stride(), normed_.data() + target * hidden_stride());
+    norm_to_bf16(residual_row(source), weight, shape_.hidden, eps_, hidden_stride(),
+                 normed_.data() + target * hidden_stride());
   }
+
+  float* residual_row(std::int64_t row) { return residual_.data() + row * shape_.hidden; }
 
   template <class Body>
   static void share_rows(Team& team, std::int64_t count, const Body& body) {
@@ -277,16 +362,20 @@ class Model {
   float* final_norm_ = nullptr;
   PackedMatrix lm_head_{};
   const bf16* embedding_ = nullptr;
-  std::unique_ptr<Attention> attention_;
+  RotaryTable rotary_{}, local_rotary_{};
+  std::vector<Attention> attentions_;          // one for each different window
+  std::vector<std::size_t> group_attentions_;  // which of them a group uses
   Batch batch_{};
-  std::vector<bf16*> caches_;  // of the layers, in this step
-  float* logits_ = nullptr;
-  Buffer<float> residual_;  // [tokens, hidden]
-  Buffer<bf16> normed_;     // [tokens or logits, hidden_stride]
-  Buffer<float> qkv_out_;   // [tokens, qkv_size]
-  Buffer<bf16> attended_;   // [tokens, q_size]
-  Buffer<bf16> gated_;      // [tokens, inner_stride]
-  ThreadPool pool_;         // the last member: its threads end before anything else goes
+  std::vector<bf16*> caches_;  // the pages, in this step
+  Output output_ = kLogits;
+  float* out_ = nullptr;
+  Buffer<float> residual_;   // [tokens, hidden]
+  Buffer<bf16> normed_;      // [tokens or logits, hidden_stride]
+  Buffer<float> qkv_out_;    // [tokens, qkv_size]
+  Buffer<bf16> attended_;    // [tokens, q_size]
+  Buffer<bf16> gated_;       // [tokens, inner_stride]
+  Buffer<float> projected_;  // [tokens, hidden], of blocks whose output is normed
+  ThreadPool pool_;          // the last member: its threads end before anything else goes
 };
 
 bool all_below(const std::int64_t* values, std::int64_t count, std::int64_t limit) {
@@ -303,7 +392,7 @@ Status Model::check(const Batch& batch) const {
   if (!all_below(batch.token_ids, tokens, shape_.vocab)) return kBadToken;
   if (!all_below(batch.positions, tokens, shape_.num_positions)) return kBadPosition;
   const std::int64_t slots = batch.num_blocks * shape_.block_size;
-  if (!all_below(batch.slot_mapping, tokens, slots)) return kBadSlot;
+  if (!all_below(batch.slot_mapping, shape_.num_groups * tokens, slots)) return kBadSlot;
   if (!all_below(batch.logits_rows, batch.num_logits, tokens)) return kBadLogitsRow;
   if (batch.query_start[0] != 0) return kBadQueryStart;
   for (std::int64_t i = 0; i < batch.num_sequences; ++i) {
@@ -313,8 +402,12 @@ Status Model::check(const Batch& batch) const {
     const std::int64_t keys = batch.num_computed[i] + added;
     const std::int64_t blocks = (keys + shape_.block_size - 1) / shape_.block_size;
     if (blocks > batch.table_width) return kBadBlockTable;
-    if (!all_below(batch.block_table + i * batch.table_width, blocks, batch.num_blocks)) {
-      return kBadBlockTable;
+    for (std::int64_t group = 0; group < shape_.num_groups; ++group) {
+      const Attention& attention = attentions_[group_attentions_[group]];
+      const std::int64_t row = group * batch.num_sequences + i;
+      const std::int64_t* table = batch.block_table + row * batch.table_width;
+      const std::int64_t first = attention.first_key(batch.num_computed[i]) / shape_.block_size;
+      if (!all_below(table + first, blocks - first, batch.num_blocks)) return kBadBlockTable;
     }
   }
   return batch.query_start[batch.num_sequences] == tokens ? kDone : kBadQueryStart;
@@ -329,9 +422,9 @@ using stoker::Model;
 
 extern "C" {
 
-Model* stoker_model_create(const stoker::Shape* shape) {
+Model* stoker_model_create(const stoker::Shape* shape, const std::int64_t* windows) {
   try {
-    return new Model(*shape);
+    return new Model(*shape, windows);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -355,12 +448,13 @@ std::int32_t stoker_model_load_ends(Model* model, const stoker::ModelTensors* te
 
 std::int64_t stoker_model_weight_bytes(const Model* model) { return model->weight_bytes(); }
 
-// Writes float32 logits [num_logits, vocab]; nothing is written unless the status is 0.
-std::int32_t stoker_model_forward(Model* model, const stoker::Batch* batch, float* logits) {
+// Writes float32 rows, see Output; nothing is written unless the status is 0.
+std::int32_t stoker_model_forward(Model* model, const stoker::Batch* batch, std::int32_t output,
+                                  float* out) {
   const stoker::Status status = model->check(*batch);
   if (status != stoker::kDone) return status;
   try {
-    model->forward(*batch, logits);
+    model->forward(*batch, static_cast<stoker::Output>(output), out);
   } catch (const std::exception&) {
     return stoker::kOutOfMemory;
   }

@@ -86,6 +86,16 @@ inline __m512 silu(__m512 x) {
   return _mm512_div_ps(x, _mm512_add_ps(decay, _mm512_set1_ps(1.0f)));
 }
 
+// The approximation by tanh: x / 2 * (1 + tanh(u)) = x / (1 + e^-2u) with
+// u = sqrt(2 / pi) * (x + 0.044715 x^3).
+inline __m512 gelu_tanh(__m512 x) {
+  const __m512 cubic = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f),
+                                       _mm512_set1_ps(1.0f));
+  const __m512 u = _mm512_mul_ps(_mm512_mul_ps(x, cubic), _mm512_set1_ps(0.79788456f));
+  const __m512 decay = exp2_ps(_mm512_mul_ps(u, _mm512_set1_ps(-2.0f * kLog2E)));
+  return _mm512_div_ps(x, _mm512_add_ps(decay, _mm512_set1_ps(1.0f)));
+}
+
 // Memory on cache lines that only ever grows; growing forgets the contents.
 template <class T>
 class Buffer {

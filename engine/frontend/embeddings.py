@@ -1,0 +1,69 @@
+"""Embeddings over AsyncLLM: prompts go in, their vectors come out.
+
+Owns the form of a vector on this side (bytes of float32); pooling is the model runner's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from engine.errors import RequestError
+from engine.frontend.async_llm import AsyncLLM
+from engine.messages import EngineCoreRequest
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A vector of length 1. `data` is little-endian float32."""
+
+    data: bytes
+    num_cached_tokens: int
+
+    @property
+    def floats(self) -> list[float]:
+        """The numbers."""
+        return list(struct.unpack(f"<{len(self.data) // _FLOAT_BYTES}f", self.data))
+
+    def shortened(self, dimensions: int | None) -> Embedding:
+        """The first `dimensions` numbers, brought to length 1 again; None keeps all."""
+        if dimensions is None:
+            return self
+        kept = self.floats[:dimensions]
+        norm = math.hypot(*kept) or 1.0
+        data = struct.pack(f"<{len(kept)}f", *(value / norm for value in kept))
+        return Embedding(data, self.num_cached_tokens)
+
+
+def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
+    """Refuse to shorten a vector to nothing, or to more than it has."""
+    if dimensions is not None and not 1 <= dimensions <= hidden_size:
+        raise RequestError(
+            f"dimensions must be in [1, {hidden_size}], the size of this model's vectors, got "
+            f"{dimensions}.",
+            param="dimensions",
+        )
+
+
+async def embed_all(llm: AsyncLLM, requests: Sequence[EngineCoreRequest]) -> list[Embedding]:
+    """One vector per request, in their order; all run together. A failure ends them all."""
+    tasks = [asyncio.create_task(_embed(llm, request)) for request in requests]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _embed(llm: AsyncLLM, request: EngineCoreRequest) -> Embedding:
+    async with aclosing(llm.generate(request)) as outputs:
+        output = await anext(outputs)
+    assert output.pooling_output is not None, "the one output of a pooling request is its vector"
+    return Embedding(output.pooling_output, output.num_cached_tokens)

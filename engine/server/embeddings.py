@@ -1,0 +1,152 @@
+"""POST /v1/embeddings: inputs (text or token ids) to pooling requests, and the answer's object."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from engine.errors import RequestError
+from engine.frontend.embeddings import Embedding, check_dimensions
+from engine.logger import get_logger
+from engine.messages import EngineCoreRequest
+from engine.server.prompts import encode
+from engine.server.protocol import Body, TokenIds
+from engine.server.state import Services
+from engine.server.streaming import encode_json
+
+logger = get_logger(__name__)
+
+MAX_INPUTS = 2048
+"""Most inputs of one API request, as at OpenAI."""
+
+
+class EmbeddingBody(Body):
+    """POST /v1/embeddings. From `messages` on: vLLM's fields, at values that change nothing."""
+
+    input: str | list[str] | TokenIds | list[TokenIds]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    user: str | None = None
+    add_special_tokens: bool = True
+    cache_salt: str | None = None
+    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    messages: None = None
+    truncate_prompt_tokens: None = None
+    embed_dtype: Literal["float32"] = "float32"
+    endianness: Literal["native", "little"] = "native"
+    normalize: Literal[True] = True
+    use_activation: Literal[True] = True
+
+    @property
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs as a list, whatever form they came in."""
+        if isinstance(self.input, str):
+            return [self.input]
+        if self.input and isinstance(self.input[0], int):
+            return [[token for token in self.input if isinstance(token, int)]]
+        return [entry for entry in self.input if not isinstance(entry, int)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingJob:
+    """One API request. `requests[i]` makes vector `i`."""
+
+    id: str
+    created: int
+    model: str
+    requests: list[EngineCoreRequest]
+    dimensions: int | None
+    as_base64: bool
+
+    def document(self, embeddings: Sequence[Embedding]) -> bytes:
+        """The answer."""
+        num_tokens = sum(len(request.prompt_token_ids) for request in self.requests)
+        cached = sum(embedding.num_cached_tokens for embedding in embeddings)
+        return encode_json(
+            {
+                "id": self.id,
+                "object": "list",
+                "created": self.created,
+                "model": self.model,
+                "data": [
+                    {
+                        "index": index,
+                        "object": "embedding",
+                        "embedding": self._write(embedding.shortened(self.dimensions)),
+                    }
+                    for index, embedding in enumerate(embeddings)
+                ],
+                "usage": {
+                    "prompt_tokens": num_tokens,
+                    "total_tokens": num_tokens,
+                    "prompt_tokens_details": {"cached_tokens": cached},
+                },
+            }
+        )
+
+    def _write(self, embedding: Embedding) -> str | list[float]:
+        if self.as_base64:
+            return base64.b64encode(embedding.data).decode("ascii")
+        return embedding.floats
+
+
+async def make_embedding_job(services: Services, body: EmbeddingBody) -> EmbeddingJob:
+    """Tokenize what is text, check; RequestError refuses the whole request."""
+    services.check_model(body.model)
+    inputs = body.inputs
+    _check_inputs(inputs)
+    check_dimensions(body.dimensions, services.hidden_size)
+    job_id, now = f"embd-{uuid.uuid4().hex}", time.time()
+    requests = []
+    for index, entry in enumerate(inputs):
+        await asyncio.sleep(0)  # thousands of texts must not hold up the other requests
+        token_ids = (
+            await encode(services.llm.tokenizer, entry, add_special_tokens=body.add_special_tokens)
+            if isinstance(entry, str)
+            else entry
+        )
+        requests.append(
+            services.llm.input_processor.process_pooling(
+                f"{job_id}-{index}",
+                token_ids,
+                services.tasks.pooling,
+                arrival_time=now,
+                prompt_param=_name(index, len(inputs)),
+                cache_salt=body.cache_salt,
+                priority=body.priority,
+            )
+        )
+    if services.log_requests:
+        logger.info("Received request %s: params: %s.", job_id, services.tasks.pooling)
+    return EmbeddingJob(
+        id=job_id,
+        created=int(now),
+        model=services.model_name,
+        requests=requests,
+        dimensions=body.dimensions,
+        as_base64=body.encoding_format == "base64",
+    )
+
+
+def _check_inputs(inputs: Sequence[str | list[int]]) -> None:
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise RequestError(
+            f"input must hold 1 to {MAX_INPUTS} entries, got {len(inputs)}.", param="input"
+        )
+    for index, entry in enumerate(inputs):
+        if not entry:  # a tokenizer may make a token of nothing
+            name = _name(index, len(inputs))
+            raise RequestError(f"{name} is empty; it must hold some text or tokens.", param=name)
+
+
+def _name(index: int, count: int) -> str:
+    """`input`, or `input.3` as in the paths of other errors."""
+    return "input" if count == 1 else f"input.{index}"

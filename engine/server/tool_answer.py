@@ -1,0 +1,63 @@
+"""One choice's text as OpenAI's messages and deltas with tool calls."""
+
+from __future__ import annotations
+
+import uuid
+
+from engine.server.tool_parsers.base import Parsed, ToolCallDelta
+from engine.server.tools import ToolPlan
+
+
+class ToolAnswer:
+    """Reads one choice of a request whose plan has a parser."""
+
+    def __init__(self, plan: ToolPlan) -> None:
+        assert plan.make_parser is not None, "without one there is nothing to read"
+        self._parser = plan.make_parser()
+        self._plan = plan
+
+    def message(self, text: str) -> dict[str, object]:
+        """The whole answer."""
+        content, calls = self._parser.parse(text)
+        message: dict[str, object] = {"role": "assistant", "content": content}
+        if calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                _with_id({"function": {"name": call.name, "arguments": call.arguments}})
+                for call in calls[: self._plan.max_calls]
+            ]
+        return message
+
+    def feed(self, text: str) -> list[dict[str, object]]:
+        """The deltas that a piece of text brings; none while it may be the beginning of a call."""
+        return self._deltas(self._parser.feed(text))
+
+    def finish(self) -> list[dict[str, object]]:
+        """The deltas of what was held back."""
+        return self._deltas(self._parser.finish())
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """`tool_calls` for an answer that ended by itself with a call that the model chose."""
+        if reason == "stop" and self._parser.num_calls and not self._plan.ends_with_stop:
+            return "tool_calls"
+        return reason
+
+    def _deltas(self, parsed: Parsed) -> list[dict[str, object]]:
+        content: list[dict[str, object]] = [{"content": parsed.content}] if parsed.content else []
+        limit = self._plan.max_calls
+        return content + [
+            {"tool_calls": [_call_delta(call)]}
+            for call in parsed.calls
+            if limit is None or call.index < limit
+        ]
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, object]:
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, **_with_id({"function": function})}
+
+
+def _with_id(call: dict[str, object]) -> dict[str, object]:
+    return {"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function", **call}

@@ -1,0 +1,187 @@
+"""What every tool parser shares: its results, its rules for text, and where a JSON object ends.
+
+A parser gets an answer's text in pieces of any size; what it returns depends on the text alone.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One whole call; `arguments` is JSON as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of call `index`: its name comes first and once, then pieces of its arguments."""
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What became certain with one piece of text."""
+
+    content: str
+    calls: Sequence[ToolCallDelta] = ()
+
+
+class ToolParser(ABC):
+    """Splits the text of one answer into content and tool calls.
+
+    White space around calls is dropped where nothing else stands beside it.
+    """
+
+    NEEDS_SPECIAL_TOKENS = False
+    """True when the marks of a call are special tokens in some tokenizers."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._held = ""
+        self._content: list[str] = []
+        self._deltas: list[ToolCallDelta] = []
+        # White space since the last call (or the start); None once other content followed it.
+        self._blank: str | None = ""
+
+    def feed(self, text: str) -> Parsed:
+        """Take the next piece of text."""
+        self._held += text
+        while self._step(is_last=False):
+            pass
+        return self._take()
+
+    def finish(self) -> Parsed:
+        """The text has ended: what was held back comes out."""
+        while self._step(is_last=True):
+            pass
+        if self._blank and not self.num_calls:
+            self._content.append(self._blank)
+        return self._take()
+
+    def parse(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Content and calls of a whole text; for a parser that was not fed before."""
+        parts = [self.feed(text), self.finish()]
+        return "".join(part.content for part in parts), join_calls(
+            [delta for part in parts for delta in part.calls]
+        )
+
+    @abstractmethod
+    def _step(self, *, is_last: bool) -> bool:
+        """Decide on some of `_held`; False when that takes more text."""
+
+    def _take(self) -> Parsed:
+        parsed = Parsed("".join(self._content), self._deltas)
+        self._content, self._deltas = [], []
+        return parsed
+
+    def _add_content(self, text: str) -> None:
+        if self._blank is not None:
+            text = self._blank + text
+            if not text.strip():
+                self._blank = text
+                return
+            self._blank = None
+        self._content.append(text)
+
+    def _begin_call(self, name: str) -> None:
+        self._deltas.append(ToolCallDelta(self.num_calls, name))
+        self.num_calls += 1
+        self._blank = ""
+
+    def _add_arguments(self, text: str) -> None:
+        if text:
+            self._deltas.append(ToolCallDelta(self.num_calls - 1, arguments=text))
+
+    def _add_call(self, call: ToolCall) -> None:
+        self._begin_call(call.name)
+        self._add_arguments(call.arguments)
+
+
+def join_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:
+    """The calls that a sequence of deltas describes."""
+    parts: list[list[str]] = []
+    for delta in deltas:
+        if delta.name is not None:
+            parts.append([delta.name])
+        parts[delta.index].append(delta.arguments)
+    return [ToolCall(name, "".join(arguments)) for name, *arguments in parts]
+
+
+class _WrittenCall(msgspec.Struct):
+    """A call as models write it; `parameters` is Llama's name for the arguments."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+def decode_call(text: str) -> ToolCall | None:
+    """The call that a JSON object describes; None if it is no valid JSON or no call."""
+    try:
+        written = msgspec.json.decode(text.encode(), type=_WrittenCall)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    arguments = bytes(written.arguments) or bytes(written.parameters)
+    if not written.name or not arguments.startswith(b"{"):
+        return None
+    return ToolCall(written.name, arguments.decode())
+
+
+class NotJsonError(Exception):
+    """A character that cannot stand there in JSON."""
+
+
+class JsonExtent:
+    """Finds the end of a JSON object in a text that grows; looks at no character twice.
+
+    Counts brackets outside strings, so it knows the end but not whether all before it is valid.
+    """
+
+    _BETWEEN = re.compile(r"[ \t\r\n0-9+\-.,:eEtrufalsn]*")
+    _IN_STRING = re.compile(r'[^"\\]*')
+
+    def __init__(self, start: int) -> None:
+        self.position = start
+        self.end: int | None = None
+        self._depth = 0
+        self._is_in_string = False
+
+    def scan(self, text: str) -> int | None:
+        """Where the object ends (one past its last bracket); None while it goes on."""
+        while self.end is None:
+            pattern = self._IN_STRING if self._is_in_string else self._BETWEEN
+            match = pattern.match(text, self.position)
+            assert match is not None, "both patterns match nothing at all"
+            self.position = match.end()
+            # A backslash is looked at together with what it escapes.
+            if text[self.position : self.position + 2] in ("", "\\"):
+                return None
+            self._pass(text[self.position])
+            if self._depth == 0:
+                self.end = self.position
+        return self.end
+
+    def _pass(self, char: str) -> None:
+        self.position += 2 if char == "\\" and self._is_in_string else 1
+        if char == '"' and self._depth:
+            self._is_in_string = not self._is_in_string
+        elif self._is_in_string:
+            return
+        elif char == "{" or (char == "[" and self._depth):
+            self._depth += 1
+        elif char in "}]" and self._depth:
+            self._depth -= 1
+        else:
+            raise NotJsonError(char)

@@ -1,0 +1,38 @@
+"""GrammarMask: the tokens that structured output rules out in one step, applied all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels.step_batch import IntArray
+from engine.sched.scheduler_output import GrammarBitmask
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarMask:
+    """Row numbers of the step, and for each of them which tokens are forbidden."""
+
+    rows: IntArray
+    forbidden: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, bitmask: GrammarBitmask, wanted: IntArray, rows: IntArray) -> GrammarMask:
+        """Unpack; `wanted` are the batch rows of the bitmask's requests, `rows` the step's."""
+        order = np.argsort(rows)
+        bits = np.unpackbits(~bitmask.rows.view(np.uint8), axis=1, bitorder="little")
+        return cls(order[np.searchsorted(rows, wanted, sorter=order)], bits.view(np.bool_))
+
+    def apply(self, logits: Tensor) -> None:
+        """Change `logits` [R, vocabulary] in place.
+
+        To -inf, which is below what `logit_edits` forbids: the grammar has the last word.
+        """
+        rows = torch.from_numpy(self.rows).to(logits.device)
+        forbidden = torch.from_numpy(self.forbidden[:, : logits.shape[1]]).to(logits.device)
+        chosen = logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf)
+        logits.index_copy_(0, rows, chosen)

@@ -1,0 +1,85 @@
+"""SmolLM2 135M and Gemma 3 270M: conversion and greedy tokens against transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from tests.default_model import default_model_folder
+from tests.gemma_model import gemma_folder, gemma_gguf
+from tests.worker.greedy import (
+    engine_tokens,
+    load_oracle,
+    margin,
+    num_equal,
+    oracle_tokens,
+    real_prompts,
+    start_engine,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+NUM_TOKENS = 64
+TIE = 1e-4  # logits closer than this are equal in float32: either token is right
+
+
+@pytest.mark.parametrize("model_folder", [default_model_folder, gemma_folder])
+def test_fifty_greedy_texts_equal_generate_in_float32(model_folder: Callable[[], Path]) -> None:
+    folder = model_folder()
+    prompts = real_prompts(folder)
+    assert len(prompts) == 50
+    ours = engine_tokens(start_engine(folder, "float32"), prompts, NUM_TOKENS)
+    oracle = load_oracle(folder)
+    theirs = oracle_tokens(oracle, prompts, NUM_TOKENS)
+    margins = {}
+    for number, (mine, expected) in enumerate(zip(ours, theirs, strict=True)):
+        equal = num_equal(mine, expected)
+        if equal < NUM_TOKENS:
+            margins[number, equal] = margin(oracle, prompts[number] + expected[:equal])
+    assert all(value < TIE for value in margins.values()), f"(prompt, token): margin {margins}"
+
+
+def test_gemma_weights_equal_transformers_reading_the_gguf() -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    folder, source = gemma_folder(), gemma_gguf()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        str(source.parent),
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    ).state_dict()
+    ours = load_file(folder / "model.safetensors")
+    assert theirs.keys() - ours.keys() == {"lm_head.weight"}  # tied
+    for name, weight in ours.items():
+        assert torch.equal(weight, theirs[name].to(torch.bfloat16)), name
+
+
+def test_the_gemma_tokenizer_equals_transformers_reading_the_gguf() -> None:
+    from transformers import AutoTokenizer
+
+    folder, source = gemma_folder(), gemma_gguf()
+    theirs: Any = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = (
+        "Hello world", " Hello", "In 2024 there were 12345678 of 3.5%", "don't we'll I'm", "",
+        "😀👍🏽🧿 émoji 👩‍👩‍👧‍👦 🇫🇷", "中文文本 123", "русский", "日本語", "한국어",
+        "עברית العربية", "e\u0301 é",
+        "  two   three    four\t\tfive \n\n\n\n six\r\n", "\n", " " * 40, "\t" * 9, "a" * 99,
+        "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "<bos><eos><pad>x<unk>",
+        "[multimodal]<start_of_image><td>1</td> <unused7>", "▁a▁▁b", "\x00\x01\x7f\ufffd", "𐍈𒀀",
+        "def f(x):\n    if x:\n        return '''y'''\n\treturn {'a': [1, 2]}", "½ Ⅷ ² ٣", "<0x41>",
+    )  # fmt: skip
+    for text in texts:
+        ids = ours.encode(text).ids
+        assert ids == theirs(text)["input_ids"], text
+        assert ids[0] == 2  # <bos>
+        plain = ours.encode(text, add_special_tokens=False).ids
+        assert plain == theirs(text, add_special_tokens=False)["input_ids"], text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
