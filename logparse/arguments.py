@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
+
+from logparse.redact import printable
 
 # What the Namespace line of 0.6 to 0.9 holds when nothing was asked for. It prints all flags, so
 # these (and None, False, empty) are left out.
@@ -99,10 +102,14 @@ def differing_arguments(printed: str) -> dict[str, str]:
 def _dict_items(printed: str) -> dict[str, str] | None:
     """None when the text is no dict of plain values, for instance because it was cut."""
     try:
-        value = ast.literal_eval(printed)
+        with warnings.catch_warnings():  # of escapes that are none
+            warnings.simplefilter("ignore")
+            value = ast.literal_eval(printed)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return None
-    return {str(key): repr(item) for key, item in value.items()} if type(value) is dict else None
+    if type(value) is not dict:
+        return None
+    return {printable(str(key)): repr(item) for key, item in value.items()}
 
 
 def as_flag(name: str, value: str) -> str:

@@ -6,6 +6,7 @@ The parser makes a new one when the log shows another start. Knows rules only as
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from logparse.failures import FailureTracker
@@ -48,9 +49,11 @@ class AttemptState:
         self._has_address = False
         self._ready_stamp: str | None = None
         self._first_stamp: str | None = None
-        self._last_stamp: str | None = None
+        self.last_stamp: str | None = None
         self._values: dict[str, dict[str, Value]] = {}
         self._ranks: dict[str, int] = {}
+        # The last line of each rule that tells a state: its values are read when asked for.
+        self._newest: dict[str, tuple[Rule, re.Match[str], str | None]] = {}
 
     @property
     def failures_now(self) -> FailureTracker:
@@ -60,12 +63,14 @@ class AttemptState:
     # -- lines ---------------------------------------------------------------
 
     def note_stamp(self, stamp: str, before: str | None, message: str, line_number: int) -> None:
-        """Every stamped line, also those without a rule; `before` is the message before it."""
+        """A line, also without a rule, whose stamp is not `last_stamp`; `before` is the message
+        before it.
+        """
         if self._first_stamp is None:
             self._first_stamp = stamp
-        if stamp != self._last_stamp and not self.is_ready:
+        if not self.is_ready:
             self.insight.gaps.move(stamp_seconds(stamp), before, message, line_number)
-        self._last_stamp = stamp
+        self.last_stamp = stamp
 
     def apply(
         self,
@@ -73,53 +78,64 @@ class AttemptState:
         match: re.Match[str],
         process: str | None,
         line_number: int,
-        events: list[Event],
+        events: list[Event] | None,
     ) -> None:
-        """A line that a rule explains; what it told is added to `events`."""
+        """A line that a rule explains; what it told is added to `events`, if they are wanted."""
         if rule.engine:
             self.hits[rule.engine] = self.hits.get(rule.engine, 0) + 1
-        for take in rule.takes:
-            fact = self._take(take, match, process, line_number)
-            if fact is not None:
-                events.append(fact)
+        if rule.is_state and events is None:
+            self._newest[rule.id] = (rule, match, process)
+        elif rule.takes:
+            self._take_all(rule.takes, match, process, line_number, events)
         if rule.phase is not None and not self.is_ready:
-            events += self._advance(rule, process, line_number)
+            _tell(self._advance(rule, process, line_number), events)
         if rule.mark is not None:
-            events += self._note_mark(rule.mark, line_number)
+            _tell(self._note_mark(rule.mark, line_number), events)
         if rule.feeds:
-            self.insight.note_line(rule.id, match, process, self._last_stamp, line_number)
+            self.insight.note_line(rule.id, match, process, self.last_stamp, line_number)
 
-    def _advance(self, rule: Rule, process: str | None, line_number: int) -> list[Event]:
+    def _take_all(
+        self,
+        takes: tuple[Take, ...],
+        match: re.Match[str],
+        process: str | None,
+        line_number: int,
+        events: list[Event] | None,
+    ) -> None:
+        for take in takes:
+            value = self._take(take, match, process)
+            if value is not None and events is not None:
+                shown = value if take.keep is Keep.LAST else self._shown(take.key)
+                if shown is not None:
+                    events.append(FactFound(line_number, take.key, shown))
+
+    def _advance(self, rule: Rule, process: str | None, line_number: int) -> Sequence[Event]:
         assert rule.phase is not None
         self.failures.survived(process)
         is_new = self.phases.is_ahead(rule.phase)
         if not is_new and not rule.ends_phase:
-            return []
-        at = self._clock(self._last_stamp)
+            return ()
+        at = self._clock(self.last_stamp)
         first_at = self._clock(self._first_stamp)
         events = self.phases.enter(rule.phase, at, first_at, line_number) if is_new else []
         if rule.ends_phase:
             self.phases.note_end(rule.phase, at)
         return events
 
-    def _take(
-        self, take: Take, match: re.Match[str], process: str | None, line_number: int
-    ) -> FactFound | None:
-        key, rank = take.key, self._ranks.get(take.key, -1)
+    def _take(self, take: Take, match: re.Match[str], process: str | None) -> Value | None:
+        """The value, if it is one that was not known."""
+        rank = self._ranks.get(take.key, -1)
         if take.rank < rank or (take.rank == rank and take.keep is Keep.FIRST):
             return None
-        texts = [text for group in take.groups if (text := match[group]) is not None]
-        if len(texts) != len(take.groups):
+        texts = match.group(0, *take.groups)[1:]
+        if None in texts:
             return None
-        value = convert(take.unit, tuple(texts))
+        value = convert(take.unit, texts)
         if value is None or value == "None":
             return None
         if isinstance(value, str):
             value = take.prefix + safe_text(value, _MAX_ARGUMENTS)
-        if not self._keep(take, value, process, rank):
-            return None
-        shown = value if take.keep is Keep.LAST else self._shown(key)
-        return FactFound(line_number, key, shown) if shown is not None else None
+        return value if self._keep(take, value, process, rank) else None
 
     def _keep(self, take: Take, value: Value, process: str | None, rank: int) -> bool:
         """Store the value by the rule's policy; whether anything changed."""
@@ -143,15 +159,16 @@ class AttemptState:
         numbers = tuple(value for value in values if isinstance(value, int | float))
         return numbers if len(numbers) == len(values) else values[-1]
 
-    def _note_mark(self, mark: Mark, line_number: int) -> list[Event]:
-        if mark in (Mark.BEGINS, Mark.VERSION):
+    def _note_mark(self, mark: Mark, line_number: int) -> Sequence[Event]:
+        if mark is Mark.ROUTES:
+            if self._has_address and not self.is_ready:
+                self._ready_stamp = self.last_stamp
+        elif mark is Mark.BEGINS or mark is Mark.VERSION:
             self.has_beginning = True
         elif mark is Mark.LISTENING:
             self._has_address = True
         elif mark is Mark.READY:
             return self._become_ready(line_number)
-        elif mark is Mark.ROUTES and self._has_address and not self.is_ready:
-            self._ready_stamp = self._last_stamp
         elif mark is Mark.CUT:
             self.is_cut = True
         elif mark is Mark.DIED:
@@ -160,8 +177,8 @@ class AttemptState:
             self.is_stopping = True
         elif mark is Mark.STOPPED and not self.is_stopped:
             self.is_stopped = True
-            return [ServerStopped(line_number)]
-        return []
+            return (ServerStopped(line_number),)
+        return ()
 
     def _note_death(self) -> None:
         if self.is_ready and not self.died:
@@ -169,12 +186,12 @@ class AttemptState:
             # What single requests raised in the API server before is not why the engine died.
             self.late_failures.survived("APIServer")
 
-    def _become_ready(self, line_number: int) -> list[Event]:
+    def _become_ready(self, line_number: int) -> Sequence[Event]:
         if self.is_ready:
-            return []
+            return ()
         self.is_ready = True
-        self._ready_stamp = self._last_stamp
-        events = self.phases.complete(self._clock(self._last_stamp), line_number)
+        self._ready_stamp = self.last_stamp
+        events = self.phases.complete(self._clock(self.last_stamp), line_number)
         url = self._shown("server_url")
         return [*events, ServerReady(line_number, url if isinstance(url, str) else None)]
 
@@ -207,6 +224,8 @@ class AttemptState:
 
     def facts(self) -> Facts:
         """All facts, typed."""
+        for rule, match, process in self._newest.values():
+            self._take_all(rule.takes, match, process, 0, None)
         values: dict[str, Any] = {key: self._shown(key) for key in self._values}
         return Facts(**values)
 
@@ -229,6 +248,11 @@ class AttemptState:
         if self.is_cut or not self.has_beginning:
             return Outcome.TRUNCATED
         return Outcome.RUNNING
+
+
+def _tell(told: Sequence[Event], events: list[Event] | None) -> None:
+    if told and events is not None:
+        events += told
 
 
 def _slot(keep: Keep, value: Value, process: str | None) -> str:

@@ -18,6 +18,7 @@ from logparse.details import (
 )
 from logparse.hangs import usual_hang
 from logparse.records import Fix, LogReport, Measured, Outcome, Phase, Problem
+from logparse.redact import printable
 
 _LABEL_WIDTH = 15
 
@@ -46,11 +47,22 @@ class Explanation:
     notes: tuple[str, ...]
     details: tuple[tuple[str, ...], ...] = ()  # blocks: time, levers, warnings, serving, set-up
 
+    def __post_init__(self) -> None:
+        """Whatever a log made of these, they can be printed."""
+        object.__setattr__(self, "headline", printable(self.headline))
+        for name in ("capacity", "phases", "cause", "notes"):
+            object.__setattr__(self, name, _printable_block(getattr(self, name)))
+        object.__setattr__(self, "details", tuple(map(_printable_block, self.details)))
+
     def text(self) -> str:
         """The whole explanation, ending in a newline."""
         cause = (self.headline, *self.cause)
         blocks = [self.capacity, self.phases, cause, *self.details, self.notes]
         return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _printable_block(lines: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(printable, lines))
 
 
 def explain(report: LogReport, *, exit_code: int | None = None) -> Explanation:

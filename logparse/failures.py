@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from logparse.problem_rules import LAST_RESORTS, PROBLEM_RULES
-from logparse.problems import DEATH_LINES, PLAIN_FAILURES, ProblemRule, is_wrapper
+from logparse.problems import DEATH_LINES, ProblemRule, is_plain_failure, is_wrapper
 
 _EXCEPTION_NAME = re.compile(r"[A-Za-z_][\w.]{0,220}$")
 _EXCEPTION_ENDS = ("Error", "Exception", "Exit", "Interrupt", "OutOfResources")
@@ -267,7 +267,7 @@ def _kind(text: str, level: str | None, *, is_raised: bool) -> str | None:
     if level is None:
         if ": error: " in text[:160] and _USAGE.match(text):
             return "usage"
-        return "plain" if PLAIN_FAILURES.match(text) else None
+        return "plain" if is_plain_failure(text) else None
     return "error"
 
 

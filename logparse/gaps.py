@@ -75,6 +75,21 @@ _BEGUN_BY = (
 )
 
 
+_Starts = tuple[tuple[str, str], ...]
+_HEAD = 4  # letters; no start in the tables is shorter
+
+
+def _by_head(table: _Starts) -> dict[str, _Starts]:
+    heads: dict[str, _Starts] = {}
+    for entry in table:
+        heads[entry[0][:_HEAD]] = (*heads.get(entry[0][:_HEAD], ()), entry)
+    return heads
+
+
+_ENDED_BY_HEAD = _by_head(_ENDED_BY)
+_BEGUN_BY_HEAD = _by_head(_BEGUN_BY)
+
+
 class GapTracker:
     """Fed with the log's clock whenever it moves, until the server is ready."""
 
@@ -115,12 +130,13 @@ class GapTracker:
 
 
 def _name(before: str | None, after: str) -> str:
-    for start, name in _ENDED_BY:
+    for start, name in _ENDED_BY_HEAD.get(after[:_HEAD], ()):
         if after.startswith(start):
             return name
-    for start, name in _BEGUN_BY:
-        if before is not None and before.startswith(start):
-            return name
+    if before is not None:
+        for start, name in _BEGUN_BY_HEAD.get(before[:_HEAD], ()):
+            if before.startswith(start):
+                return name
     return f"after: {safe_text(before, 60)}" if before else "before the first line"
 
 

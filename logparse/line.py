@@ -25,16 +25,22 @@ class LogLine(NamedTuple):
 
 
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
-_PREFIX_TEXT = r"\(([^()]{1,60}?) pid=(\d+)[^()]{0,80}\) ?"
-_SOURCE = r"(?: (\d\d-\d\d \d\d:\d\d:\d\d))? \[?([^\]\s:]{1,200}):\d+\] ?"
+_PREFIX_TEXT = r"\(([^()]{1,60}?) pid=(\d{1,18})[^()]{0,80}\) ?"
 _PREFIX = re.compile(_PREFIX_TEXT)
-_HEADER = re.compile(rf"({_LEVELS}){_SOURCE}")
+_LEVEL_TEXT = (
+    rf"({_LEVELS})(?:(: {{2,8}})|(?: (\d\d-\d\d \d\d:\d\d:\d\d))? \[?[^\]\s:]{{1,200}}:\d+\] ?)"
+)
+_HEADER = re.compile(_LEVEL_TEXT)  # vLLM's, or uvicorn's
+_PREFIXED = re.compile(
+    r"\(([^() ]{1,60}(?: rank=\d{1,5})?) pid=(\d{1,18})(?:[ ,][^()]{0,80})?\) ?"
+    rf"(?:{_LEVEL_TEXT})?"
+)
 _GLUED_HEADER = re.compile(
     rf"(?:{_PREFIX_TEXT})?({_LEVELS})(?: (\d\d-\d\d \d\d:\d\d:\d\d)) \[?([^\]\s:]{{1,200}}):\d+\] ?"
 )
 _UVICORN = re.compile(rf"({_LEVELS}): {{2,8}}")
 _SGLANG = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)( [A-Z]{2,3}\d+)*\] ")
-_LLAMACPP = re.compile(r"(\d+\.\d\d\.\d{3}\.\d{3}) ([IWED]) ")
+_LLAMACPP = re.compile(r"(\d{1,9}\.\d\d\.\d{3}\.\d{3}) ([IWED]) ")
 _LEVEL_FIRSTS = frozenset("DIWEC")
 _OTHER_FIRSTS = frozenset("[0123456789DIWEC")
 _BUSY_FIRSTS = WRAPPER_FIRSTS | _LEVEL_FIRSTS | _OTHER_FIRSTS | {"("}
@@ -80,24 +86,34 @@ def _is_bare(message: str) -> bool:
 
 
 def _match_header(text: str) -> LogLine:
+    """Prefix and level where the text begins with them."""
     first = text[:1]
-    process = pid = level = stamp = source = None
-    at = 0
+    process = pid = None
     if first == "(":
-        process, pid, at = _read_prefix(text[: text.find(")", 0, _MAX_PREFIX) + 2])
-        first = text[at : at + 1]
-    if first in _LEVEL_FIRSTS and (match := _HEADER.match(text, at)):
-        level, stamp, source = match.groups()
-        at = match.end()
-    message = text[at:] if at else text
-    return _new(LogLine, (process, pid, level, stamp, message, source is not None))
+        match = _PREFIXED.match(text)
+        if match is None:
+            return _match_unusual_prefix(text)
+        process, pid, level, uvicorn, stamp = match.groups()
+    elif first in _LEVEL_FIRSTS and (match := _HEADER.match(text)):
+        level, uvicorn, stamp = match.groups()
+    else:
+        return _new(LogLine, (None, None, None, None, text, False))
+    if uvicorn is None:
+        return _new(LogLine, (process, pid, level, stamp, text[match.end() :], level is not None))
+    if "]" in text:  # another process may have written into the line
+        return _new(LogLine, (process, pid, None, None, text[text.index(level) :], False))
+    return _new(LogLine, (process, pid, level, None, text[match.end() :], False))
 
 
-@functools.lru_cache(maxsize=256)
-def _read_prefix(text: str) -> tuple[str | None, str | None, int]:
-    """Name, pid and length of the prefix in front; a log has few, and each stands on many lines."""
-    match = _PREFIX.match(text)
-    return (match[1], match[2], match.end()) if match else (None, None, 0)
+def _match_unusual_prefix(text: str) -> LogLine:
+    """A name of several words."""
+    prefix = _PREFIX.match(text, 0, _MAX_PREFIX)
+    if prefix is None:
+        return LogLine(None, None, None, None, text, False)
+    rest = text[prefix.end() :]
+    if rest[:1] in _LEVEL_FIRSTS:
+        return _match_header(rest)._replace(process=prefix[1], pid=prefix[2])
+    return LogLine(prefix[1], prefix[2], None, None, rest, False)
 
 
 def _inside(outer: LogLine, inner: LogLine) -> LogLine:
@@ -167,9 +183,14 @@ def stamp_seconds(stamp: str) -> float | None:
 
 def _since_2000(year: int, stamp: str) -> float:
     """`stamp` is MM-DD HH:MM:SS; by hand, since strptime would take most of a parser's time."""
-    day = datetime.date(year, int(stamp[0:2]), int(stamp[3:5])).toordinal() - _ORIGIN
     clock = int(stamp[6:8]) * 3600 + int(stamp[9:11]) * 60 + int(stamp[12:14])
-    return day * 86400.0 + clock
+    return _day(year, stamp[0:5]) * 86400.0 + clock
+
+
+@functools.lru_cache(maxsize=16)
+def _day(year: int, month_and_day: str) -> int:
+    day = datetime.date(year, int(month_and_day[0:2]), int(month_and_day[3:5]))
+    return day.toordinal() - _ORIGIN
 
 
 def seconds_between(start: float, end: float) -> float:

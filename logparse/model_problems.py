@@ -55,6 +55,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
             r"Repo id must be in the form[^\n]{0,60}?: '(?P<repo>[^']{1,300})'",
             r"No such model folder: (?P<repo>\S{1,300})\.",
             r"(?P<repo>\S{1,300}) holds no config\.json",
+            r"ModelNotFoundError: (?P<repo>\S{1,300}) does not exist\. Give a folder",
             r"ModelNotFoundError: ",
         ),
         ("there is no model {repo}", "the model was not found"),

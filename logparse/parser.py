@@ -53,7 +53,10 @@ _KEY_LINE = 400
 class LogParser:
     """Feed it the lines of a log as they come; ask for the report whenever it is wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_events: bool = True) -> None:
+        """Without events `feed` tells nothing, which is faster; the report is the same."""
+        self._tells_events = tells_events
+        self.newest: LogLine | None = None  # the line fed last, taken apart; None if it was empty
         self._line_number = 0
         self._without_level = 0
         self._bars = 0
@@ -76,17 +79,22 @@ class LogParser:
         line = line.rstrip("\r\n")
         if not line:
             self._without_level += 1
+            self.newest = None
             return ()
         if "\r" in line:
             return self._feed_overwritten(line)
-        parsed = split_line(line)
+        self.newest = parsed = split_line(line)
         self._count(parsed)
-        events = self._read(parsed)
+        if not self._tells_events:
+            self._read(parsed, None)
+            return _NOTHING
+        events: list[Event] = []
+        self._read(parsed, events)
         return tuple(events) if events else _NOTHING
 
     def _feed_overwritten(self, line: str) -> tuple[Event, ...]:
         """A line in which carriage returns overwrite a bar; one physical line all the same."""
-        events: list[Event] = []
+        events: list[Event] | None = [] if self._tells_events else None
         owner: LogLine | None = None
         for part in drop_overwritten(line):
             parsed = split_line(part)
@@ -95,25 +103,28 @@ class LogParser:
             elif parsed.process is None:
                 parsed = parsed._replace(process=owner.process, pid=owner.pid)
             if parsed.message or parsed.level is not None:
-                events += self._read(parsed) or ()
+                self._read(parsed, events)
+        self.newest = owner
         if owner is not None:
             self._count(owner)
         else:
             self._without_level += 1
-        return tuple(events)
+        return tuple(events) if events else _NOTHING
 
     def _count(self, line: LogLine) -> None:
-        level = line[2]
+        process, pid, level, _, message, _ = line
         if level is None:
             self._without_level += 1
-            if is_bar(line[4]):
+            if is_bar(message):
                 self._bars += 1
+        elif level == "INFO":
+            pass
         elif level == "WARNING":
             self._warnings += 1
         elif level == "ERROR" or level == "CRITICAL":
             self._errors += 1
-        if line[0] is not None:
-            key = (line[0], line[1])
+        if process is not None:
+            key = (process, pid)
             if key in self._counts:
                 self._counts[key] += 1
             elif len(self._counts) < _MAX_PROCESSES:
@@ -121,75 +132,80 @@ class LogParser:
 
     # -- one line ------------------------------------------------------------
 
-    def _read(self, line: LogLine) -> list[Event] | None:
+    def _read(self, line: LogLine, events: list[Event] | None) -> None:
+        """What the line tells is added to `events`, if they are wanted."""
         _, _, level, stamp, message, has_source = line
         if has_source:
             self._source_headers += 1
-        if stamp is not None:
-            self._attempt.note_stamp(stamp, self._last_message, message, self._line_number)
+        attempt = self._attempt
+        if stamp is not None and stamp != attempt.last_stamp:
+            attempt.note_stamp(stamp, self._last_message, message, self._line_number)
         if level is None:
-            return self._read_without_level(line)
+            self._read_without_level(line, events)
+            return
         rules = _INDEX.candidates(message)
-        events = self._apply_those(rules, line) if rules else None
+        if rules:
+            self._apply_those(rules, line, events)
         if level == "ERROR" or level == "CRITICAL":
-            return [*(events or ()), *self._read_failure(line)]
+            self._read_failure(line, events)
+            return
         if level == "WARNING":
             self._attempt.insight.note_warning(self._line_number, message)
         self._last_message = message
-        return events
 
-    def _apply_those(self, rules: tuple[Rule, ...], line: LogLine) -> list[Event] | None:
-        """Several rules may take something from one line; None when no rule knows it."""
-        events: list[Event] | None = None
-        message = line.message
+    def _apply_those(
+        self, rules: tuple[Rule, ...], line: LogLine, events: list[Event] | None
+    ) -> bool:
+        """Several rules may take something from one line; False when no rule knows it."""
+        is_known = False
+        message = line[4]
         for rule in rules:
             if message.startswith(rule.starts) and (match := rule.find(message)):
-                if events is None:
-                    events = []
-                self._apply(rule, match, line, events)
-        return events
+                is_known = True
+                mark = rule.mark
+                if mark is Mark.VERSION or mark is Mark.BEGINS:
+                    self._begin(mark, line, events)
+                self._attempt.apply(rule, match, line[0], self._line_number, events)
+        return is_known
 
-    def _read_without_level(self, line: LogLine) -> list[Event] | None:
+    def _read_without_level(self, line: LogLine, events: list[Event] | None) -> None:
         """Bars, tracebacks, other engines' plain lines."""
-        message = line.message
+        message = line[4]
         if is_bar(message):
-            progress = read_bar(message)
-            if progress is None:
-                return None
-            return [ProgressMade(self._line_number, *progress)]
-        tracker = self._attempt.failures_now
-        if message[:1] == " " and tracker.is_frame(line.process, message):
+            if events is not None and (progress := read_bar(message)) is not None:
+                events.append(ProgressMade(self._line_number, *progress))
+            return
+        if message[:1] == " " and self._attempt.failures_now.is_frame(line[0], message):
             self._last_message = message
-            return None
+            return
         rules = _INDEX.candidates(message)
-        if rules and (events := self._apply_those(rules, line)) is not None:
-            return events
+        if rules and self._apply_those(rules, line, events):
+            return
         if _may_say_cut(message):
             self._attempt.is_cut |= _CUT.search(message[:2000] + message[-200:]) is not None
-        return self._read_failure(line)
+        self._read_failure(line, events)
 
-    def _apply(self, rule: Rule, match: re.Match[str], line: LogLine, events: list[Event]) -> None:
-        mark = rule.mark
-        if mark is Mark.VERSION or mark is Mark.BEGINS:
-            if self._begins_again(mark, line):
-                events.append(self._start_over(line))
-            if mark is Mark.VERSION:
-                self._attempt.version_owners.add((line.process, line.pid))
-        self._attempt.apply(rule, match, line.process, self._line_number, events)
+    def _begin(self, mark: Mark, line: LogLine, events: list[Event] | None) -> None:
+        if self._begins_again(mark, line):
+            self._start_over(line)
+            if events is not None:
+                events.append(StartRepeated(self._line_number))
+        if mark is Mark.VERSION:
+            self._attempt.version_owners.add((line.process, line.pid))
 
-    def _read_failure(self, line: LogLine) -> list[Event]:
+    def _read_failure(self, line: LogLine, events: list[Event] | None) -> None:
+        process, _, level, _, message, _ = line
         attempt = self._attempt
-        if line.message:
-            self._last_message = line.message
-        candidate = attempt.failures_now.observe(
-            self._line_number, line.process, line.level, line.message
-        )
+        if message:
+            self._last_message = message
+        candidate = attempt.failures_now.observe(self._line_number, process, level, message)
         if candidate is None:
-            return []
+            return
         if attempt.is_ready and "while attempting to bind on address" in candidate.text:
             attempt.lose_readiness()
             attempt.failures = attempt.late_failures
-        return self._announce(candidate)
+        if events is not None:
+            events += self._announce(candidate)
 
     def _announce(self, candidate: Candidate) -> list[Event]:
         """Tell of the likely cause; ERROR lines alone wait for the report."""
@@ -214,7 +230,7 @@ class LogParser:
             return line.pid is None and (attempt.failures.has_failed or attempt.was_ready)
         return any(process == line.process for process, _ in attempt.version_owners)
 
-    def _start_over(self, line: LogLine) -> StartRepeated:
+    def _start_over(self, line: LogLine) -> None:
         if len(self._earlier) < _MAX_ATTEMPTS:
             _, outcome, cause = self._ending()
             self._earlier.append(_summary(self._attempt.first_line, outcome, cause))
@@ -224,13 +240,18 @@ class LogParser:
         # The line that begins a start is counted before it is read.
         self._counts_before = {**self._counts, **self._without_this(line)}
         self._announced = 0
-        return StartRepeated(self._line_number)
 
     def _without_this(self, line: LogLine) -> dict[tuple[str, str | None], int]:
         key = (line.process or "", line.pid)
         return {key: self._counts[key] - 1} if key in self._counts else {}
 
     # -- report --------------------------------------------------------------
+
+    @property
+    def phase(self) -> int:
+        """The phase (1 to 5) that the line fed last belongs to, 0 before the first."""
+        attempt = self._attempt
+        return len(PHASE_NAMES) if attempt.is_ready else attempt.phases.current
 
     def report(self) -> LogReport:
         """All that is known now. Can be asked for at any time."""
@@ -345,7 +366,7 @@ def _processes(
 
 def parse_lines(lines: Iterable[str]) -> LogReport:
     """The report of a whole log."""
-    parser = LogParser()
+    parser = LogParser(tells_events=False)
     for line in lines:
         parser.feed(line)
     return parser.report()

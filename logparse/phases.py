@@ -29,6 +29,11 @@ class PhaseTracker:
         self._last_end: float | None = None
         self._is_over = False
 
+    @property
+    def current(self) -> int:
+        """The phase being read, 0 before the first."""
+        return self._current
+
     def is_ahead(self, phase: int) -> bool:
         """Whether a line of `phase` would begin a new phase."""
         return phase > self._current and not self._is_over

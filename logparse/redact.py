@@ -93,10 +93,11 @@ def safe_text(text: str, limit: int = 4000) -> str:
     """Text that may be printed: masked, one line, no control characters, `limit` long."""
     cut = strip_ansi(text[: 8 * limit])
     # Masked before it is cut, so that the cut cannot leave half a secret unrecognised.
-    return mask_secrets(_printable(cut))[:limit].rstrip()
+    return mask_secrets(printable(cut))[:limit].rstrip()
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """On one line and without control characters."""
     if text.isprintable():
         return text
     return "".join(char for char in text.replace("\t", " ") if char.isprintable())

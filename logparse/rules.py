@@ -8,8 +8,9 @@ unit, the phase the line belongs to. The tables are in `vllm_rules`, `llamacpp_r
 from __future__ import annotations
 
 import enum
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 Value = str | int | float | bool
@@ -74,6 +75,7 @@ class Rule:
     engine: str
     starts: tuple[str, ...]  # the message begins with one of these
     pattern: re.Pattern[str]
+    find: Callable[[str], re.Match[str] | None]  # in a message that begins with one of the starts
     meaning: str
     takes: tuple[Take, ...] = ()
     phase: int | None = None  # 1 to 5: a line of it begins the phase
@@ -84,13 +86,7 @@ class Rule:
     versions: str = ""  # empty: all that are read
     shows: tuple[Take, ...] = ()  # values worth showing that are not kept as facts
     feeds: bool = False  # each such line goes into a history, see `insight`
-    is_anywhere: bool = False  # the pattern is one part of a long line, wherever it stands
-
-    def find(self, message: str) -> re.Match[str] | None:
-        """The match in a message that begins with one of the starts."""
-        if self.is_anywhere:
-            return self.pattern.search(message, 0, _LONGEST_SEARCH)
-        return self.pattern.match(message)
+    is_state: bool = False  # it feeds, and of its values only those of the last line count
 
     @property
     def belongs_to(self) -> int | None:
@@ -123,9 +119,13 @@ def rule(
     literals = (starts,) if isinstance(starts, str) else starts
     head = "|".join(re.escape(text) for text in literals)
     pattern = re.compile(rest if is_anywhere else f"(?:{head}){rest}")
+    find: Callable[[str], re.Match[str] | None] = pattern.match
+    if is_anywhere:
+        find = functools.partial(pattern.search, pos=0, endpos=_LONGEST_SEARCH)
+    is_state = feeds and bool(takes) and all(take.keep is Keep.LAST for take in takes)
     return Rule(
-        id, engine, literals, pattern, meaning, takes, phase, ends_phase, mark, about, source,
-        versions, shows, feeds, is_anywhere,
+        id, engine, literals, pattern, find, meaning, takes, phase, ends_phase, mark, about, source,
+        versions, shows, feeds, is_state,
     )  # fmt: skip
 
 
@@ -158,14 +158,15 @@ class RuleIndex:
             for word in dict.fromkeys(_first_word(start) for start in entry.starts):
                 by_word.setdefault(word, []).append(entry)
         self._by_word = {word: tuple(entries) for word, entries in by_word.items()}
+        self._find = self._by_word.get
 
     def candidates(self, message: str) -> tuple[Rule, ...]:
         """Rules whose first word is the message's."""
         word = message.partition(" ")[0]
-        found = self._by_word.get(word)
-        if found is None and (not word or "=" in word):
-            found = self._by_word.get(_first_word(message))
-        return found or ()
+        found = self._find(word)
+        if found is not None:
+            return found
+        return self._find(_first_word(message), ()) if not word or "=" in word else ()
 
 
 def _first_word(message: str) -> str:

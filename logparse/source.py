@@ -68,7 +68,8 @@ def _utf8_lines(head: bytes, chunks: Iterator[bytes]) -> Iterator[str]:
     while True:
         end = pending.rfind(b"\n") + 1
         if end:
-            yield from _split(pending[:end])
+            # Only newlines end a line; StringIO splits at them without work in Python.
+            yield from io.StringIO(pending[:end].decode("utf-8", "replace"), newline="\n")
             pending = pending[end:]
         if len(pending) > _MAX_LINE:
             yield pending.decode("utf-8", "replace")
@@ -79,11 +80,6 @@ def _utf8_lines(head: bytes, chunks: Iterator[bytes]) -> Iterator[str]:
         pending += chunk
     if pending:
         yield pending.decode("utf-8", "replace")
-
-
-def _split(whole_lines: bytes) -> Iterator[str]:
-    for line in whole_lines.decode("utf-8", "replace")[:-1].split("\n"):
-        yield line + "\n"
 
 
 def _until_damage(lines: Iterator[str]) -> Iterator[str]:

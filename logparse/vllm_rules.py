@@ -11,6 +11,7 @@ from logparse.vllm_serving_lines import VLLM_SERVING_LINES
 from logparse.vllm_start_lines import VLLM_START_LINES
 
 _NUM = r"(-?[\d.]{1,20})"
+_FIGURE = r"(\d{1,12}(?:\.\d{1,9})?)"  # always a number
 _COUNT = r"([\d,]{1,20})"
 _LOGO_VERSION = (" ▄▄ ▄█", "▄▄ ▄█")  # some copies trim the first column
 _LOGO_MODEL = ("  █▄█▀", " █▄█▀", "█▄█▀")
@@ -611,12 +612,11 @@ _RUNTIME = (
         "throughput",
         ("Engine ", "Avg prompt throughput: "),
         r"(?:\d{1,6}: Avg prompt throughput: )?"
-        + _NUM
+        + _FIGURE
         + r" tokens/s, Avg generation throughput: "
-        + _NUM
+        + _FIGURE
         + r" tokens/s, Running: (\d{1,9}) reqs, (?:Swapped: \d{1,9} reqs, )?(?:Waiting|Pending): "
-        r"(\d{1,9}) reqs"
-        r"[^%]{0,200}?KV cache usage: " + _NUM + "%",
+        r"(\d{1,9}) reqs[^%]{0,200}?KV cache usage: " + _FIGURE + "%",
         "The periodic line. Silence after it means idle, not dead.",
         takes=(
             Take("prompt_tokens_per_s", Unit.NUMBER, (1,), Keep.LAST),

@@ -50,6 +50,9 @@ def logs(
         str | None, typer.Option(help="What this one line means.", metavar="TEXT")
     ] = None,
     rules: Annotated[bool, typer.Option("--rules", help="List the known lines.")] = False,
+    as_tui: Annotated[
+        bool, typer.Option("--tui", help="Look through the log: phases, filters, search.")
+    ] = False,
 ) -> None:
     """Explain a server's log: capacity, the five phases, and the cause of a failure.
 
@@ -64,6 +67,7 @@ def logs(
         "--compare": compare,
         "--explain-line": explain_line is not None,
         "--rules": rules,
+        "--tui": as_tui,
     }
     _refuse_two("ways to show a log", [name for name, is_given in modes.items() if is_given])
     _refuse_two("formats", [n for n, given in (("--json", as_json), ("--plain", plain)) if given])
@@ -72,6 +76,9 @@ def logs(
         _show_table(explain_line, form)
         return
     targets = _targets(log or [])
+    if as_tui:
+        _look_through(targets, form)
+        return
     if follow:
         code = _follow(targets, form)
     elif compare:
@@ -195,7 +202,7 @@ def _only(targets: list[LogTarget], option: str) -> LogTarget:
 def _read(target: LogTarget, lines: ErrorLines | PhaseLines | None = None) -> LogReport:
     from logparse import LogParser
 
-    parser = LogParser()
+    parser = LogParser(tells_events=False)
     for number, line in enumerate(_lines(target), start=1):
         parser.feed(line)
         if lines is not None:
@@ -259,6 +266,33 @@ def _growing(target: LogTarget) -> Iterator[str]:
                 time.sleep(_POLL_S)
         except KeyboardInterrupt:
             yield from file.rest()
+
+
+def _look_through(targets: list[LogTarget], form: str) -> None:
+    from app.commands.top import has_screen, open_log_view
+    from app.ops.log_targets import EXAMPLE
+
+    target = _only(targets, "--tui")
+    if form != "text":
+        raise _usage(f"--tui has no --{form}", "leave one of them out")
+    if target.path is None:
+        raise _usage("--tui cannot read standard input: it takes the keys from there",
+                     "save it to a file: vllm serve ... 2>&1 | tee server.log")  # fmt: skip
+    if not has_screen():
+        raise _usage("--tui needs a terminal", f"stoker logs {target.title}")
+    try:
+        is_done = open_log_view(target.path, target.title)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise _usage(f"cannot read {target.title}: {reason}", EXAMPLE) from error
+    if not is_done:
+        raise typer.Exit(_failed())
+
+
+def _failed() -> int:
+    from app.errors import ExitCode
+
+    return ExitCode.NO
 
 
 def _exit_code(reports: list[LogReport]) -> int:

@@ -1,11 +1,19 @@
-"""What a check says, and which checks there are. Each check only looks; nothing is changed."""
+"""What a check says, the families of checks, and the report. Each check only looks at facts."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from app.errors import ExitCode, StokerError
+
+if TYPE_CHECKING:
+    from app.doctor.facts import Facts
+
+FAMILIES = ("wheel", "environment", "platform", "gpu", "host", "access", "leftovers")
 
 
 class Result(enum.Enum):
@@ -19,42 +27,46 @@ class Result(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report: what was seen, and what to type or do about it."""
+    """One line of the report: what was seen, what to do about it and the commands to type."""
 
     id: str
     title: str
     result: Result
     seen: str
     todo: str | None = None
+    commands: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        is_bad = self.result in (Result.WARNING, Result.PROBLEM)
+        assert self.todo or self.commands or not is_bad, f"{self.id}: nothing to do is named"
+
+
+def chosen_families(only: str | None) -> tuple[str, ...]:
+    """The families of `--only wheel,gpu`, in the order of the report."""
+    if only is None:
+        return FAMILIES
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    unknown = [name for name in names if name not in FAMILIES]
+    if unknown or not names:
+        raise StokerError(
+            f"no such family of checks: {', '.join(unknown) or repr(only)}",
+            hint=f"--only takes some of: {','.join(FAMILIES)}",
+            exit_code=ExitCode.USAGE,
+        )
+    return tuple(name for name in FAMILIES if name in names)
+
+
+def check_facts(facts: Facts, families: Sequence[str] = FAMILIES) -> tuple[Check, ...]:
+    """Every check of the families on these facts, in the order of the report."""
+    return tuple(check for family in families for check in _family(family)(facts))
 
 
 def run_checks() -> tuple[Check, ...]:
-    """Every check on this machine, in the order of the report."""
-    from app.doctor.extras import check_engine_extra
-    from app.doctor.gpu import check_gpu, read_gpus
-    from app.doctor.host import (
-        check_disk,
-        check_port,
-        check_python,
-        check_shared_memory,
-        check_system,
-    )
-    from app.doctor.platform import check_vllm_platform
-    from app.doctor.wheel import check_vllm_wheel
+    """Every check on this machine."""
+    from app.doctor.gather import Question, gather
 
-    gpus = read_gpus()
-    checks: Sequence[Callable[[], Check]] = (
-        check_python,
-        check_system,
-        check_engine_extra,
-        lambda: check_gpu(gpus),
-        check_vllm_wheel,
-        lambda: check_vllm_platform(gpus),
-        check_port,
-        check_disk,
-        check_shared_memory,
-    )
-    return tuple(check() for check in checks)
+    return check_facts(gather(Question()))
 
 
 def worst_result(checks: Sequence[Check]) -> Result:
@@ -66,9 +78,10 @@ def worst_result(checks: Sequence[Check]) -> Result:
     return Result.OK
 
 
-def as_json(checks: Sequence[Check]) -> dict[str, Any]:
+def as_json(checks: Sequence[Check], host: str | None = None) -> dict[str, Any]:
     """The payload of `stoker doctor --json`."""
     return {
+        "host": host,
         "result": worst_result(checks).value,
         "checks": [
             {
@@ -77,7 +90,35 @@ def as_json(checks: Sequence[Check]) -> dict[str, Any]:
                 "result": check.result.value,
                 "seen": check.seen,
                 "todo": check.todo,
+                "commands": list(check.commands),
+                "details": list(check.details),
             }
             for check in checks
         ],
     }
+
+
+def fix_lines(checks: Sequence[Check]) -> Iterator[str]:
+    """A shell script of the commands of every warning and problem; words are comments."""
+    for check in checks:
+        if check.result not in (Result.WARNING, Result.PROBLEM):
+            continue
+        yield f"# {check.result.value}: {check.title}: {check.seen}"
+        yield from (f"# {line}" for line in check.details)  # who a `kill` would end, say
+        if check.todo:
+            yield f"# {check.todo}"
+        yield from check.commands
+
+
+def quoted(path: str) -> str:
+    """`path` as one word of a shell command."""
+    return shlex.quote(path)
+
+
+def _family(name: str) -> Callable[[Facts], Sequence[Check]]:
+    import importlib
+
+    checks: Callable[[Facts], Sequence[Check]] = importlib.import_module(
+        f"app.doctor.{name}"
+    ).checks
+    return checks

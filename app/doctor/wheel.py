@@ -1,112 +1,241 @@
-"""Does the published vLLM wheel fit a machine: Python, system, processor and C library.
+"""Do the published packages fit a machine: Python, system, processor and C library.
 
-The rule works on facts, so any machine can be asked about; `this_host` collects the facts here.
+The rule is the installers': a wheel fits when the machine accepts one of the tags in its name.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import re
-import sys
-import sysconfig
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from packaging.specifiers import SpecifierSet
-from packaging.tags import Tag, cpython_tags
-from packaging.utils import parse_wheel_filename
+from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from app.doctor.facts import EnvironmentFacts, Facts, MachineFacts, Release
 from app.doctor.report import Check, Result
 
 VLLM_VERSION = "0.30.0"
 REQUIRES_PYTHON = ">=3.10,<3.15"
-WHEELS = (
-    "vllm-0.30.0-cp38-abi3-manylinux_2_28_aarch64.whl",
-    "vllm-0.30.0-cp38-abi3-manylinux_2_28_x86_64.whl",
-)
 SOURCE_ONLY = "no prebuilt wheel: only the source archive, a build from source"
+ENGINE_DISTRIBUTIONS = (
+    *("torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface-hub"),
+    *("fastapi", "uvicorn", "pyzmq", "msgspec"),
+)
 
-_SYSTEMS = {"Linux": "linux", "Darwin": "macos", "Windows": "windows"}
 _OLDEST_MANYLINUX_MINOR = 5
+_SYSTEM_OF_TAG = (
+    *(("manylinux", "linux"), ("musllinux", "linux"), ("linux", "linux")),
+    *(("macosx", "macos"), ("win", "windows")),
+)
+_TORCH_PLATFORMS = (
+    *("macosx_14_0_arm64", "manylinux_2_28_aarch64", "manylinux_2_28_x86_64", "win_amd64"),
+)
+_TORCH_PYTHONS = ("cp310", "cp311", "cp312", "cp313", "cp314")
+_INSTALL_EXTRA = "pip install 'stoker[engine]'"
+_NOTHING = EnvironmentFacts(executable="", prefix="", base_prefix="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
-    """What decides about a wheel. `glibc` is None where the C library is another one."""
-
-    system: str  # linux, macos or windows
-    arch: str
-    python: tuple[int, int]
-    glibc: tuple[int, int] | None
-    has_stable_abi: bool = True  # CPython with the GIL: abi3 wheels load
-
-
-def wheel_verdict(host: HostFacts) -> str:
-    """`wheel FILE`, `no: ...` (this can never work) or `no prebuilt wheel...` (a build might)."""
-    version = f"{host.python[0]}.{host.python[1]}"
-    if not SpecifierSet(REQUIRES_PYTHON).contains(version):
-        return f"no: Python {version} is outside {REQUIRES_PYTHON}"
-    if host.system != "linux":
-        return SOURCE_ONLY
-    of_arch = [name for name in WHEELS if name.endswith(f"_{host.arch}.whl")]
-    if not of_arch:
-        return f"no prebuilt wheel for {host.arch}"
-    if not host.has_stable_abi:
-        return "no: the wheel's cp38-abi3 tag needs CPython with the GIL"
-    tags = _accepted_tags(host)
-    for name in of_arch:
-        if tags & parse_wheel_filename(name)[3]:
-            return f"wheel {name}"
-    return f"no: {_needed_glibc(of_arch[0])}"
+VLLM_RELEASE = Release(
+    package="vllm",
+    version=VLLM_VERSION,
+    requires_python=REQUIRES_PYTHON,
+    files=(
+        "vllm-0.30.0-cp38-abi3-manylinux_2_28_aarch64.whl",
+        "vllm-0.30.0-cp38-abi3-manylinux_2_28_x86_64.whl",
+        "vllm-0.30.0.tar.gz",
+    ),
+)
+TORCH_RELEASE = Release(
+    package="torch",
+    version="2.13.0",
+    requires_python=">=3.10",
+    files=tuple(
+        f"torch-2.13.0-{python}-{abi}-{platform}.whl"
+        for python, abi in [*((cp, cp) for cp in _TORCH_PYTHONS), ("cp314", "cp314t")]
+        for platform in _TORCH_PLATFORMS
+    ),
+)
 
 
-def this_host() -> HostFacts:
-    """The facts of the machine and the interpreter that run this."""
-    return HostFacts(
-        system=_SYSTEMS.get(platform.system(), platform.system().lower()),
-        arch=platform.machine().lower().replace("amd64", "x86_64"),
-        python=sys.version_info[:2],
-        glibc=glibc_version(),
-        has_stable_abi=sys.implementation.name == "cpython"
-        and not sysconfig.get_config_var("Py_GIL_DISABLED"),
+def checks(facts: Facts) -> Sequence[Check]:
+    """The family `wheel`."""
+    machine = facts.machine
+    if machine is None:
+        return [Check("vllm-wheel", "vLLM wheel", Result.SKIPPED, "the facts do not say")]
+    return [
+        check_python(machine),
+        check_system(machine),
+        check_release(facts.vllm_release or VLLM_RELEASE, machine),
+        # Of another vLLM it is not known which torch it needs.
+        *([] if facts.vllm_release else [check_release(TORCH_RELEASE, machine)]),
+        check_engine_extra(facts.environment),
+    ]
+
+
+def check_python(machine: MachineFacts) -> Check:
+    """The interpreter; Stoker and the vLLM that it knows support the same versions."""
+    seen = f"{machine.implementation} {machine.python}"
+    if machine.executable:
+        seen += f" ({machine.executable})"
+    if SpecifierSet(REQUIRES_PYTHON).contains(machine.python, prereleases=True):
+        return Check("python", "Python", Result.OK, seen)
+    return Check(
+        "python",
+        "Python",
+        Result.PROBLEM,
+        seen,
+        f"Stoker and vLLM need Python {REQUIRES_PYTHON}",
+        ("uv tool install --python 3.12 stoker",),
     )
 
 
-def glibc_version() -> tuple[int, int] | None:
-    """Version of glibc, None for musl and other systems."""
-    try:
-        text = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (AttributeError, OSError, ValueError):
-        return None
-    match = re.fullmatch(r"glibc (\d+)\.(\d+).*", text)
-    return (int(match[1]), int(match[2])) if match else None
+def check_system(machine: MachineFacts) -> Check:
+    """Operating system, processor and C library."""
+    library = _dotted("glibc", machine.glibc) or _dotted("musl", machine.musl) or "no glibc"
+    seen = f"{machine.system} {machine.release or ''}".strip() + f", {machine.arch}, {library}"
+    if machine.musl is None:
+        return Check("system", "System", Result.OK, seen)
+    todo = "vLLM and torch publish nothing for musl (Alpine): use an image with glibc"
+    return Check("system", "System", Result.WARNING, seen, todo, ("docker pull python:3.12-slim",))
 
 
-def check_vllm_wheel() -> Check:
-    """The wheel of the newest vLLM that Stoker knows, against this interpreter."""
-    verdict = wheel_verdict(this_host())
-    title = f"vLLM {VLLM_VERSION} wheel"
+def check_release(release: Release, machine: MachineFacts) -> Check:
+    """One package's published files against the machine."""
+    verdict = release_verdict(release, machine)
+    title = f"{_shown_name(release.package)} {release.version} wheel"
+    identity = f"{release.package}-wheel"
     if verdict.startswith("wheel "):
-        return Check("vllm-wheel", title, Result.OK, verdict)
-    todo = "Stoker's own engine does not need it: stoker serve"
-    if "Python" in verdict:
-        todo = "make an environment with a fitting Python: uv venv --python 3.12"
+        return Check(identity, title, Result.OK, verdict)
     result = Result.PROBLEM if verdict.startswith("no:") else Result.WARNING
-    return Check("vllm-wheel", title, result, verdict, todo)
+    if verdict.startswith("no: Python"):
+        commands = ("uv venv --python 3.12 vllm-env", f"uv pip install {release.package}")
+        return Check(identity, title, result, verdict, "use a fitting Python", commands)
+    todo = "the image brings its own system; or use llama.cpp on this machine"
+    if machine.system != "linux":
+        todo = "use llama.cpp here, or a Linux machine with a GPU"
+        return Check(identity, title, result, verdict, todo, _source_commands(release, machine))
+    command = f"docker pull vllm/vllm-openai:v{VLLM_VERSION}"
+    return Check(identity, title, result, verdict, todo, (command,))
 
 
-def _accepted_tags(host: HostFacts) -> frozenset[Tag]:
-    if host.glibc is None:
+def release_verdict(release: Release, machine: MachineFacts) -> str:
+    """`wheel FILE`, `no: ...` (this can never work) or `no prebuilt wheel...` (a build might)."""
+    short = ".".join(machine.python.split(".")[:2])
+    if not SpecifierSet(release.requires_python).contains(machine.python, prereleases=True):
+        return f"no: Python {short} is outside {release.requires_python}"
+    wheels = [(name, tags) for name in release.files if (tags := _wheel_tags(name))]
+    of_system = [one for one in wheels if _systems(one[1]) & {machine.system, "any"}]
+    if not of_system:
+        return SOURCE_ONLY if _has_source(release) else f"no prebuilt wheel for {machine.system}"
+    of_arch = [one for one in of_system if _is_for_arch(one[1], machine.arch)]
+    if not of_arch:
+        return f"no prebuilt wheel for {machine.arch}"
+    accepted = accepted_tags(machine)
+    for name, tags in of_arch:
+        if tags & accepted:
+            return f"wheel {name}"
+    return f"no: {_why_none_fits(of_arch, machine)}"
+
+
+def accepted_tags(machine: MachineFacts) -> frozenset[Tag]:
+    """The tags that pip would accept on the machine."""
+    major, minor = (int(part) for part in machine.python.split(".")[:2])
+    platforms = list(_platforms(machine))
+    if machine.implementation != "CPython":
+        return frozenset(compatible_tags((major, minor), platforms=platforms))
+    abis = None if machine.has_gil else [f"cp{major}{minor}t"]
+    native = cpython_tags((major, minor), abis=abis, platforms=platforms)
+    tags = {*native, *compatible_tags((major, minor), f"cp{major}{minor}", platforms)}
+    if not machine.has_gil:  # the free-threaded build has no stable ABI
+        tags = {tag for tag in tags if tag.abi != "abi3"}
+    return frozenset(tags)
+
+
+def check_engine_extra(environment: EnvironmentFacts | None) -> Check:
+    """`stoker serve` needs all of the extra, the other commands none of it."""
+    title = "Engine extra"
+    versions = {one.name: one.version for one in (environment or _NOTHING).distributions}
+    if "stoker" not in versions:
+        return Check("engine-extra", title, Result.SKIPPED, "Stoker is not installed there")
+    missing = [name for name in ENGINE_DISTRIBUTIONS if name not in versions]
+    present = ", ".join(f"{n} {versions[n]}" for n in ENGINE_DISTRIBUTIONS if n in versions)
+    if not missing:
+        return Check("engine-extra", title, Result.OK, present)
+    if not present:
+        seen = "not installed; stoker serve needs it, the other commands do not"
+        return Check("engine-extra", title, Result.WARNING, seen, None, (_INSTALL_EXTRA,))
+    seen = f"incomplete: {', '.join(missing)} missing (installed: {present})"
+    return Check("engine-extra", title, Result.PROBLEM, seen, None, (_INSTALL_EXTRA,))
+
+
+def _platforms(machine: MachineFacts) -> Iterator[str]:
+    arch = machine.arch
+    if machine.system == "macos":
+        yield from mac_platforms(machine.macos or (11, 0), arch)
+    elif machine.system == "windows":
+        yield "win_amd64" if arch == "x86_64" else f"win_{arch}"
+    elif machine.glibc is not None:
+        major, minor = machine.glibc
+        for older in range(minor, _OLDEST_MANYLINUX_MINOR - 1, -1):
+            yield f"manylinux_{major}_{older}_{arch}"
+            if (legacy := {5: "1", 12: "2010", 17: "2014"}.get(older)) and major == 2:
+                yield f"manylinux{legacy}_{arch}"
+        yield f"linux_{arch}"
+    elif machine.musl is not None:
+        major, minor = machine.musl
+        yield from (f"musllinux_{major}_{older}_{arch}" for older in range(minor, -1, -1))
+
+
+def _wheel_tags(name: str) -> frozenset[Tag]:
+    if not name.endswith(".whl"):
         return frozenset()
-    major, minor = host.glibc
-    platforms = [
-        f"manylinux_{major}_{older}_{host.arch}"
-        for older in range(minor, _OLDEST_MANYLINUX_MINOR - 1, -1)
-    ]
-    return frozenset(cpython_tags(host.python, platforms=platforms))
+    try:
+        return parse_wheel_filename(name)[3]
+    except InvalidWheelFilename:
+        return frozenset()
 
 
-def _needed_glibc(wheel: str) -> str:
-    match = re.search(r"manylinux_(\d+)_(\d+)", wheel)
-    assert match is not None, wheel
-    return f"{match[0]} needs glibc {match[1]}.{match[2]} or newer"
+def _systems(tags: frozenset[Tag]) -> set[str]:
+    found = {"any" for tag in tags if tag.platform == "any"}
+    for tag in tags:
+        found |= {system for prefix, system in _SYSTEM_OF_TAG if tag.platform.startswith(prefix)}
+    return found
+
+
+def _is_for_arch(tags: frozenset[Tag], arch: str) -> bool:
+    wanted = {"any", f"_{arch}", *(("_amd64",) if arch == "x86_64" else ())}
+    wanted |= {"_universal2"} if arch in ("arm64", "x86_64") else set()
+    return any(tag.platform.endswith(tuple(wanted)) for tag in tags)
+
+
+def _why_none_fits(wheels: Sequence[tuple[str, frozenset[Tag]]], machine: MachineFacts) -> str:
+    name, tags = wheels[0]
+    abi = next(iter(tags)).abi
+    if abi == "abi3" and (not machine.has_gil or machine.implementation != "CPython"):
+        return "the wheel's cp38-abi3 tag needs CPython with the GIL"
+    if machine.system == "linux" and (match := re.search(r"manylinux_(\d+)_(\d+)", name)):
+        needed = (int(match[1]), int(match[2]))
+        if machine.glibc is None or machine.glibc < needed:
+            return f"{match[0]} needs glibc {match[1]}.{match[2]} or newer"
+    if match := re.search(r"macosx_(\d+)_(\d+)", name):
+        return f"the wheels need macOS {match[1]}.{match[2]} or newer, and a Python they list"
+    return f"no wheel for {machine.implementation} {machine.python}"
+
+
+def _has_source(release: Release) -> bool:
+    return any(name.endswith((".tar.gz", ".zip")) for name in release.files)
+
+
+def _source_commands(release: Release, machine: MachineFacts) -> tuple[str, ...]:
+    if machine.system == "macos":
+        return ("brew install llama.cpp",)
+    return ("wsl --install",) if machine.system == "windows" else ()
+
+
+def _shown_name(package: str) -> str:
+    return "vLLM" if package == "vllm" else package
+
+
+def _dotted(name: str, version: tuple[int, int] | None) -> str | None:
+    return f"{name} {version[0]}.{version[1]}" if version else None

@@ -19,8 +19,10 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar
 
+from engine.config import EngineConfig
 from engine.errors import EngineDeadError, RequestError
 from engine.frontend import outputs
+from engine.frontend.async_llm import EngineCoreClient
 from engine.frontend.chat_template import ChatMessage, plain_text
 from engine.frontend.embeddings import check_dimensions, embed_all
 from engine.frontend.engine_start import StartedEngine, start_async_llm
@@ -70,7 +72,9 @@ class LLM:
         _log_to_stderr()
         self._loop = LoopThread("LLM")
         try:
-            self._engine = self._loop.run(start_async_llm(model, args))
+            self._engine = self._loop.run(
+                start_async_llm(model, args, client_factory=_client_that_logs_to_stderr)
+            )
         except BaseException:
             self._loop.close(asyncio.sleep(0))
             raise
@@ -250,6 +254,12 @@ def _end(loop: LoopThread, engine: StartedEngine, owner_pid: int) -> None:
     # A forked child has a copy of the object, but neither the thread nor the process.
     if os.getpid() == owner_pid:
         loop.close(engine.shutdown())
+
+
+def _client_that_logs_to_stderr(config: EngineConfig) -> EngineCoreClient:
+    from engine.core.client import AsyncMPClient
+
+    return AsyncMPClient(config, log_fd=2)
 
 
 def _log_to_stderr() -> None:

@@ -1,4 +1,5 @@
-"""Speed and memory of the log parser: a large log made of the collected samples, and a small one.
+"""Speed and memory of the log parser: a large log made of the collected samples, one of a server
+that ran for days, and a small one.
 
 Python -m tests.benchmarks.bench_logparse [MEGABYTES] [FOLDER]; --fuzz N reads N mutated logs.
 """
@@ -6,6 +7,7 @@ Python -m tests.benchmarks.bench_logparse [MEGABYTES] [FOLDER]; --fuzz N reads N
 from __future__ import annotations
 
 import argparse
+import io
 import random
 import resource
 import subprocess
@@ -19,6 +21,7 @@ from logparse import LogParser, explain, to_document
 from logparse.source import decoded_lines
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "logs"
+START = Path(__file__).parents[1] / "data" / "seed_example10.log"
 _SMALL_BYTES = 100_000
 
 
@@ -39,17 +42,42 @@ def write_large_log(target: Path, samples: list[bytes], size: int) -> None:
                 written += file.write(sample)
 
 
+def write_long_log(target: Path, size: int, seed: int = 1) -> None:
+    """One start, then hours of serving: a throughput line every ten seconds, access lines."""
+    chance, clock, written = random.Random(seed), 0, 0
+    server = "(APIServer pid=1000) INFO"
+    with target.open("w") as file:
+        written += file.write(START.read_text())
+        written += file.write(f"{server}:     Application startup complete.\n")
+        while written < size:
+            clock += 10
+            stamp = time.strftime("%m-%d %H:%M:%S", time.gmtime(clock))
+            written += file.write(
+                f"{server} {stamp} [loggers.py:257] Engine 000: Avg prompt throughput: "
+                f"{chance.uniform(0, 900):.1f} tokens/s, Avg generation throughput: "
+                f"{chance.uniform(0, 2000):.1f} tokens/s, Running: {chance.randrange(64)} reqs, "
+                f"Waiting: {chance.randrange(9)} reqs, GPU KV cache usage: "
+                f"{chance.uniform(0, 99):.1f}%, Prefix cache hit rate: 12.3%\n"
+            )
+            for _ in range(chance.randrange(40)):
+                what = chance.choice(("GET /health", "POST /v1/chat/completions", "GET /metrics"))
+                written += file.write(
+                    f"{server}:     10.0.0.{chance.randrange(255)}:{chance.randrange(1024, 65535)}"
+                    f' - "{what} HTTP/1.1" 200 OK\n'
+                )
+
+
 def peak_mib() -> float:
     """The most memory this process has held."""
     scale = 1 << 20 if sys.platform == "darwin" else 1 << 10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 
 
-def bench_large(log: Path) -> None:
+def bench_large(name: str, log: Path) -> None:
     """Throughput in process time, and the peak memory at every quarter."""
     size = log.stat().st_size
     start, peaks, seen, mark = time.process_time(), [], 0, size // 4
-    parser = LogParser()
+    parser = LogParser(tells_events=False)
     with log.open("rb") as stream:
         for line in decoded_lines(stream):
             parser.feed(line)
@@ -60,7 +88,8 @@ def bench_large(log: Path) -> None:
     text = explain(parser.report()).text()
     spent = time.process_time() - start
     lines = parser.report().lines.total
-    print(f"{size / 1e6:.0f} MB, {lines} lines: {spent:.2f} s, {size / 1e6 / spent:.1f} MB/s")
+    speed = f"{spent:.2f} s, {size / 1e6 / spent:.1f} MB/s"
+    print(f"{name}, {size / 1e6:.0f} MB, {lines} lines: {speed}")
     print(f"peak memory by quarter, MiB: {', '.join(f'{peak:.1f}' for peak in peaks)}")
     print(f"first line of the explanation: {text.splitlines()[0]}")
 
@@ -116,27 +145,31 @@ def _mutate(piece: bytearray, samples: list[bytes], chance: random.Random) -> No
         piece[at:at] = chance.choice((b"\r", b"\n", b"\0", b"\x1b[", b"> ", b"0: ", b"\xff", b"{"))
 
 
-def read_mutated(log: bytes) -> None:
-    """Everything that is done with a log, in memory."""
-    import io
-
+def read_mutated(log: bytes) -> str:
+    """Everything that is done with a log, in memory; the explanation."""
     parser = LogParser()
     for line in decoded_lines(io.BytesIO(log)):
         parser.feed(line)
     report = parser.report()
-    explain(report).text()
     to_document(report)
+    return explain(report).text()
 
 
 def fuzz(samples: list[bytes], count: int, seed: int) -> None:
-    """Read mutated logs; the slowest is named."""
+    """Read mutated logs; the slowest is measured again, since a first match compiles its rule."""
     slowest, start = 0.0, time.process_time()
     for log in mutations(samples, count, seed):
-        before = time.process_time()
-        read_mutated(log)
-        slowest = max(slowest, (time.process_time() - before) / (len(log) + 1000))
+        if (spent := _price(log)) > slowest:
+            slowest = max(slowest, min(spent, _price(log), _price(log)))
     spent = time.process_time() - start
     print(f"{count} mutated logs in {spent:.0f} s; slowest {slowest * 1e6:.1f} s per MB")
+
+
+def _price(log: bytes) -> float:
+    """Seconds per byte, with a kilobyte for the report itself."""
+    before = time.process_time()
+    read_mutated(log)
+    return (time.process_time() - before) / (len(log) + 1000)
 
 
 def main() -> None:
@@ -152,10 +185,13 @@ def main() -> None:
         fuzz(samples, arguments.fuzz, arguments.seed)
         return
     bench_small(samples)
+    size = arguments.megabytes * 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "large.log"
-        write_large_log(log, samples, arguments.megabytes * 1_000_000)
-        bench_large(log)
+        write_large_log(log, samples, size)
+        bench_large("samples", log)
+        write_long_log(log, size)
+        bench_large("one server", log)
 
 
 if __name__ == "__main__":

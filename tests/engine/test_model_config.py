@@ -78,3 +78,30 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{broken")
     with pytest.raises(CorruptModelError, match="not valid JSON"):
         ModelConfig.from_folder(tmp_path, "name")
+
+
+def test_gemma_checkpoints_leave_out_what_the_family_has_in_common(tmp_path: Path) -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {"hidden_size": 1152, "num_attention_heads": 16},
+        "eos_token_id": [1, 106],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = ModelConfig.from_folder(tmp_path, "gemma")
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (8, 4, 256)
+    assert (config.vocab_size, config.max_position_embeddings) == (262_208, 131_072)
+    assert (config.rope_theta, config.local_rope_theta) == (1_000_000.0, 10_000.0)
+    assert config.rope_scaling is not None
+    assert config.rope_scaling.factor == 8.0
+    assert config.layer_windows[:6] == (1024,) * 5 + (None,)
+    assert config.layer_windows.count(None) == 5
+    assert (config.query_scale, config.eos_token_ids) == (256**-0.5, (1, 106))
+    assert config.tie_word_embeddings

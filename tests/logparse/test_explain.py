@@ -178,3 +178,10 @@ def test_a_chart_has_one_column_per_value_until_it_is_full() -> None:
     assert chart([0.0, 1.0, 2.0]) == "▁▅█"
     assert chart([]) == ""
     assert len(chart([1.0] * 1000)) <= 48
+
+
+def test_an_argument_cannot_bring_control_characters_into_the_explanation() -> None:
+    arguments = r"{'\x1b[2J\n\x00max_model_len': 4096, 'model': '\ud800'}"
+    text = explain(parse_lines([f"INFO 10-03 12:00:01 [a.py:1] non-default args: {arguments}"]))
+    assert "max-model-len 4096" in text.text()
+    assert all(char.isprintable() or char == "\n" for char in text.text())

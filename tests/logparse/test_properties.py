@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from logparse import LogParser, explain, parse_lines, to_document
 from logparse.source import decoded_lines
+from tests.benchmarks.bench_logparse import SAMPLES, mutations, read_mutated
 
 PACKED = (b"\x1f\x8b\x08", b"\xff\xfe", b"\xfe\xff")
 ZSTD = b"\x28\xb5\x2f\xfd"
-SAMPLE = (Path(__file__).parents[1] / "data" / "seed_example10.log").read_text().splitlines()
+DATA = Path(__file__).parents[1] / "data"
+SAMPLE = (DATA / "seed_example10.log").read_text().splitlines()
 PIECES = st.sampled_from(
     [
         *SAMPLE,
@@ -53,6 +55,31 @@ def test_any_lines_give_a_report(lines: list[str]) -> None:
     assert document["outcome"] == report.outcome.value
     if report.outcome.value != "failed":
         assert document["root_cause"] is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(EngineCore pid={digits}) INFO 10-03 12:00:00 [a.py:1] text",
+        "]x(EngineCore pid={digits}) INFO 10-03 12:00:00 [a.py:1] text",
+        "{digits}.12.345.678 I text",
+        "[2025-10-03 12:00:00 TP{digits}] text",
+    ],
+)
+def test_numbers_too_long_to_be_numbers(line: str) -> None:
+    report = parse_lines([line.format(digits="7" * 5000)])
+    assert report.lines.total == 1
+    explain(report).text()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_logs_are_read(seed: int) -> None:
+    # A hundred thousand: python -m tests.benchmarks.bench_logparse --fuzz 100000
+    whole = [path.read_bytes() for path in sorted(DATA.glob("*.log"))]
+    whole += [path.read_bytes() for path in sorted(SAMPLES.glob("*.log"))]
+    for log in mutations(whole, 500, seed):
+        text = read_mutated(log)
+        assert all(char.isprintable() or char == "\n" for char in text), log
 
 
 @given(LINES)

@@ -16,7 +16,13 @@ from engine.kv_sizing import group_layers
 from engine.model_config import ModelConfig
 from engine.models.registry import load_weights, model_class
 from engine.worker.kv_cache import cache_spec
-from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, save_tiny_llama, save_tiny_model
+from tests.models.tiny_models import (
+    LINEAR_ROPE,
+    LLAMA3_ROPE,
+    save_seeing_gemma,
+    save_tiny_llama,
+    save_tiny_model,
+)
 from tests.worker.driver import engine_config
 
 GEMMA3: dict[str, Any] = {
@@ -116,6 +122,18 @@ def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
                 torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
         (alone,) = logits_of_all(model, [prompts[1]], block_size, 200, num_groups)
         torch.testing.assert_close(alone, expected[1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
+    """Gemma 3 4b and up: nested config.json, prefixed names, and a part that is left out."""
+    text = {name: value for name, value in GEMMA3.items() if name != "family"}
+    oracle = save_seeing_gemma(tmp_path, **text)
+    prompt = np.random.default_rng(0).integers(0, 190, 50).tolist()
+    with torch.inference_mode():
+        expected = oracle(input_ids=torch.tensor([prompt])).logits[0]
+    groups = group_layers(ModelConfig.from_folder(tmp_path, "tiny").layer_windows)
+    (result,) = logits_of_all(load(tmp_path, 16), [prompt], 16, 20, len(groups))
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_only_the_rows_asked_for_get_logits(tmp_path: Path) -> None:

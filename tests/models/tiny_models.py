@@ -18,6 +18,19 @@ LLAMA3_ROPE = {
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
+_SETTINGS: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.15,
+    "eos_token_id": 2,
+}
+
 
 def save_tiny_llama(folder: Path, **changes: Any) -> Any:
     """Write a safetensors folder and return the transformers model, in float32."""
@@ -26,22 +39,33 @@ def save_tiny_llama(folder: Path, **changes: Any) -> Any:
 
 def save_tiny_model(folder: Path, family: str, **changes: Any) -> Any:
     """The same for `family`ForCausalLM, with the configuration class that goes with it."""
-    torch.manual_seed(7)
-    settings: dict[str, Any] = {
-        "vocab_size": 199,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.15,
-        "eos_token_id": 2,
-        **changes,
-    }
     model_class: Any = getattr(transformers, f"{family}ForCausalLM")
-    model = model_class(model_class.config_class(**settings))
+    config = model_class.config_class(**{**_SETTINGS, **changes})
+    return _save(folder, model_class, config)
+
+
+def save_seeing_gemma(folder: Path, **changes: Any) -> Any:
+    """A Gemma 3 with a vision tower; `changes` are settings of its text decoder."""
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = transformers.Gemma3Config(
+        text_config={**_SETTINGS, **changes},
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=198,
+    )
+    return _save(folder, transformers.Gemma3ForConditionalGeneration, config)
+
+
+def _save(folder: Path, model_class: Any, config: Any) -> Any:
+    torch.manual_seed(7)
+    model = model_class(config)
     model.train(False)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:  # transformers starts them at 0 and 1

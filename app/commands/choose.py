@@ -1,0 +1,125 @@
+"""`stoker choose`: reads the command line and prints what app.ops.choosing decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from app.doctor.facts import Facts
+    from app.ops.choosing import Choice
+
+
+def choose(
+    model: Annotated[
+        str | None, typer.Argument(help="What is to be served.", metavar="MODEL")
+    ] = None,
+    users: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 1,
+    many_users: Annotated[
+        int, typer.Option(min=1, help="From how many users on they count as many.")
+    ] = 8,
+    several_gpus: Annotated[
+        bool | None,
+        typer.Option(
+            "--several-gpus/--one-gpu",
+            help="Whether the model is to be split over GPUs; else what MODEL needs here.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="A machine from a file of `stoker doctor --dump`, not this one.",
+            metavar="FACTS.json",
+        ),
+    ] = None,
+    needs: Annotated[
+        str | None,
+        typer.Option(help="Machines and workloads from this JSON file.", metavar="FILE"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Name, engine, rule, reason with tabs between.")
+    ] = False,
+) -> int:
+    """Say which engine should serve a model on this machine: vLLM or llama.cpp.
+
+    \b
+    Examples:
+      stoker choose
+      stoker choose llama-3.1-8b --users 20
+      stoker choose --needs machines.json --plain
+    """
+    from app import output
+    from app.errors import ExitCode
+    from app.ops.choosing import choose_engine, gpus_needed, host_need, read_needs
+
+    facts, size = None, None
+    if needs is not None:
+        asked = read_needs(Path(needs))
+    else:
+        facts = _facts(host)
+        asked = (host_need(facts, model, users, several_gpus),)
+        if model is not None and asked[0].needs_several_gpus:
+            size = gpus_needed(facts, model)
+    choices = [choose_engine(need, many_users) for need in asked]
+    if as_json:
+        documents = [_document(choice, model, size) for choice in choices]
+        output.print_json("stoker.choose", {"choices": documents})
+    elif plain:
+        output.print_plain((c.need.name, c.engine, c.rule, c.reason) for c in choices)
+    else:
+        for choice in choices:
+            print(output.printable(_line(choice)))
+            if facts is not None:
+                print(output.printable(_details(choice, model, size)))
+    return ExitCode.OK
+
+
+def _facts(host: str | None) -> Facts:
+    """What doctor's probes see here, or saw elsewhere."""
+    from app.doctor.facts_file import read_facts
+    from app.doctor.gather import Question, gather
+
+    return gather(Question(families=("gpu",))) if host is None else read_facts(Path(host))
+
+
+def _line(choice: Choice) -> str:
+    return f"{choice.need.name:<36} -> {choice.engine:<9} [{choice.reason}]"
+
+
+def _details(choice: Choice, model: str | None, size: int | None) -> str:
+    from app.ops.choosing import start_command
+
+    need = choice.need
+    lines = [
+        f"  GPU: {'yes' if need.has_gpu else 'no'}; Linux: {'yes' if need.is_linux else 'no'}; "
+        f"users at the same time: {need.concurrent_users}; GGUF file: "
+        f"{'yes' if need.is_gguf_only else 'no'}; several GPUs needed: "
+        f"{'yes' if need.needs_several_gpus else 'no'}",
+        f"  decided by the rule {choice.rule}; before it these did not hold: "
+        f"{', '.join(choice.passed_over) or 'none'}",
+        f"  start it: {start_command(choice, model, size)}",
+    ]
+    if choice.engine == "llama.cpp" and not need.is_gguf_only:
+        lines.append(
+            "  or with Stoker's own engine, from safetensors: stoker serve " + (model or "")
+        )
+    return "\n".join(lines).rstrip()
+
+
+def _document(choice: Choice, model: str | None, size: int | None) -> dict[str, object]:
+    import dataclasses
+
+    from app.ops.choosing import start_command
+
+    return {
+        "name": choice.need.name,
+        "engine": choice.engine,
+        "rule": choice.rule,
+        "reason": choice.reason,
+        "passed_over": list(choice.passed_over),
+        "command": start_command(choice, model, size),
+        "facts": dataclasses.asdict(choice.need),
+    }

@@ -1,0 +1,320 @@
+"""`stoker plan`: reads the command line, asks app.ops.planning, prints through app.plan_view."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from app.ops.gpu_catalogue import PlannedGpu
+    from app.ops.plan_models import PlannedModel
+    from app.ops.plan_request import PlanRequest
+
+_BATCHES = "1,3,37,255,300,512,513,2048"
+_MEMORY = "Memory"
+_PARALLEL = "Parallelism"
+_STEPS = "Scheduling and graphs"
+_ASSUMED = "Assumptions (each is estimated where it is not given)"
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder, a .gguf file, a Hugging Face id, or a built-in shape.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str,
+        typer.Option(help="A card (rtx4090, h100), its memory (24GiB), auto, or cpu."),
+    ] = "auto",
+    engine: Annotated[
+        str | None, typer.Option(help="vllm, stoker or llama.cpp; by default what suits MODEL.")
+    ] = None,
+    shapes: Annotated[bool, typer.Option("--shapes", help="List the built-in shapes.")] = False,
+    from_log: Annotated[
+        str | None,
+        typer.Option(help="Compare with what this start logged; - for stdin.", metavar="FILE"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Name, tab, value on each line.")] = False,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of the memory.", rich_help_panel=_MEMORY)
+    ] = 0.92,
+    kv_cache_memory_bytes: Annotated[
+        str | None,
+        typer.Option(help="KV cache of a GPU, e.g. 2G.", metavar="SIZE", rich_help_panel=_MEMORY),
+    ] = None,
+    max_model_len: Annotated[
+        str | None,
+        typer.Option(
+            help="Longest request in tokens, or auto.", metavar="N", rich_help_panel=_MEMORY
+        ),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="auto, bfloat16, float16, fp8.", rich_help_panel=_MEMORY)
+    ] = "auto",
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="fp8: quantise while loading.", rich_help_panel=_MEMORY),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a block.", rich_help_panel=_MEMORY)
+    ] = None,
+    request_len: Annotated[
+        str,
+        typer.Option(
+            help="How many requests of these lengths fit, e.g. 2k,8k.", rich_help_panel=_MEMORY
+        ),
+    ] = "2048,8192",
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel-size",
+            "--tp",
+            "-tp",
+            min=1,
+            help="GPUs that share each layer.",
+            rich_help_panel=_PARALLEL,
+        ),
+    ] = 1,
+    pipeline_parallel_size: Annotated[
+        int,
+        typer.Option(
+            "--pipeline-parallel-size",
+            "--pp",
+            "-pp",
+            min=1,
+            help="Stages of layers.",
+            rich_help_panel=_PARALLEL,
+        ),
+    ] = 1,
+    data_parallel_size: Annotated[
+        int,
+        typer.Option(
+            "--data-parallel-size",
+            "--dp",
+            "-dp",
+            min=1,
+            help="Copies of the model.",
+            rich_help_panel=_PARALLEL,
+        ),
+    ] = 1,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Requests that run at once.", rich_help_panel=_STEPS)
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        str | None,
+        typer.Option(help="Tokens of one step.", metavar="N", rich_help_panel=_STEPS),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(min=0, help="Draft tokens of a step.", rich_help_panel=_STEPS)
+    ] = 0,
+    enforce_eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="No CUDA graphs.", rich_help_panel=_STEPS)
+    ] = False,
+    batch: Annotated[
+        str, typer.Option(help="Show what these batch sizes pad to.", rich_help_panel=_STEPS)
+    ] = _BATCHES,
+    non_torch_gib: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="CUDA context, NCCL, allocator.", rich_help_panel=_ASSUMED),
+    ] = None,
+    peak_gib: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Activations of the profile run.", rich_help_panel=_ASSUMED),
+    ] = None,
+    graph_gib: Annotated[
+        float | None, typer.Option(min=0.0, help="CUDA graphs.", rich_help_panel=_ASSUMED)
+    ] = None,
+) -> int:
+    """Predict how much of a model fits: memory, KV cache, concurrency, processes, CUDA graphs.
+
+    Nothing is loaded or started. Exit code 1 when it does not fit; then it says what would.
+
+    \b
+    Examples:
+      stoker plan llama-3.1-8b --gpu 24GiB --max-model-len 8192
+      stoker plan Qwen/Qwen3-32B --gpu h100 --tp 2 --kv-cache-dtype fp8
+      stoker plan model.gguf --gpu rtx4090
+      stoker plan llama-3.1-8b --gpu 24GiB --from-log server.log
+    """
+    from app.errors import ExitCode, StokerError
+    from app.ops.memory_estimates import GivenGib
+    from app.ops.plan_models import find_planned_model
+    from app.ops.plan_request import PlanRequest
+    from engine.env import cpu_has_bf16
+
+    if shapes:
+        return _print_shapes(as_json)
+    if model is None and from_log is None:
+        raise StokerError(
+            "MODEL is missing",
+            hint="`stoker plan --shapes` lists what can be planned without files",
+            exit_code=ExitCode.USAGE,
+        )
+    found = None if model is None else find_planned_model(model)
+    device = None if from_log is not None and gpu == "auto" else _device(gpu)
+    request = PlanRequest(
+        gpu=device,
+        engine=_engine(engine, device, found),
+        free_ram_bytes=_free_ram() if device is None and from_log is None else 0,
+        cpu_dtype="bfloat16" if cpu_has_bf16() else "float32",
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
+        data_parallel_size=data_parallel_size,
+        max_model_len=_length("--max-model-len", max_model_len),
+        kv_cache_dtype=kv_cache_dtype,
+        quantization=quantization,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=_size("--max-num-batched-tokens", max_num_batched_tokens),
+        block_size=block_size,
+        num_speculative_tokens=num_speculative_tokens,
+        enforce_eager=enforce_eager,
+        kv_memory_bytes=_size("--kv-cache-memory-bytes", kv_cache_memory_bytes),
+        given=GivenGib(non_torch_gib, peak_gib, graph_gib),
+    )
+    if from_log is not None:
+        return _compare(from_log, found, request, as_json, plain)
+    assert found is not None
+    lengths, batches = _sizes("--request-len", request_len), _sizes("--batch", batch)
+    return _print_plan(found, request, lengths, batches, as_json=as_json, plain=plain)
+
+
+def _print_plan(
+    model: PlannedModel,
+    request: PlanRequest,
+    lengths: tuple[int, ...],
+    batches: tuple[int, ...],
+    *,
+    as_json: bool,
+    plain: bool,
+) -> int:
+    from app import output
+    from app.errors import ExitCode
+    from app.ops.plan_answers import answer
+    from app.ops.planning import make_plan
+    from app.plan_view import plain_rows, plan_document, plan_text
+
+    made = make_plan(model.shape, model.weights, request)
+    answers = answer(made, model, lengths)
+    if as_json:
+        output.print_json("stoker.plan", plan_document(made, answers, batches))
+    elif plain:
+        output.print_plain(plain_rows(plan_document(made, answers, batches)))
+    else:
+        print(plan_text(made, answers, batches))
+    gpu = request.gpu
+    if gpu is not None and gpu.memory_bytes - gpu.used_bytes < made.requested_bytes:
+        held = output.human_bytes(gpu.used_bytes)
+        output.say(f"warning: {held} of {gpu.name} are held by others now; a start would refuse")
+    return ExitCode.OK if made.shortfall is None else ExitCode.NO
+
+
+def _compare(
+    path: str, model: PlannedModel | None, request: PlanRequest, as_json: bool, plain: bool
+) -> int:
+    from app import output
+    from app.errors import ExitCode
+    from app.ops.plan_comparison import compare_log
+    from app.plan_view import comparison_rows, comparison_text
+
+    values = compare_log(path, model, request)
+    rows = comparison_rows(values)
+    agrees = all(value.agrees for value in values if not value.is_estimate)
+    if as_json:
+        output.print_json("stoker.plan.comparison", {"agrees": agrees, "values": rows})
+    elif plain:
+        output.print_plain(list(row.values()) for row in rows)
+    else:
+        print(comparison_text(values))
+    return ExitCode.OK if agrees else ExitCode.NO
+
+
+def _print_shapes(as_json: bool) -> int:
+    from app import output
+    from app.errors import ExitCode
+    from app.ops.model_shapes import BUILTIN_SHAPES
+
+    if as_json:
+        names = {name: shape.hub_id for name, shape in BUILTIN_SHAPES.items()}
+        output.print_json("stoker.plan.shapes", {"shapes": names})
+    else:
+        output.print_plain((name, shape.hub_id) for name, shape in BUILTIN_SHAPES.items())
+    return ExitCode.OK
+
+
+def _device(text: str) -> PlannedGpu | None:
+    """The device; None is the CPU."""
+    from app.doctor.nvml import read_gpus
+    from app.ops.gpu_catalogue import find_gpu, gpu_of_reading
+    from app.output import say
+
+    if text == "cpu":
+        return None
+    if text != "auto":
+        return find_gpu(text)
+    reading = read_gpus()
+    found = gpu_of_reading(reading)
+    if found is None:
+        reason = reading.reason or "NVML lists none"
+        say(f"No GPU here ({reason}), so this is for the CPU; --gpu rtx4090 or 24GiB names another")
+    return found
+
+
+def _engine(asked: str | None, device: PlannedGpu | None, model: PlannedModel | None) -> str:
+    from app.errors import ExitCode, StokerError
+    from app.ops.plan_request import ENGINES, LLAMA_CPP, STOKER, VLLM
+
+    is_gguf = model is not None and model.is_gguf
+    suits = LLAMA_CPP if is_gguf else STOKER if device is None else VLLM
+    engine = asked or suits
+    reason = None
+    if engine not in ENGINES:
+        reason = f"--engine {engine} is not known; {', '.join(ENGINES)} are"
+    elif engine == VLLM and is_gguf:
+        reason = "vLLM 0.30.0 has no GGUF loader, so it cannot be planned with this file"
+    elif engine == VLLM and asked and device is None:
+        reason = "the vLLM wheel is the CUDA build; --gpu cpu plans Stoker's own engine"
+    elif engine == LLAMA_CPP and not is_gguf:
+        reason = "llama.cpp is planned with a GGUF file, whose header tells its size"
+    if reason is not None:
+        raise StokerError(reason, exit_code=ExitCode.USAGE)
+    return engine
+
+
+def _free_ram() -> int:
+    from app.ops.free_memory import free_ram_bytes
+
+    return free_ram_bytes()
+
+
+def _length(flag: str, text: str | None) -> int | None:
+    return -1 if text in ("auto", "-1") else _size(flag, text)
+
+
+def _sizes(flag: str, text: str) -> tuple[int, ...]:
+    """Numbers with commas between them."""
+    found = (_size(flag, part) for part in text.split(",") if part.strip())
+    return tuple(size for size in found if size)
+
+
+def _size(flag: str, text: str | None) -> int | None:
+    """A number as vLLM takes it: 4096, 4k, 4K, 2G."""
+    import argparse
+
+    from app.errors import ExitCode, StokerError
+    from engine.args import human_readable_int
+
+    if text is None:
+        return None
+    try:
+        value = human_readable_int(text)
+    except argparse.ArgumentTypeError as error:
+        raise StokerError(f"{flag}: {error}", exit_code=ExitCode.USAGE) from error
+    if value < 1:
+        raise StokerError(f"{flag} {text} must be at least 1", exit_code=ExitCode.USAGE)
+    return value

@@ -1,0 +1,158 @@
+"""The rules of `stoker choose`, and the file they can be asked with."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from app.doctor.facts import AcceleratorFacts, Facts, Gpu, GpuReading, MachineFacts
+from app.errors import ExitCode, StokerError
+from app.ops.choosing import (
+    RULES,
+    Need,
+    choose_engine,
+    gpus_needed,
+    host_need,
+    read_needs,
+    start_command,
+)
+
+NEED = Need(
+    name="box",
+    has_gpu=True,
+    is_linux=True,
+    concurrent_users=20,
+    is_gguf_only=False,
+    is_cpu_or_apple_only=False,
+    needs_several_gpus=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "rule"),
+    [
+        ({}, "vLLM", "many-users"),
+        ({"concurrent_users": 8}, "vLLM", "many-users"),
+        ({"concurrent_users": 7}, "llama.cpp", "few-users"),
+        ({"concurrent_users": 1, "needs_several_gpus": True}, "vLLM", "several-gpus"),
+        ({"is_gguf_only": True, "needs_several_gpus": True}, "llama.cpp", "gguf-only"),
+        ({"is_linux": False, "is_gguf_only": True}, "llama.cpp", "not-linux"),
+        ({"is_linux": False, "is_cpu_or_apple_only": True}, "llama.cpp", "cpu-or-apple"),
+        ({"has_gpu": False}, "llama.cpp", "few-users"),
+    ],
+)
+def test_the_first_rule_that_holds_decides(
+    changes: dict[str, bool | int], engine: str, rule: str
+) -> None:
+    need = dataclasses.replace(NEED, **changes)  # type: ignore[arg-type]
+    choice = choose_engine(need)
+
+    assert (choice.engine, choice.rule) == (engine, rule)
+    passed = [known.id for known in RULES][: len(choice.passed_over)]
+    assert list(choice.passed_over) == passed
+
+
+def test_every_need_has_an_answer_and_every_rule_decides_one() -> None:
+    deciding = set()
+    for flags in itertools.product((False, True), repeat=5):
+        for users in (1, 20):
+            names = ("has_gpu", "is_linux", "is_gguf_only", "is_cpu_or_apple_only")
+            given = dict(zip((*names, "needs_several_gpus"), flags, strict=True))
+            need = Need(name="", concurrent_users=users, **given)
+            deciding.add(choose_engine(need).rule)
+    assert deciding == {rule.id for rule in RULES}
+
+
+def test_the_threshold_is_the_users_to_set() -> None:
+    assert choose_engine(NEED, many_users=21).engine == "llama.cpp"
+
+
+def test_commands_name_the_model() -> None:
+    several = dataclasses.replace(NEED, is_gguf_only=True)
+
+    assert start_command(choose_engine(NEED), "qwen3-8b") == (
+        "vllm serve Qwen/Qwen3-8B --max-model-len auto"
+    )
+    assert start_command(choose_engine(NEED), None) == "vllm serve MODEL --max-model-len auto"
+    assert start_command(choose_engine(several), "my model.gguf") == (
+        "llama-server --model 'my model.gguf' --n-gpu-layers 999"
+    )
+
+
+def h100s(number: int) -> Facts:
+    gpu = Gpu(
+        name="NVIDIA H100 80GB HBM3",
+        memory_bytes=84_930_000_000,
+        memory_used_bytes=0,
+        compute_capability=(9, 0),
+    )
+    machine = MachineFacts(system="linux", arch="x86_64", python="3.12.3")
+    return Facts(name="lab", machine=machine, gpu=GpuReading(gpus=(gpu,) * number))
+
+
+@pytest.mark.parametrize(
+    ("number", "model", "users", "rule", "size"),
+    [
+        (4, "llama-3.3-70b", 1, "several-gpus", 2),
+        (4, "llama-3.1-8b", 1, "few-users", 1),
+        (4, "llama-3.1-8b", 20, "many-users", 1),
+        (1, "llama-3.3-70b", 20, "many-users", 2),
+        (4, "model.gguf", 20, "gguf-only", None),
+        (0, "llama-3.1-8b", 20, "cpu-or-apple", None),
+    ],
+)
+def test_a_machine_as_doctor_saw_it(
+    number: int, model: str, users: int, rule: str, size: int | None
+) -> None:
+    facts = h100s(number)
+
+    assert choose_engine(host_need(facts, model, users, None)).rule == rule
+    assert gpus_needed(facts, model) == size
+
+
+def test_several_gpus_are_needed_when_the_user_says_so() -> None:
+    assert host_need(h100s(4), "llama-3.1-8b", 1, True).needs_several_gpus
+    assert not host_need(h100s(4), "llama-3.3-70b", 1, False).needs_several_gpus
+    choice = choose_engine(host_need(h100s(4), "llama-3.3-70b", 1, None))
+    assert start_command(choice, "llama-3.3-70b", 4) == (
+        "vllm serve meta-llama/Llama-3.3-70B-Instruct --max-model-len auto --tensor-parallel-size 4"
+    )
+
+
+def test_a_rocm_machine_has_a_gpu_and_a_mac_is_no_linux() -> None:
+    amd = Facts(accelerators=AcceleratorFacts(has_kfd=True))
+    mac = Facts(machine=MachineFacts(system="macos", arch="arm64", python="3.12.3"))
+
+    assert host_need(amd, None, 20, None).has_gpu
+    assert choose_engine(host_need(mac, None, 20, None)).rule == "cpu-or-apple"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "no valid JSON"),
+        ('{"name": "x"}', "exactly the keys"),
+        (json.dumps({**dataclasses.asdict(NEED), "is_linux": 1}), "is_linux is 1, not a bool"),
+        (json.dumps({**dataclasses.asdict(NEED), "cores": 1}), "exactly the keys"),
+        ("3", "exactly the keys"),
+    ],
+)
+def test_a_wrong_file_is_a_usage_error(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "needs.json"
+    path.write_text(content)
+    with pytest.raises(StokerError, match=message) as caught:
+        read_needs(path)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_one_need_alone_is_a_list_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "needs.json"
+    path.write_text(json.dumps(dataclasses.asdict(NEED)))
+
+    assert read_needs(path) == (NEED,)
+    with pytest.raises(StokerError, match="cannot read"):
+        read_needs(tmp_path / "none.json")

@@ -1,0 +1,314 @@
+"""`stoker plan` and `stoker choose` as a user runs them: streams, exit codes, printed figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.default_model import default_gguf, default_model_folder
+from tests.gemma_model import gemma_folder
+from tests.test_import_hygiene import HEAVY, loaded_by, top_level
+
+DATA = Path(__file__).parents[1] / "data"
+EXAMPLES = json.loads((DATA / "seed_plan_examples.json").read_text())
+READY_LOGS = {  # logs whose model shape is known; those that the log does not name, by argument
+    "002-v066-v0-single-gpu": (),
+    "005-v084-tp2-interleaved": (),
+    "007-v085-cpu-shell-transcript": (),
+    "011-v0100-bars-on-own-lines": (),
+    "015-v0101-tp2-vllmworker": (),
+    "016-v0102-wsl-fails-then-ready": ("llama-2-7b",),  # the decoder of LLaVA 1.5
+    "019-v0110-rocm-docker-compose": (),
+    "021-v0112-negative-graph-memory": (),
+    "022-v0120-ready-then-engine-dies": (),
+    "030-v0151-tiktoken-after-engine-init": (),
+    "037-v0171-sagemaker-debug-noise": (),
+    "043-v0220-embedding-8b": (),
+    "044-v0221rc-cpu-macos-prompt": (),
+    "058-v0271-pp2-no-timestamps": ("qwen3-32b", "--pp", "2"),
+    "070-sglang-single-gpu": (),
+    "078-llamacpp-cuda-client-errors": (),
+    "cap-vllm030-cpu-ready-and-stop": ("smollm2-135m",),
+}
+
+
+def stoker(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from app.cli import main; sys.argv[0] = 'stoker'; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def plan_json(*arguments: str) -> dict[str, Any]:
+    done = stoker("plan", *arguments, "--json")
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["schema"] == "stoker.plan"
+    return document
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["example"])
+def test_examples_of_the_lesson_to_the_digit(example: dict[str, Any]) -> None:
+    done = stoker("plan", *example["args"])
+    lines = done.stdout.splitlines()
+
+    assert done.returncode == example["exit_code"], done.stderr
+    start = lines.index(example["lines"][0])
+    wanted = [line for line in lines[start:] if line in example["lines"]]
+    assert wanted == example["lines"]
+
+
+def test_example_6_in_json_and_plain() -> None:
+    flags = ("--non-torch-gib", "0.60", "--peak-gib", "1.20", "--graph-gib", "0.35")
+    arguments = ("llama-3.1-8b", "--gpu", "24GiB", "--max-model-len", "32768", *flags)
+    document = plan_json(*arguments)
+    plain = dict(
+        line.split("\t", 1) for line in stoker("plan", *arguments, "--plain").stdout.splitlines()
+    )
+
+    assert document["parameters"] == 8_030_261_248
+    assert (document["bytes_per_block"], document["page_bytes"]) == (2048 << 10, 65_536)
+    assert (document["kv_blocks"], document["kv_tokens"]) == (2545, 40_720)
+    assert document["max_concurrency"] == pytest.approx(2545 / 2048, abs=1e-4)
+    assert plain["kv_blocks"] == "2545"
+    assert plain["fits"] == "True"
+
+
+def test_example_11_to_the_digit() -> None:
+    done = stoker("choose", "--needs", str(DATA / "seed_example11_needs.json"))
+
+    assert done.returncode == 0
+    assert done.stdout == (DATA / "seed_example11_answers.txt").read_text()
+
+
+def test_choose_explains_itself_for_this_machine() -> None:
+    done = stoker("choose", "llama-3.1-8b", "--users", "20", "--json")
+    choice = json.loads(done.stdout)["choices"][0]
+
+    assert done.returncode == 0
+    assert choice["engine"] in ("vLLM", "llama.cpp")
+    assert choice["facts"]["concurrent_users"] == 20
+    assert choice["command"].startswith(("vllm serve meta-llama/", "llama-server"))
+
+
+@pytest.mark.parametrize("name", READY_LOGS)
+def test_capacity_of_real_starts_follows_from_their_kv_memory(
+    name: str, shared_folder: Path
+) -> None:
+    log = shared_folder / "logs" / f"{name}.log"
+    done = stoker("plan", *READY_LOGS[name], "--from-log", str(log), "--json")
+    document = json.loads(done.stdout)
+    capacity = [value for value in document["values"] if not value["is_estimate"]]
+
+    assert capacity
+    assert all(value["agrees"] for value in capacity), capacity
+    assert done.returncode == 0
+    # The prediction is sharp: a rounded GiB leaves a part in a hundred, or one block, open.
+    for value in capacity:
+        assert value["high"] - value["low"] <= max(0.01 * value["high"], 16)
+
+
+def test_a_log_of_another_model_differs(shared_folder: Path) -> None:
+    log = shared_folder / "logs" / "022-v0120-ready-then-engine-dies.log"
+    done = stoker("plan", "llama-3.1-8b", "--from-log", str(log))
+
+    assert done.returncode == 1
+    assert re.search(r"kv_tokens +logged +198,288 .* differs", done.stdout)
+
+
+def test_a_log_without_capacity_is_not_enough(shared_folder: Path) -> None:
+    log = shared_folder / "logs" / "024-v0130-oom-loading-weights.log"
+
+    assert stoker("plan", "--from-log", str(log)).returncode == 3
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    done = stoker("plan", "llama-3.3-70b", "--gpu", "h100")
+    document = plan_json("llama-3.3-70b", "--gpu", "h100")
+
+    assert done.returncode == 1
+    assert "what would: --tp 4" in done.stdout
+    assert document["least_tensor_parallel"] == 4
+    assert document["commands"]["vllm"].endswith(" --tensor-parallel-size 4")
+    assert plan_json("llama-3.3-70b", "--gpu", "h100", "--tp", "4")["fits"] is True
+    assert plan_json("llama-3.3-70b", "--gpu", "h100", "--tp", "2")["fits"] is False
+
+
+def test_the_longest_length_is_the_longest() -> None:
+    arguments = ("llama-3.1-8b", "--gpu", "24GiB", "--max-model-len")
+    longest = plan_json(*arguments, "8192")["longest_model_len"]
+
+    assert plan_json(*arguments, str(longest))["fits"] is True
+    assert plan_json(*arguments, str(longest + 1))["fits"] is False
+    assert plan_json(*arguments, "auto")["max_model_len"] == longest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "MODEL is missing"),
+        (("lama-3.1-8b", "--gpu", "24GiB"), 2, "did you mean llama-3.1-8b?"),
+        (("qwen3-8b", "--gpu", "rtx490"), 2, "did you mean rtx4090?"),
+        (("qwen3-8b", "--gpu", "24GiB", "--tp", "3"), 2, "sizes that do: 1, 2, 4, 8, 16"),
+        (("qwen3-8b", "--gpu", "24GiB", "--max-model-len", "1M"), 2, "use 40960 or less"),
+        (("qwen3-8b", "--gpu", "24GiB", "--quantization", "awq"), 2, "fp8 is"),
+        (("qwen3-8b", "--gpu", "24GiB", "--kv-cache-dtype", "int3"), 2, "'int3' is not known"),
+        (("a/b", "--gpu", "24GiB"), 4, "HF_HUB_OFFLINE forbids"),
+        (("--from-log", "/no/such.log"), 2, "cannot read /no/such.log"),
+    ],
+)
+def test_errors_say_what_to_type(arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = stoker("plan", *arguments)
+
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+
+
+def test_plan_loads_nothing_heavy() -> None:
+    words = ["plan", "llama-3.1-8b", "--gpu", "24GiB", "--max-model-len", "8192"]
+    modules = loaded_by(f"from app.cli import main; main({words!r})")
+
+    # typer itself brings pydantic when it parses a command's options.
+    assert top_level(modules) & set(HEAVY) <= {"pydantic"}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that serves one folder by range; `org/gated` is closed, everything else unknown."""
+
+    folder: Path
+    seen: list[str]
+
+    def do_GET(self) -> None:
+        self.seen.append(f"{self.path} {self.headers.get('Range')}")
+        if self.path.startswith("/org/gated/"):
+            return self._answer(401, b"", {"X-Error-Code": "GatedRepo"})
+        file = self.folder / self.path.rsplit("/", 1)[-1]
+        if not self.path.startswith("/org/model/resolve/main/") or not file.is_file():
+            return self._answer(404, b"", {})
+        content = file.read_bytes()
+        if self.headers.get("Range"):
+            end = int(self.headers["Range"].rpartition("-")[2])
+            return self._answer(206, content[: end + 1], {})
+        return self._answer(200, content, {})
+
+    def _answer(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[str, list[str]]]:
+    seen: list[str] = []
+    handler = type("OneHub", (Hub,), {"folder": default_model_folder(), "seen": seen})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", seen
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_model_on_the_hub_by_range_request(hub: tuple[str, list[str]], tmp_path: Path) -> None:
+    url, seen = hub
+    environment = {
+        "HF_ENDPOINT": url,
+        "HF_HUB_OFFLINE": "",
+        "HF_HUB_CACHE": str(tmp_path),
+        "no_proxy": "127.0.0.1",
+        "NO_PROXY": "127.0.0.1",
+    }
+    done = stoker("plan", "org/model", "--gpu", "4GiB", "--json", **environment)
+    document = json.loads(done.stdout)
+
+    assert document["parameters"] == 134_515_008
+    assert document["weights_basis"] == "headers of 1 safetensors file(s) on the hub"
+    assert [line for line in seen if ".safetensors " in line] == [
+        "/org/model/resolve/main/model.safetensors bytes=0-262143"
+    ]
+    gated = stoker("plan", "org/gated", "--gpu", "4GiB", **environment)
+    assert gated.returncode == 4
+    assert "org/gated is gated" in gated.stderr
+    assert "HF_TOKEN" in gated.stderr
+    unknown = stoker("plan", "org/none", "--gpu", "4GiB", **environment)
+    assert unknown.returncode == 1
+    assert "check the spelling" in unknown.stderr
+
+
+def test_a_gguf_file_is_planned_for_llama_cpp() -> None:
+    document = plan_json(str(default_gguf()), "--gpu", "4GiB")
+
+    assert document["engine"] == "llama.cpp"
+    assert document["parameters"] == 134_515_008
+    assert document["weights_bytes_by_dtype"] == {
+        "Q4_1": 66_355_200,
+        "Q8_0": 30_081_024,
+        "F32": 140_544,
+    }
+    assert document["bytes_per_block"] == 30 * 3 * 64 * 2 * 2
+    assert document["commands"]["vllm"] is None
+    assert document["commands"]["llama.cpp"].startswith("llama-server --model ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("model_folder", "flags"),
+    [
+        (default_model_folder, ("--max-model-len", "2048")),
+        (default_model_folder, ("--kv-cache-memory-bytes", "1G", "--kv-cache-dtype", "fp8")),
+        (gemma_folder, ("--max-model-len", "8192")),
+    ],
+)
+def test_our_engine_logs_what_was_planned(
+    model_folder: Callable[[], Path], flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = str(model_folder())
+    planned = plan_json(folder, "--gpu", "cpu", *flags)
+    log = tmp_path / "engine.log"
+    command = [sys.executable, "-m", "engine", "serve", folder, "--port", "0", *flags]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
+    try:
+        logged = _logged_tokens(process, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+
+    assert planned["kv_tokens"] == pytest.approx(logged, rel=0.02)
+    compared = stoker("plan", folder, "--gpu", "cpu", *flags, "--from-log", str(log))
+    assert compared.returncode == 0, compared.stdout + compared.stderr
+    assert re.search(r"kv_tokens .* agrees", compared.stdout)
+
+
+def _logged_tokens(process: subprocess.Popen[bytes], log: Path) -> int:
+    while True:
+        has_ended = process.poll() is not None
+        found = re.search(r"KV cache size: ([\d,]+) tokens", log.read_text())
+        if found is not None:
+            return int(found[1].replace(",", ""))
+        assert not has_ended, log.read_text()
+        time.sleep(0.1)

@@ -1,0 +1,69 @@
+"""The log viewer as an application of its own. `run_log_view` is the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from tui.log_index import LogIndex
+from tui.palette import binding_commands
+from tui.screens.help import HelpScreen
+from tui.screens.logs import LogScreen
+from tui.theme import STOKER_THEME
+
+_READING = (
+    ("phases", "✓ over, … not finished, ✗ failed; a click shows the lines of one"),
+    ("colours", "errors and their tracebacks, warnings; the words of the line say it too"),
+    ("below", "the whole line under the cursor, and what it means if a rule knows it"),
+)
+
+
+class LogApp(App[str]):
+    """Ends when its user says so."""
+
+    CSS_PATH = "app.tcss"
+    TITLE = "stoker logs"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,f10", "quit", "Quit", id="app.quit", tooltip="quit (Ctrl-C does it too)"),
+        Binding("ctrl+c", "quit", id="app.interrupt", show=False, priority=True),
+        Binding("question_mark,f1,h", "help", "Help", id="app.help", tooltip="this help"),
+    ]
+
+    def __init__(self, path: Path, title: str) -> None:
+        super().__init__()
+        self.index = LogIndex(path)
+        self._log_title = title
+
+    def on_mount(self) -> None:
+        """Put the log up."""
+        self.register_theme(STOKER_THEME)
+        self.theme = STOKER_THEME.name
+        self.push_screen(LogScreen(self.index, self._log_title))
+
+    def on_unmount(self) -> None:
+        """The reader has ended."""
+        self.index.close()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Our actions first, then Textual's."""
+        yield from binding_commands(self, screen)
+        ours = {"Quit", "Keys"}
+        yield from (c for c in super().get_system_commands(screen) if c.title not in ours)
+
+    def action_help(self) -> None:
+        """Explain the keys."""
+        bindings = (*LogScreen.BINDINGS, *LogApp.BINDINGS)
+        keys = (binding for binding in bindings if isinstance(binding, Binding))
+        self.push_screen(HelpScreen(keys, _READING))
+
+
+def run_log_view(path: Path, title: str) -> bool:
+    """Run until the user quits; False when the view failed (Textual has printed why)."""
+    app = LogApp(path, title)
+    app.run()
+    return not app.return_code
