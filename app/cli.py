@@ -35,9 +35,21 @@ COMMANDS = (
     CommandEntry("serve", "Run", "Serve a model and watch it.", "app.commands.serve:app"),
     CommandEntry("chat", "Run", "Chat with a running server.", "app.commands.chat:chat"),
     CommandEntry("models", "Run", "List, get, show and remove models.", "app.commands.models:app"),
+    CommandEntry("plan", "Run", "Predict what fits before a start.", "app.commands.plan:plan"),
+    CommandEntry("choose", "Run", "Say which engine to use here.", "app.commands.choose:choose"),
+    CommandEntry("bench", "Run", "Measure a server under load.", "app.commands.bench:bench"),
+    CommandEntry("ps", "Servers", "List servers and their states.", "app.commands.servers:ps"),
+    CommandEntry("status", "Servers", "Say how one server is.", "app.commands.servers:status"),
+    CommandEntry("stop", "Servers", "Stop servers.", "app.commands.servers:stop"),
+    CommandEntry("restart", "Servers", "Stop and serve again.", "app.commands.servers:restart"),
+    CommandEntry("attach", "Servers", "Dashboard of a server.", "app.commands.servers:attach"),
     CommandEntry("top", "Watch", "Live dashboard of a running server.", "app.commands.top:top"),
     CommandEntry("logs", "Watch", "Explain a server's log.", "app.commands.logs:logs"),
     CommandEntry("doctor", "Watch", "Check what this machine can run.", "app.commands.doctor:app"),
+    CommandEntry(
+        "selftest", "Watch", "Try starts and stops on this machine.", "app.commands.selftest:app"
+    ),
+    CommandEntry("report", "Watch", "Write a file for a bug report.", "app.commands.report:report"),
 )
 
 EXAMPLES = (

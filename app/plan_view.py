@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.ops.plan_answers import Answers
-from app.ops.plan_request import LLAMA_CPP, VLLM
-from app.ops.planning import Plan
-from app.ops.process_layout import processes
 from app.output import printable
+from app.planning.plan import Plan
+from app.planning.plan_answers import Answers
+from app.planning.plan_request import LLAMA_CPP, VLLM
+from app.planning.process_layout import processes
 from engine.cuda_graph_sizes import describe_dispatch
 from engine.kv_sizing import GIB, capacity_line
 
 if TYPE_CHECKING:
-    from app.ops.log_comparison import ComparedValue
+    from app.planning.log_comparison import ComparedValue
 
 _BAR_WIDTH = 60
 

@@ -153,6 +153,9 @@ class EngineArgs:
     max_logprobs: int = _flag(
         MAX_LOGPROBS, "Most logprobs per token that a request may ask for; -1: all tokens."
     )
+    enable_debug_endpoints: bool = _flag(
+        False, "Answer /debug (scheduler, requests, blocks; cancel a request); needs the key."
+    )
     enable_log_requests: bool = _flag(False, "Log the parameters of each request.")
     disable_log_stats: bool = _flag(False, "No throughput line and no engine metrics.")
     disable_uvicorn_access_log: bool = _flag(False, "No line per HTTP request.")
@@ -241,7 +244,10 @@ class EngineArgs:
                 attention_backend=self.attention_backend,
             ),
             compilation=self._compilation(tokens, seqs),
-            observability=ObservabilityConfig(log_stats=not self.disable_log_stats),
+            observability=ObservabilityConfig(
+                log_stats=not self.disable_log_stats,
+                debug_endpoints=self.enable_debug_endpoints,
+            ),
             tasks=self._tasks(),
             seed=self.seed,
             shutdown_timeout_s=self.shutdown_timeout,

@@ -89,6 +89,7 @@ class ObservabilityConfig:
     """What is logged and measured. `log_stats_interval_s` is the throughput line's period."""
 
     log_stats: bool = True
+    debug_endpoints: bool = False
     log_stats_interval_s: float = 10.0
 
 

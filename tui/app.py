@@ -11,13 +11,17 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from app.client.debug import DebugSource
 from app.client.server import MetricsSource
 from app.client.transport import normalise_base_url
+from tui.debug_poller import DebugSampleSource
 from tui.palette import binding_commands
 from tui.poller import SampleSource
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.theme import STOKER_THEME
+from tui.widgets.engine_view import ENGINE_READING
+from tui.widgets.request_table import RequestTable
 
 QUIT = "quit"
 SERVER_GONE = "server-gone"
@@ -50,11 +54,19 @@ class DashboardApp(App[str]):
         interval_s: float = 1.0,
         log_path: Path | None = None,
         server_alive: Callable[[], bool] | None = None,
+        debug_source: DebugSampleSource | None = None,
+        is_read_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self.dashboard = DashboardScreen(
-            url, source, interval_s=interval_s, log_path=log_path, clock=clock
+            url,
+            source,
+            interval_s=interval_s,
+            log_path=log_path,
+            debug_source=debug_source,
+            is_read_only=is_read_only,
+            clock=clock,
         )
         self._server_alive = server_alive
 
@@ -79,7 +91,16 @@ class DashboardApp(App[str]):
     def action_help(self) -> None:
         """Explain keys and numbers."""
         bindings = (*DashboardScreen.BINDINGS, *DashboardApp.BINDINGS)
-        self.push_screen(HelpScreen(b for b in bindings if isinstance(b, Binding)))
+        if isinstance(self.focused, RequestTable):
+            keys = self._usable([*RequestTable.BINDINGS, *bindings])
+            self.push_screen(HelpScreen(keys, ENGINE_READING))
+        else:
+            self.push_screen(HelpScreen(self._usable(bindings)))
+
+    def _usable(self, bindings: Iterable[BindingType]) -> list[Binding]:
+        """Without the key for the page that is on screen."""
+        page = "show_page(2)" if isinstance(self.focused, RequestTable) else "show_page(1)"
+        return [b for b in bindings if isinstance(b, Binding) and b.action != page]
 
     def _check_server(self) -> None:
         if self._server_alive is not None and not self._server_alive():
@@ -93,6 +114,7 @@ def run_dashboard(
     interval_s: float = 1.0,
     log_path: Path | None = None,
     server_alive: Callable[[], bool] | None = None,
+    is_read_only: bool = False,
 ) -> str:
     """Run until the user quits ("quit") or `server_alive()` turns False ("server-gone")."""
     base_url = normalise_base_url(url)
@@ -100,7 +122,13 @@ def run_dashboard(
         base_url, api_key=api_key, timeout_s=max(_SHORTEST_TIMEOUT_S, 0.9 * interval_s)
     )
     app = DashboardApp(
-        base_url, source, interval_s=interval_s, log_path=log_path, server_alive=server_alive
+        base_url,
+        source,
+        interval_s=interval_s,
+        log_path=log_path,
+        server_alive=server_alive,
+        debug_source=DebugSource(base_url, api_key=api_key),
+        is_read_only=is_read_only,
     )
     result = app.run()
     if app.return_code:

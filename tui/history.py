@@ -38,6 +38,7 @@ class Snapshot:
     generation_tokens_per_s: float | None
     recent_hit_rate: float | None  # 0..1 over WINDOW_S
     num_restarts: int
+    quiet_s: float  # since a counter of tokens or requests moved, while requests are there
     latency: Latency
     running: Series
     waiting: Series
@@ -66,11 +67,14 @@ class MetricHistory:
         self._points: deque[_Point | None] = deque(maxlen=capacity)
         self._newest: _Point | None = None  # kept even when gaps push it out
         self._num_restarts = 0
+        self._moved_at_s = 0.0
 
     def append(self, sample: MetricsSample) -> None:
         """Add a sample; its rates are taken against the one before, across any gap."""
         rates = rates_between(self._newest.sample, sample) if self._newest else None
         self._num_restarts += bool(rates and rates.had_restart)
+        if rates is None or _has_moved(self._newest.sample if self._newest else None, sample):
+            self._moved_at_s = sample.time_s
         self._newest = _Point(sample, rates)
         self._points.append(self._newest)
 
@@ -91,6 +95,7 @@ class MetricHistory:
             generation_tokens_per_s=newest.generation_rate,
             recent_hit_rate=_hit_rate(window),
             num_restarts=self._num_restarts,
+            quiet_s=newest.sample.time_s - self._moved_at_s,
             latency=_latency(newest.sample, window),
             running=self._series(lambda point: point.sample.running),
             waiting=self._series(lambda point: point.sample.waiting),
@@ -107,6 +112,15 @@ class MetricHistory:
             for point in self._points
             if point and point.rates and point.sample.time_s - point.rates.interval_s >= start_s
         ]
+
+
+def _has_moved(earlier: MetricsSample | None, later: MetricsSample) -> bool:
+    if earlier is None or not (later.running or later.waiting):
+        return True
+    return any(
+        getattr(earlier, name) != getattr(later, name)
+        for name in ("prompt_tokens", "generation_tokens", "finished")
+    )
 
 
 def _hit_rate(window: Iterable[Rates]) -> float | None:

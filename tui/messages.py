@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from textual.message import Message
 
+from app.client.debug import DebugSample
+from app.client.errors import ClientError
 from app.client.metrics import MetricsSample
 
 
@@ -23,6 +25,30 @@ class Disconnected(Message):
         self.reason = reason
         self.num_failures = num_failures
         self.retry_in_s = retry_in_s
+
+
+class DebugArrived(Message):
+    """The engine told what its scheduler, requests and blocks are doing."""
+
+    def __init__(self, sample: DebugSample) -> None:
+        super().__init__()
+        self.sample = sample
+
+
+class DebugFailed(Message):
+    """The engine did not tell."""
+
+    def __init__(self, error: ClientError) -> None:
+        super().__init__()
+        self.error = error
+
+
+class CancelAsked(Message):
+    """The user wants to end one request."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        self.request_id = request_id
 
 
 class LogLinesArrived(Message):

@@ -91,7 +91,7 @@ _BY_PREFIX = (
     ("stoker_", "stoker", _VLLM),
     ("vllm:", "vllm", _VLLM),
     ("sglang:", "sglang", _SGLANG),
-    ("llamacpp:", "llamacpp", _LLAMACPP),
+    ("llamacpp:", "llama.cpp", _LLAMACPP),
     ("tgi_", "tgi", _TGI),
 )
 

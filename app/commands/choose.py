@@ -1,4 +1,4 @@
-"""`stoker choose`: reads the command line and prints what app.ops.choosing decides."""
+"""`stoker choose`: reads the command line and prints what app.planning.choosing decides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from app.doctor.facts import Facts
-    from app.ops.choosing import Choice
+    from app.planning.choosing import Choice
 
 
 def choose(
@@ -53,7 +53,7 @@ def choose(
     """
     from app import output
     from app.errors import ExitCode
-    from app.ops.choosing import choose_engine, gpus_needed, host_need, read_needs
+    from app.planning.choosing import choose_engine, gpus_needed, host_need, read_needs
 
     facts, size = None, None
     if needs is not None:
@@ -90,7 +90,7 @@ def _line(choice: Choice) -> str:
 
 
 def _details(choice: Choice, model: str | None, size: int | None) -> str:
-    from app.ops.choosing import start_command
+    from app.planning.choosing import start_command
 
     need = choice.need
     lines = [
@@ -112,7 +112,7 @@ def _details(choice: Choice, model: str | None, size: int | None) -> str:
 def _document(choice: Choice, model: str | None, size: int | None) -> dict[str, object]:
     import dataclasses
 
-    from app.ops.choosing import start_command
+    from app.planning.choosing import start_command
 
     return {
         "name": choice.need.name,

@@ -1,4 +1,4 @@
-"""`stoker plan`: reads the command line, asks app.ops.planning, prints through app.plan_view."""
+"""`stoker plan`: reads the command line, asks app.planning.plan, prints through app.plan_view."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from app.ops.gpu_catalogue import PlannedGpu
-    from app.ops.plan_models import PlannedModel
-    from app.ops.plan_request import PlanRequest
+    from app.planning.gpu_catalogue import PlannedGpu
+    from app.planning.plan_models import PlannedModel
+    from app.planning.plan_request import PlanRequest
 
 _BATCHES = "1,3,37,255,300,512,513,2048"
 _MEMORY = "Memory"
@@ -142,9 +142,9 @@ def plan(
       stoker plan llama-3.1-8b --gpu 24GiB --from-log server.log
     """
     from app.errors import ExitCode, StokerError
-    from app.ops.memory_estimates import GivenGib
-    from app.ops.plan_models import find_planned_model
-    from app.ops.plan_request import PlanRequest
+    from app.planning.memory_estimates import GivenGib
+    from app.planning.plan_models import find_planned_model
+    from app.planning.plan_request import PlanRequest
     from engine.env import cpu_has_bf16
 
     if shapes:
@@ -195,9 +195,9 @@ def _print_plan(
 ) -> int:
     from app import output
     from app.errors import ExitCode
-    from app.ops.plan_answers import answer
-    from app.ops.planning import make_plan
     from app.plan_view import plain_rows, plan_document, plan_text
+    from app.planning.plan import make_plan
+    from app.planning.plan_answers import answer
 
     made = make_plan(model.shape, model.weights, request)
     answers = answer(made, model, lengths)
@@ -219,8 +219,8 @@ def _compare(
 ) -> int:
     from app import output
     from app.errors import ExitCode
-    from app.ops.plan_comparison import compare_log
     from app.plan_view import comparison_rows, comparison_text
+    from app.planning.plan_comparison import compare_log
 
     values = compare_log(path, model, request)
     rows = comparison_rows(values)
@@ -237,7 +237,7 @@ def _compare(
 def _print_shapes(as_json: bool) -> int:
     from app import output
     from app.errors import ExitCode
-    from app.ops.model_shapes import BUILTIN_SHAPES
+    from app.planning.model_shapes import BUILTIN_SHAPES
 
     if as_json:
         names = {name: shape.hub_id for name, shape in BUILTIN_SHAPES.items()}
@@ -250,8 +250,8 @@ def _print_shapes(as_json: bool) -> int:
 def _device(text: str) -> PlannedGpu | None:
     """The device; None is the CPU."""
     from app.doctor.nvml import read_gpus
-    from app.ops.gpu_catalogue import find_gpu, gpu_of_reading
     from app.output import say
+    from app.planning.gpu_catalogue import find_gpu, gpu_of_reading
 
     if text == "cpu":
         return None
@@ -267,7 +267,7 @@ def _device(text: str) -> PlannedGpu | None:
 
 def _engine(asked: str | None, device: PlannedGpu | None, model: PlannedModel | None) -> str:
     from app.errors import ExitCode, StokerError
-    from app.ops.plan_request import ENGINES, LLAMA_CPP, STOKER, VLLM
+    from app.planning.plan_request import ENGINES, LLAMA_CPP, STOKER, VLLM
 
     is_gguf = model is not None and model.is_gguf
     suits = LLAMA_CPP if is_gguf else STOKER if device is None else VLLM
@@ -287,7 +287,7 @@ def _engine(asked: str | None, device: PlannedGpu | None, model: PlannedModel | 
 
 
 def _free_ram() -> int:
-    from app.ops.free_memory import free_ram_bytes
+    from app.planning.free_memory import free_ram_bytes
 
     return free_ram_bytes()
 

@@ -1,6 +1,6 @@
 """`stoker top`: the dashboard of a running server, or one sample of it as text, JSON or fields.
 
-The only door to the TUI: `open_dashboard` is what `stoker serve` uses too.
+The only door to the TUI: `stoker serve` uses `open_dashboard`, `stoker logs` `open_log_view`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ def top(
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key. Default: $STOKER_API_KEY.")
     ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="The dashboard cancels no request.")
+    ] = False,
 ) -> None:
     """Watch a running server: cache, requests, tokens per second, latency.
 
@@ -62,13 +65,14 @@ def top(
         raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
     if as_json or as_plain:
         _print_sample(base_url, api_key, _write_json if as_json else _write_plain)
-    elif once or not _has_screen():
+    elif once or not has_screen():
         _print_sample(base_url, api_key, _write_text)
     else:
-        open_dashboard(base_url, api_key=api_key, interval_s=interval)
+        open_dashboard(base_url, api_key=api_key, interval_s=interval, is_read_only=read_only)
 
 
-def _has_screen() -> bool:
+def has_screen() -> bool:
+    """Whether this terminal can show a TUI."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -79,6 +83,7 @@ def open_dashboard(
     interval_s: float = 1.0,
     log_path: Path | None = None,
     server_alive: Callable[[], bool] | None = None,
+    is_read_only: bool = False,
 ) -> str:
     """Run the dashboard: "quit", or "server-gone" when `server_alive()` turned False."""
     from tui.app import run_dashboard
@@ -89,7 +94,15 @@ def open_dashboard(
         interval_s=interval_s,
         log_path=log_path,
         server_alive=server_alive,
+        is_read_only=is_read_only,
     )
+
+
+def open_log_view(path: Path, title: str) -> bool:
+    """Look at a log until the user quits; False when the view failed, which it has printed."""
+    from tui.log_app import run_log_view
+
+    return run_log_view(path, title)
 
 
 def _print_sample(

@@ -58,6 +58,22 @@ def spawn(
     )
 
 
+def guard_session(session: int) -> subprocess.Popen[bytes]:
+    """Start what kills the session of a child made by `spawn` when this process is gone.
+
+    The kernel's signal reaches the child alone; vLLM's engine processes do not end with it. Closing
+    the guard's stdin ends it, and with it what is left of the session.
+    """
+    guard = str(Path(__file__).with_name("session_guard.py"))
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", guard, str(session)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 def kill_session(process: subprocess.Popen[bytes]) -> None:
     """Kill a child made by `spawn` with everything in its process group, and reap it."""
     try:

@@ -1,7 +1,8 @@
 """What is started: the argument list, environment and address of one server.
 
-Flags of our engine are checked here against `engine.args`, before any process exists. A secret is
-in `secrets` and the child's environment only, never in the argument list.
+Flags are checked here against `engine.args`, before any process exists; `vllm_spec` and
+`llama_spec` translate them for the other engines. A secret is in `secrets` and the child's
+environment only, never in the argument list.
 """
 
 from __future__ import annotations
@@ -24,16 +25,27 @@ from engine.env import detect_device
 from engine.errors import ConfigError, ModelError
 from engine.model_config import ModelConfig
 
-ENGINES = ("stoker",)
+STOKER, VLLM, LLAMA_CPP = "stoker", "vllm", "llama.cpp"
+ENGINES = (STOKER, VLLM, LLAMA_CPP)
 API_KEY_VARIABLE = "STOKER_API_KEY"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ALIASES = {"llamacpp": LLAMA_CPP, "llama-cpp": LLAMA_CPP, "llama-server": LLAMA_CPP}
+_END_OF_FLAGS = "--"
+_SECRET_FLAGS = ("--api-key", "--hf-token", "-hft")  # other users can read an argument list
+_WATCHED_FLAGS = ("--host", "--port", "--uds")  # the server would be where nobody looks for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """The checked command line of `stoker serve`; an API key that stood there is kept apart."""
+    """The checked command line of `stoker serve`; an API key that stood there is kept apart.
+
+    `engine_words` stood behind `--` and reach the engine as they are.
+    """
 
     model: str
     args: EngineArgs
+    engine: str = STOKER
+    engine_words: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
 
     @property
@@ -52,6 +64,9 @@ class LaunchSpec:
     host: str
     port: int
     shutdown_timeout_s: float
+    children_outlive_it: bool = False  # a killed server leaves its own children running
+    served_name: str | None = None  # the name clients use; None: the server's own choice
+    variables: dict[str, str] = field(default_factory=dict)  # added to the child's environment
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value
 
     @property
@@ -59,24 +74,38 @@ class LaunchSpec:
         """Where a client on this machine finds the server."""
         return f"http://{url_host(self.host)}:{self.port}"
 
+    @property
+    def api_key(self) -> str | None:
+        """The key that clients must bring."""
+        return next(iter(self.secrets.values()), None)
+
     def environment(self) -> dict[str, str]:
         """The child's environment: ours, secrets added, output unbuffered."""
-        return {**os.environ, "PYTHONUNBUFFERED": "1", **self.secrets}
+        return {**os.environ, "PYTHONUNBUFFERED": "1", **self.variables, **self.secrets}
 
 
-def parse_serve_request(words: Sequence[str]) -> ServeRequest:
+def engine_called(name: str) -> str:
+    """The one name of an engine that users spell in several ways; StokerError if there is none."""
+    engine = _ALIASES.get(name.lower(), name.lower())
+    if engine in ENGINES:
+        return engine
+    raise _usage(f"no such engine: {name}", f"known engines: {', '.join(ENGINES)}")
+
+
+def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequest:
     """Check MODEL and engine flags; StokerError with exit code 2 names the flag and a near one."""
     _require_text(words)
+    own, engine_words = _split_at_end_of_flags(words)
+    _require_harmless(engine_words)
     parser = _EngineFlagParser(prog="stoker serve", add_help=False)
     EngineArgs.add_cli_args(parser)
-    namespace, rest = parser.parse_known_args([_with_dashes(word) for word in words])
-    unknown = [word for word in rest if word.startswith("-") and word != "--"]
+    namespace, rest = parser.parse_known_args([_with_dashes(word) for word in own])
+    unknown = [word for word in rest if word.startswith("-")]
     if unknown:
-        raise parser.unknown_flag(unknown[0])
-    models = [word for word in rest if word != "--"]
-    if len(models) > 1:
-        raise _usage(f"one model is served, but {len(models)} were named: {' '.join(models)}")
-    model = models[0] if models else DEFAULT_MODEL
+        raise parser.unknown_flag(unknown[0], engine)
+    if len(rest) > 1:
+        raise _usage(f"one model is served, but {len(rest)} were named: {' '.join(rest)}")
+    model = rest[0] if rest else DEFAULT_MODEL
     _require_model_name(model)
     args = EngineArgs.from_cli(namespace)
     if args.api_key == "":
@@ -84,8 +113,24 @@ def parse_serve_request(words: Sequence[str]) -> ServeRequest:
     if not 1 <= args.port <= 65535:
         raise _usage(f"--port {args.port} is out of range", "use a port from 1024 to 65535")
     return ServeRequest(
-        model=model, args=dataclasses.replace(args, api_key=None), api_key=args.api_key
+        model=model,
+        args=dataclasses.replace(args, api_key=None),
+        engine=engine,
+        engine_words=engine_words,
+        api_key=args.api_key,
     )
+
+
+def with_debug_endpoints(
+    request: ServeRequest, words: Sequence[str], api_key: str | None
+) -> ServeRequest:
+    """For the dashboard of this server: /debug, unless refused or open to others without a key."""
+    is_refused = "--no-enable-debug-endpoints" in map(_with_dashes, words)
+    is_open = api_key is None and request.args.host not in _LOOPBACK
+    if request.engine != STOKER or is_refused or is_open:
+        return request
+    args = dataclasses.replace(request.args, enable_debug_endpoints=True)
+    return dataclasses.replace(request, args=args)
 
 
 def check_fits_model(request: ServeRequest, folder: Path) -> None:
@@ -106,9 +151,10 @@ def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> 
     """Our own engine on `model_path` (a folder, a file, or an id that the engine finds itself)."""
     args = dataclasses.replace(request.args, served_model_name=request.served_name)
     return LaunchSpec(
-        engine="stoker",
-        argv=engine_command("serve", model_path, *as_flags(args)),
+        engine=STOKER,
+        argv=engine_command("serve", model_path, *as_flags(args), *request.engine_words),
         model=request.model,
+        served_name=request.served_name,
         host=args.host,
         port=args.port,
         shutdown_timeout_s=args.shutdown_timeout,
@@ -156,10 +202,12 @@ class _EngineFlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _usage(message.removeprefix("argument "))
 
-    def unknown_flag(self, word: str) -> StokerError:
+    def unknown_flag(self, word: str, engine: str) -> StokerError:
         flag = word.partition("=")[0]
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "`stoker serve --help` lists the flags"
+        if engine != STOKER:
+            hint += f"; flags of {engine} alone go to the end, behind `--`: -- {flag}"
         return _usage(f"no such flag: {flag}", hint)
 
 
@@ -169,6 +217,27 @@ def _with_dashes(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
+
+
+def _split_at_end_of_flags(words: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
+    if _END_OF_FLAGS not in words:
+        return words, ()
+    end = words.index(_END_OF_FLAGS)
+    return words[:end], tuple(words[end + 1 :])
+
+
+def _require_harmless(engine_words: Sequence[str]) -> None:
+    """Words for the engine are not looked at, but for secrets and for what we must know ourselves.
+
+    argparse in vLLM takes underscores for dashes.
+    """
+    for word in engine_words:
+        flag = _with_dashes(word).partition("=")[0]
+        if flag in _SECRET_FLAGS:
+            hint = "--api-key-file FILE or STOKER_API_KEY; HF_TOKEN for the hub"
+            raise _usage(f"{flag} behind `--` would show a secret in the process list", hint)
+        if flag in _WATCHED_FLAGS:
+            raise _usage(f"{flag} belongs before `--`, Stoker has to know it")
 
 
 def _require_text(words: Sequence[str]) -> None:

@@ -87,15 +87,30 @@ class ModelStore:
             ready = self.ready_path(model.name)  # another process may have made it meanwhile
             return ready or self._make(model, on_progress)
 
+    def ensure_gguf(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
+        """The GGUF file of a built-in model, for llama-server; nothing is converted."""
+        gguf = self._gguf_path(model.name)
+        if gguf.is_file():
+            return gguf
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked(on_progress):
+            if not gguf.is_file():  # another process may have fetched it meanwhile
+                self._remove_leftovers()
+                with self._scratch(model) as scratch:
+                    self._fetch_gguf(model, scratch, on_progress).rename(gguf)
+        return gguf
+
     def remove(self, name: str) -> Path:
         """Delete a model of this cache; anything else is refused."""
-        folder = self._inside(name)
-        if not folder.is_dir():
+        folder, gguf = self._inside(name), self._gguf_path(name)
+        if not folder.is_dir() and not gguf.is_file():
             raise StokerError(f"no model {name} in {self._root}", hint="`stoker models list`")
         with self._locked(lambda progress: None):
-            trash = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
-            folder.rename(trash / folder.name)  # gone in one step, even if deleting takes long
-            shutil.rmtree(trash)
+            gguf.unlink(missing_ok=True)
+            if folder.is_dir():
+                trash = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+                folder.rename(trash / folder.name)  # gone in one step, even if deleting takes long
+                shutil.rmtree(trash)
         return folder
 
     def list_models(self) -> tuple[StoredModel, ...]:
@@ -112,6 +127,9 @@ class ModelStore:
         if not folder.is_dir():
             return StoredModel(name, source, None, None, NOT_DOWNLOADED)
         return StoredModel(name, source, folder, folder_bytes(folder), folder_state(folder))
+
+    def _gguf_path(self, name: str) -> Path:
+        return self._root / f"{name}.gguf"
 
     def _inside(self, name: str) -> Path:
         folder = (self._root / name).absolute()
@@ -138,9 +156,7 @@ class ModelStore:
 
     def _make(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
         self._remove_leftovers()
-        self._require_free_disk(model)
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
-        try:
+        with self._scratch(model) as scratch:
             gguf = self._fetch_gguf(model, scratch, on_progress)
             made = scratch / model.name
             self._convert(gguf, made, on_progress)
@@ -151,6 +167,14 @@ class ModelStore:
                 target.rename(scratch / "damaged")
             made.rename(target)
             return target
+
+    @contextlib.contextmanager
+    def _scratch(self, model: BuiltinModel) -> Iterator[Path]:
+        """A folder that is gone afterwards, on the same disk as what is made of its files."""
+        self._require_free_disk(model)
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+        try:
+            yield scratch
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

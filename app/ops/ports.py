@@ -24,7 +24,7 @@ def require_free_port(host: str, port: int) -> None:
         return
     if problem == errno.EADDRINUSE:
         raise StokerError(
-            f"port {port} is in use{_held_by(port)}",
+            f"port {port} is in use{_by(describe_holder(port))}",
             hint=f"use another one: --port {port + 1 if port < 65535 else port - 1}",
             exit_code=ExitCode.ENGINE_FAILED_TO_START,
         )
@@ -60,6 +60,12 @@ def port_holder(port: int) -> tuple[int, str] | None:
     return None
 
 
+def describe_holder(port: int) -> str:
+    """`ollama (pid 12)`, or nothing when this user may not see it."""
+    holder = port_holder(port)
+    return "" if holder is None else f"{holder[1]} (pid {holder[0]})"
+
+
 def url_host(host: str) -> str:
     """The host to connect to for a server that listens on `host`, written as in a URL."""
     reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -73,9 +79,8 @@ def _program(process: psutil.Process) -> str:
     return f"{name} {script}" if name.startswith("python") and script else name
 
 
-def _held_by(port: int) -> str:
-    holder = port_holder(port)
-    return "" if holder is None else f" by {holder[1]} (pid {holder[0]})"
+def _by(holder: str) -> str:
+    return f" by {holder}" if holder else ""
 
 
 def _bind_error(host: str, port: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Decides when a started server is ready: /health says so, and nothing else does."""
+"""Waits for a started server until it is ready, gone, late or no longer wanted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Records of the servers that run now, one small JSON file each; no secret is in them.
 
-A record is valid while the process with its pid and start time lives; others are deleted when seen.
+A record is valid while the server's or its supervisor's process (pid and start time) lives; others
+are deleted when seen. Only a background server's failure stays, since nobody saw it happen.
 """
 
 from __future__ import annotations
@@ -8,17 +9,23 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from app.errors import ExitCode, StokerError
 
+FAILED = "failed"
 _CLOCK_SLACK_S = 1.5  # the boot time, and so every start time, moves a little when the clock is set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRecord:
-    """One running server. `create_time` (epoch seconds) tells it from a later one with its pid."""
+    """One server. A create time (epoch seconds) tells a process from a later one with its pid.
+
+    `state` is starting, ready, idle, busy, stalled, draining or failed; `detail` says more of it.
+    `command` is the server's own, `serve_args` and `folder` what `stoker restart` repeats.
+    """
 
     name: str
     pid: int
@@ -28,7 +35,29 @@ class ServerRecord:
     model: str
     engine: str
     log_path: str
+    supervisor_create_time: float = 0.0
+    state: str = "starting"
+    detail: str | None = None
+    stop_s: float = 5.0  # what the server may take to finish its requests
+    command: tuple[str, ...] = field(default=())
+    serve_args: tuple[str, ...] = field(default=())
+    folder: str = ""
+    needs_key: bool = False
     schema_version: int = 1
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port to connect to."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "127.0.0.1", parts.port or 80
+
+    def is_supervised(self) -> bool:
+        """True while the `stoker` that started the server lives."""
+        return is_same_process(self.supervisor_pid, self.supervisor_create_time)
+
+    def is_running(self) -> bool:
+        """True while the server's first process lives."""
+        return is_same_process(self.pid, self.create_time)
 
 
 class ServerRegistry:
@@ -38,40 +67,57 @@ class ServerRegistry:
         self._folder = folder
 
     def add(self, record: ServerRecord) -> None:
-        """Write the record; readers see it whole or not at all."""
+        """Write the record of a new server; refused while another one with its name runs."""
+        if record.name in {other.name for other in self.running()}:
+            raise _name_taken(record.name)
+        self.remove(record.name)  # what a failed one left
+        fresh = self._write(record)
+        try:
+            os.link(fresh, self._path(record.name))  # unlike a rename, never over another's record
+        except FileExistsError:
+            raise _name_taken(record.name) from None
+        finally:
+            fresh.unlink()
+
+    def replace(self, record: ServerRecord) -> None:
+        """Write the record anew; readers see it whole or not at all."""
+        self._write(record).replace(self._path(record.name))
+
+    def _write(self, record: ServerRecord) -> Path:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._path(record.name)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh = self._folder / f".{self._path(record.name).name}.{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(asdict(record), file)
-        fresh.replace(path)
+        return fresh
 
     def remove(self, name: str) -> None:
         """Forget a server."""
         self._path(name).unlink(missing_ok=True)
 
     def running(self) -> tuple[ServerRecord, ...]:
-        """Records whose process lives, by name; the others are deleted."""
-        alive = []
+        """Records of servers that live, by name; stale ones are deleted."""
+        return tuple(record for record in self.all() if record.state != FAILED)
+
+    def all(self) -> tuple[ServerRecord, ...]:
+        """Running servers and background servers that failed, by name; stale ones are deleted."""
+        found = []
         for path in sorted(self._folder.glob("*.json")):
             record = _read(path)
-            if record is not None and is_same_process(record.pid, record.create_time):
-                alive.append(record)
+            if record is not None and (
+                record.state == FAILED or record.is_running() or record.is_supervised()
+            ):
+                found.append(record)
             else:
                 path.unlink(missing_ok=True)
-        return tuple(alive)
+        return tuple(found)
 
     def free_name(self, wanted: str | None, fallback: str, port: int) -> str:
         """`wanted` if no running server has it; else `fallback`, with the port if it is taken."""
         taken = {record.name for record in self.running()}
         if wanted is not None:
             if wanted in taken:
-                raise StokerError(
-                    f"a server called {wanted} is already running",
-                    hint="give another --name",
-                    exit_code=ExitCode.USAGE,
-                )
+                raise _name_taken(wanted)
             return wanted
         return fallback if fallback not in taken else f"{fallback}-{port}"
 
@@ -93,8 +139,22 @@ def is_same_process(pid: int, create_time: float) -> bool:
         return False
 
 
+def _name_taken(name: str) -> StokerError:
+    return StokerError(
+        f"a server called {name} is already running",
+        hint=f"give another --name, or end it first: stoker stop {name}",
+        exit_code=ExitCode.USAGE,
+    )
+
+
 def _read(path: Path) -> ServerRecord | None:
+    """None for what is damaged; keys of a later version are passed over."""
     try:
-        return ServerRecord(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        known = {entry.name for entry in fields(ServerRecord)}
+        values = {key: value for key, value in document.items() if key in known}
+        for key in ("command", "serve_args"):
+            values[key] = tuple(values.get(key, ()))
+        return ServerRecord(**values)
+    except (OSError, ValueError, TypeError, AttributeError):
         return None

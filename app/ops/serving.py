@@ -60,7 +60,9 @@ def serve_until_stopped(
             raise
         report = _stop(server, screens, ended)
     if ended.by_itself:
-        raise _death_error(server, ended)
+        error = _death_error(server, ended)
+        server.note_failure(str(error))
+        raise error
     if ended.hang is not None:
         raise _timeout_error(server, start_timeout_s, ended.hang)
     if not report.is_clean:
@@ -97,6 +99,7 @@ def _run(
             hang=_explain(server) if outcome is StartOutcome.TIMED_OUT else None,
         )
     screens.starting(server.take_events())  # what came with the last moment of the start
+    server.begin_service()
     screens.ready(server)
 
     def should_go_on() -> bool:
@@ -142,11 +145,7 @@ def _explain(server: ManagedServer) -> str:
 
 
 def _leftover_error(server: ManagedServer, report: StopReport) -> StokerError:
-    what = []
-    if report.leftovers:
-        what.append(f"processes {', '.join(map(str, report.leftovers))} survived SIGKILL")
-    if not report.is_port_free:
-        what.append(f"port {server.spec.port} is still in use")
     return StokerError(
-        f"the server was stopped, but {' and '.join(what)}", exit_code=ExitCode.LEFTOVERS_REMAIN
+        f"the server was stopped, but {report.remains(server.spec.port)}",
+        exit_code=ExitCode.LEFTOVERS_REMAIN,
     )

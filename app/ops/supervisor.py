@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import psutil
 
 from app.errors import StokerError
-from app.ops.child_process import spawn
+from app.ops.child_process import guard_session, spawn
 from app.ops.launch_specs import LaunchSpec
 from app.ops.log_sink import LogSink
-from app.ops.ports import is_port_free
+from app.ops.ports import describe_holder, is_port_free
 from app.ops.process_tree import ProcessTree
 
 _POLL_S = 0.05
@@ -42,11 +42,22 @@ class StopReport:
     leftovers: tuple[int, ...]
     is_port_free: bool
     was_killed: bool
+    port_holder: str = ""  # as in `sshd (pid 12)`, where this user may see it
 
     @property
     def is_clean(self) -> bool:
         """Nothing of the server remains."""
         return not self.leftovers and self.is_port_free
+
+    def remains(self, port: int) -> str:
+        """What is left, in words."""
+        what = []
+        if self.leftovers:
+            what.append(f"processes {', '.join(map(str, self.leftovers))} survived SIGKILL")
+        if not self.is_port_free:
+            holder = f", held by {self.port_holder}" if self.port_holder else ""
+            what.append(f"port {port} is still in use{holder}")
+        return " and ".join(what)
 
 
 class Supervisor:
@@ -58,6 +69,7 @@ class Supervisor:
         self._times = times or StopTimes()
         self._is_hurried = False  # a plain bool: signal handlers write it
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._drain: threading.Thread | None = None
         self._tree: ProcessTree | None = None
         self._create_time = 0.0
@@ -73,6 +85,8 @@ class Supervisor:
         self._process = process
         self._create_time = _create_time(process.pid)
         self._tree = ProcessTree(process.pid)
+        if self._spec.children_outlive_it:
+            self._guard = guard_session(process.pid)
         self._drain = threading.Thread(
             target=self._sink.drain, args=(process.stdout,), name="log-sink", daemon=True
         )
@@ -102,6 +116,10 @@ class Supervisor:
         if self._tree is not None:
             self._tree.refresh()
 
+    def processes(self) -> tuple[psutil.Process, ...]:
+        """Processes of the server that are known to run."""
+        return () if self._tree is None else self._tree.alive()
+
     def hurry(self) -> None:
         """Skip the waiting in `stop`, also in one that runs now (a second Ctrl-C)."""
         self._is_hurried = True
@@ -124,8 +142,13 @@ class Supervisor:
             tree.signal_all(signal.SIGKILL)
             self._is_hurried = False  # a killed process needs a moment in any case
             self._wait(lambda: self._everything_gone(tree), self._times.kill_s)
+        self._dismiss_guard()
         self.finish_log()
         return self._report(tree, was_killed)
+
+    def _dismiss_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.communicate()
 
     def finish_log(self) -> None:
         """Wait until the last lines are in the log; a grandchild may still hold the pipe open."""
@@ -134,12 +157,15 @@ class Supervisor:
 
     def _report(self, tree: ProcessTree, was_killed: bool) -> StopReport:
         leftovers = tuple(process.pid for process in tree.alive())
-        self._wait(lambda: is_port_free(self._spec.host, self._spec.port), self._times.kill_s)
+        host, port = self._spec.host, self._spec.port
+        self._wait(lambda: is_port_free(host, port), self._times.kill_s)
+        is_free = is_port_free(host, port)
         return StopReport(
             num_ended=tree.num_seen() - len(leftovers),
             leftovers=leftovers,
-            is_port_free=is_port_free(self._spec.host, self._spec.port),
+            is_port_free=is_free,
             was_killed=was_killed,
+            port_holder="" if is_free else describe_holder(port),
         )
 
     def _everything_gone(self, tree: ProcessTree) -> bool:

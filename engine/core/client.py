@@ -45,10 +45,14 @@ _SECRET_VARIABLES = ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "HUGGINGFACE_
 
 
 class AsyncMPClient:
-    """One EngineCore process. All methods run in the event loop that called `start`."""
+    """One EngineCore process. All methods run in the event loop that called `start`.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `log_fd` is where EngineCore writes its log; None is this process's stdout.
+    """
+
+    def __init__(self, config: EngineConfig, *, log_fd: int | None = None) -> None:
         self._config = config
+        self._log_fd = log_fd
         self._context = zmq.asyncio.Context(io_threads=1)
         self._addresses = CoreAddresses.create()
         self._process: asyncio.subprocess.Process | None = None
@@ -89,6 +93,7 @@ class AsyncMPClient:
             self._addresses.handshake,
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
+            stdout=self._log_fd,
         )
         self._exit_watch = asyncio.create_task(self._process.wait())
         try:

@@ -9,6 +9,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.core.executor import Executor, create_executor
 from engine.core.structured_output import StructuredOutputManager
@@ -28,6 +30,12 @@ from engine.messages import EngineCoreOutputs, EngineCoreRequest, HandshakeReady
 from engine.sched.request import Request, RequestStatus
 from engine.sched.scheduler import Scheduler
 from engine.sched.scheduler_output import GrammarBitmask, SchedulerOutput
+from engine.sched.snapshot import (
+    StepHistory,
+    blocks_document,
+    requests_document,
+    scheduler_document,
+)
 from engine.version import __version__
 
 logger = get_logger(__name__)
@@ -67,6 +75,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             self.config.scheduler, self.config.cache, self.capacity.num_blocks, self.spec.groups
         )
+        self._steps = StepHistory() if config.observability.debug_endpoints else None
 
     @property
     def ready_message(self) -> HandshakeReady:
@@ -110,11 +119,26 @@ class EngineCore:
         """Forget cached prefixes; False while blocks are in use."""
         return self.scheduler.reset_prefix_cache()
 
+    def debug_document(self, name: str) -> str | None:
+        """JSON of `scheduler`, `requests` or `blocks`; None while debugging is off."""
+        if self._steps is None:
+            return None
+        if name == "scheduler":
+            document = scheduler_document(self.scheduler, self._steps)
+        elif name == "requests":
+            document = requests_document(self.scheduler, time.time())
+        else:
+            assert name == "blocks", name
+            document = blocks_document(self.scheduler)
+        return msgspec.json.encode(document).decode()
+
     def step(self) -> EngineCoreOutputs:
         """Schedule, run the model, take the tokens back. The caller has checked `is_idle`."""
         scheduled = self.scheduler.schedule()
         outputs = self.scheduler.take_rejected()
         if scheduled.total_num_scheduled_tokens:
+            if self._steps is not None:
+                self._steps.record(self.scheduler, scheduled)
             scheduled.grammar_bitmask = self._grammar_bitmask(scheduled)
             result = self.executor.execute_model(scheduled).result()
             outputs += self.scheduler.update_from_output(scheduled, result)

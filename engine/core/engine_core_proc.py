@@ -33,6 +33,7 @@ from engine.messages import (
 logger = get_logger(__name__)
 
 _PARENT_CHECK_S = 0.5
+_DEBUG_DOCUMENTS = {f"debug_{name}": name for name in ("scheduler", "requests", "blocks")}
 
 
 def main(handshake_address: str) -> int:
@@ -153,6 +154,9 @@ class EngineCoreProc:
         request = self._decode_utility(payload)
         if request.method == "reset_prefix_cache":
             return UtilityOutput(request.call_id, self._core.reset_prefix_cache())
+        if request.method in _DEBUG_DOCUMENTS:
+            name = _DEBUG_DOCUMENTS[request.method]
+            return UtilityOutput(request.call_id, self._core.debug_document(name))
         return UtilityOutput(request.call_id, error=f"no such method: {request.method}")
 
     def _send(self, message: EngineCoreOutputs) -> None:

@@ -28,11 +28,15 @@ class CoreAddresses:
 
     @classmethod
     def create(cls) -> CoreAddresses:
-        """Make a folder that only this user may enter (mkdtemp gives mode 0700)."""
-        folder = tempfile.mkdtemp(prefix="stoker-")
+        """Make a folder that only this user may enter (mkdtemp gives mode 0700).
+
+        A killed process leaves it behind; the pid in its name tells a cleaner so.
+        """
+        prefix = f"stoker-{os.getpid()}-"
+        folder = tempfile.mkdtemp(prefix=prefix)
         if len(os.path.join(folder, "handshake")) > _MAX_SOCKET_PATH:
             os.rmdir(folder)
-            folder = tempfile.mkdtemp(prefix="stoker-", dir="/tmp")
+            folder = tempfile.mkdtemp(prefix=prefix, dir="/tmp")
         return cls(Path(folder))
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from engine.args import EngineArgs
-from engine.errors import EngineDeadError, EngineError
+from engine.errors import EngineDeadError, EngineError, GenerationError
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import IterationStats, ParentRequest, StatSink
 from engine.frontend.output_processor import OutputProcessor
@@ -127,6 +127,18 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while blocks are in use."""
         return bool(await self._client.call_utility("reset_prefix_cache"))
+
+    async def debug_document(self, name: str) -> str | None:
+        """JSON of `scheduler`, `requests` or `blocks`; None where the engine keeps none."""
+        answer = await self._client.call_utility(f"debug_{name}")
+        return answer if isinstance(answer, str) else None
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request from outside; whoever waits for it gets an error. False: no such one."""
+        if request_id not in self._processor.unfinished_ids:
+            return False
+        self._drop([request_id], GenerationError("The request was cancelled on the server."))
+        return True
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until no request is in flight, `timeout_s` at most."""

@@ -23,6 +23,7 @@ from engine.server import introspection
 from engine.server.auth import BearerAuth
 from engine.server.chat import ChatFormat, make_chat_job
 from engine.server.completions import CompletionFormat, make_completion_job
+from engine.server.debug import add_debug_routes
 from engine.server.embeddings import EmbeddingBody, make_embedding_job
 from engine.server.errors import ApiError, error_response, to_api_error
 from engine.server.generation import Job, collect_job
@@ -49,8 +50,10 @@ class _ClientGone(Exception):
     """The client closed its connection before the answer."""
 
 
-def create_app(state: ServerState, api_key: str | None = None) -> FastAPI:
-    """The application over `state`; with a key, /v1 needs it."""
+def create_app(
+    state: ServerState, api_key: str | None = None, *, has_debug_routes: bool = False
+) -> FastAPI:
+    """The application over `state`; with a key, /v1 and /debug need it."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     routes = _Routes(state)
     for path, methods, endpoint in (
@@ -70,6 +73,8 @@ def create_app(state: ServerState, api_key: str | None = None) -> FastAPI:
         ("/v1/embeddings", ["POST"], routes.embeddings),
     ):
         app.add_api_route(path, endpoint, methods=methods, response_model=None)
+    if has_debug_routes:
+        add_debug_routes(app, state.require_ready)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(EngineError, _on_engine_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

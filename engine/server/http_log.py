@@ -12,7 +12,10 @@ import sys
 from http import HTTPStatus
 
 # Polled every second by dashboards and probes.
-_QUIET_PATHS = ("/health", "/metrics", "/ping", "/load")
+_QUIET_PATHS = (
+    *("/health", "/metrics", "/ping", "/load"),
+    *("/debug/scheduler", "/debug/requests", "/debug/blocks"),
+)
 
 
 class _UvicornFormatter(logging.Formatter):

@@ -23,6 +23,7 @@ from engine.frontend.engine_start import ClientFactory, real_client
 from engine.logger import get_logger, setup_logging
 from engine.server.api import create_app
 from engine.server.binding import bind_socket, explain_bind_error, socket_url
+from engine.server.debug import check_debug_access
 from engine.server.http_log import http_event, setup_http_logging
 from engine.server.metrics import create_registry
 from engine.server.startup import RunningEngine, start_engine
@@ -45,6 +46,8 @@ def run(model: str, args: EngineArgs, client_factory: ClientFactory | None = Non
     setup_logging("APIServer", secrets=secrets)
     setup_http_logging("APIServer", secrets=secrets)
     try:
+        if args.enable_debug_endpoints:
+            check_debug_access(args.host, args.api_key)
         listener = bind_socket(args.host, args.port)
     except ConfigError as error:
         return _fail(error)
@@ -67,7 +70,7 @@ async def _serve(
     stop.install()
     _log_invocation(model, args)
     state = ServerState(create_registry())
-    app = create_app(state, args.api_key)
+    app = create_app(state, args.api_key, has_debug_routes=args.enable_debug_endpoints)
     async with _serving_http(app, args, listener):
         start = asyncio.create_task(start_engine(model, args, state, client_factory))
         await _wait_any(start, stop.requested.wait())

@@ -11,7 +11,7 @@ import pytest
 
 from app.doctor.facts import AcceleratorFacts, Facts, Gpu, GpuReading, MachineFacts
 from app.errors import ExitCode, StokerError
-from app.ops.choosing import (
+from app.planning.choosing import (
     RULES,
     Need,
     choose_engine,

@@ -10,6 +10,7 @@ from app.errors import ExitCode, StokerError
 from app.ops.launch_specs import (
     as_flags,
     check_fits_model,
+    engine_called,
     engine_flag_help,
     parse_serve_request,
     stoker_spec,
@@ -60,6 +61,34 @@ def test_a_flag_with_several_values_stays_whole() -> None:
     flags = ["--optimization-level=1", "--cudagraph-capture-sizes", "1", "2"]
     assert as_flags(request.args) == flags
     assert parse_serve_request(["org/model", *flags]).args == request.args
+
+
+@pytest.mark.parametrize(
+    ("word", "engine"),
+    [
+        ("stoker", "stoker"),
+        ("vLLM", "vllm"),
+        ("llama.cpp", "llama.cpp"),
+        ("llamacpp", "llama.cpp"),
+        ("llama-server", "llama.cpp"),
+    ],
+)
+def test_an_engine_has_one_name_however_it_is_spelled(word: str, engine: str) -> None:
+    assert engine_called(word) == engine
+
+
+def test_an_unknown_engine_is_refused_with_those_there_are() -> None:
+    with pytest.raises(StokerError, match="no such engine: ollama") as caught:
+        engine_called("ollama")
+    assert caught.value.hint == "known engines: stoker, vllm, llama.cpp"
+
+
+def test_words_behind_the_dashes_reach_the_engine_as_they_are() -> None:
+    request = parse_serve_request(["org/model", "--port", "9001", "--", "--seed", "x_y", "word"])
+
+    assert (request.model, request.args.port) == ("org/model", 9001)
+    assert request.engine_words == ("--seed", "x_y", "word")
+    assert stoker_spec(request, "/m", None).argv[-3:] == ("--seed", "x_y", "word")
 
 
 def test_a_near_flag_is_suggested() -> None:

@@ -203,6 +203,22 @@ def test_removing(tiny: BuiltinModel, tmp_path: Path) -> None:
     assert visible(root) == []
 
 
+def test_the_gguf_file_alone_needs_no_converter(tiny: BuiltinModel, tmp_path: Path) -> None:
+    root, steps = tmp_path / "models", []
+    store = store_of(tiny, root, "fail")
+    path = store.ensure_gguf(tiny, lambda progress: steps.append(progress.step))
+
+    assert path == root / "tiny.gguf"
+    assert path.read_bytes() == GGUF
+    assert steps[-1] == "unpack"
+    assert visible(root) == ["tiny.gguf"]
+    steps.clear()
+    assert store.ensure_gguf(tiny, lambda progress: steps.append(progress.step)) == path
+    assert steps == []
+    store.remove("tiny")
+    assert visible(root) == []
+
+
 def test_models_of_the_hub_are_listed(tmp_path: Path) -> None:
     complete = tmp_path / "models--org--whole-model" / "snapshots" / "abc"
     complete.mkdir(parents=True)

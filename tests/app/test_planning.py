@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 
 from app.doctor.facts import Gpu, GpuReading
 from app.errors import StokerError
-from app.ops import free_memory
-from app.ops.gguf_header import read_gguf
-from app.ops.gpu_catalogue import PlannedGpu, find_gpu, gpu_of_reading
-from app.ops.hub_files import _KeepTokenHome
-from app.ops.log_comparison import compare_capacity, kv_memory_interval
-from app.ops.memory_estimates import GivenGib
-from app.ops.model_shapes import BUILTIN_SHAPES, ModelShape
-from app.ops.plan_models import PlannedModel, find_planned_model, shape_by_model_name
-from app.ops.plan_request import STOKER, PlanRequest, parallel_sizes, scheduler_defaults
-from app.ops.planning import Plan, make_plan
-from app.ops.process_layout import processes
-from app.ops.shape_reading import read_shape
-from app.ops.start_commands import start_commands
-from app.ops.weight_counts import count_weights
-from app.ops.weight_sizes import device_bytes
+from app.planning import free_memory
+from app.planning.gguf_header import read_gguf
+from app.planning.gpu_catalogue import PlannedGpu, find_gpu, gpu_of_reading
+from app.planning.hub_files import _KeepTokenHome
+from app.planning.log_comparison import compare_capacity, kv_memory_interval
+from app.planning.memory_estimates import GivenGib
+from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
+from app.planning.plan import Plan, make_plan
+from app.planning.plan_models import PlannedModel, find_planned_model, shape_by_model_name
+from app.planning.plan_request import STOKER, PlanRequest, parallel_sizes, scheduler_defaults
+from app.planning.process_layout import processes
+from app.planning.shape_reading import read_shape
+from app.planning.start_commands import start_commands
+from app.planning.weight_counts import count_weights
+from app.planning.weight_sizes import device_bytes
 from engine.kv_sizing import GIB
 from logparse import Facts, LogReport, parse_lines
 from tests.default_model import default_gguf

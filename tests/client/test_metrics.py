@@ -139,7 +139,7 @@ def test_llamacpp() -> None:
         "llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\n"
         "llamacpp:prompt_tokens_total 30\nllamacpp:tokens_predicted_total 40\n"
     )
-    assert (found.engine, found.running, found.waiting) == ("llamacpp", 1, 2)
+    assert (found.engine, found.running, found.waiting) == ("llama.cpp", 1, 2)
     assert (found.prompt_tokens, found.generation_tokens) == (30, 40)
     assert found.ttft is None
 

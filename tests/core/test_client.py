@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -79,9 +80,26 @@ async def test_abort_is_reported_even_when_nothing_else_runs(client: AsyncMPClie
 async def test_methods_are_called_by_name(client: AsyncMPClient) -> None:
     reader = asyncio.create_task(client.get_output())
     assert await client.call_utility("reset_prefix_cache") is True
+    assert await client.call_utility("debug_requests") is None
     with pytest.raises(EngineError, match="no such method"):
         await client.call_utility("format_disk")
     reader.cancel()
+
+
+async def test_debug_documents_come_as_json_only_when_asked_for(tiny_folder: Path) -> None:
+    client = AsyncMPClient(engine_config(tiny_folder, enable_debug_endpoints=True))
+    await client.start()
+    reader = asyncio.create_task(drain(client))
+    await client.add_request(request("a", 400))
+    while not json.loads(str(await client.call_utility("debug_scheduler")))["num_steps"]:
+        pass
+    (entry,) = json.loads(str(await client.call_utility("debug_requests")))["data"]
+    assert (entry["id"], entry["state"], entry["prompt_tokens_done"]) == ("a", "running", 3)
+    blocks = json.loads(str(await client.call_utility("debug_blocks")))
+    assert blocks["num_used"] >= 1
+    assert list(blocks["owners"]) == ["a"]
+    reader.cancel()
+    await client.shutdown(0.0)
 
 
 async def test_a_killed_core_fails_everyone_at_once(client: AsyncMPClient) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import openai
 import uvicorn
+from fastapi import FastAPI
 
 from engine.config import CacheConfig
 from engine.frontend.async_llm import AsyncLLM
@@ -61,6 +62,7 @@ async def serving(
     api_key: str | None = None,
     is_ready: bool = True,
     in_process: bool = False,
+    has_debug_routes: bool = False,
     tool_call_parser: str | None = None,
 ) -> AsyncGenerator[Served, None]:
     """Serve; `in_process` leaves the socket out, which is faster and enough for plain answers."""
@@ -80,10 +82,11 @@ async def serving(
         state.become_ready(services)
     async with contextlib.AsyncExitStack() as stack:
         transport, url = None, "http://in-process"
+        app = create_app(state, api_key, has_debug_routes=has_debug_routes)
         if in_process:
-            transport = httpx.ASGITransport(create_app(state, api_key))
+            transport = httpx.ASGITransport(app)
         else:
-            url = await stack.enter_async_context(_http_server(state, api_key))
+            url = await stack.enter_async_context(_http_server(app))
         # No certificates: reading them takes longer than most tests.
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, timeout=20, transport=transport, verify=False)
@@ -99,11 +102,11 @@ async def serving(
 
 
 @contextlib.asynccontextmanager
-async def _http_server(state: ServerState, api_key: str | None) -> AsyncGenerator[str, None]:
+async def _http_server(app: FastAPI) -> AsyncGenerator[str, None]:
     listener = bind_socket("127.0.0.1", 0)
     url = socket_url(listener)
     config = uvicorn.Config(
-        create_app(state, api_key),
+        app,
         log_config=None,
         lifespan="off",
         ws="none",

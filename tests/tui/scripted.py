@@ -7,11 +7,11 @@ import re
 import time
 from collections.abc import Callable
 
+from textual.app import App
 from textual.pilot import Pilot
 
 from app.client.errors import ClientError
 from app.client.metrics import MetricsSample
-from tui.app import DashboardApp
 
 URL = "http://127.0.0.1:8000"
 
@@ -49,7 +49,7 @@ async def until(pilot: Pilot[str], condition: Callable[[], bool], limit_s: float
 
 def screen_text(app: object) -> str:
     """What is on the screen, one line per row, runs of spaces as one."""
-    assert isinstance(app, DashboardApp)
+    assert isinstance(app, App)
     width, height = app.size
     rows = app.screen._compositor.render_strips()
     return "\n".join(re.sub(" +", " ", strip.text[:width]).rstrip() for strip in rows[:height])

@@ -13,10 +13,13 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from tui import formatting
+from tui.debug_poller import DebugSampleSource
 from tui.history import MetricHistory, Snapshot
 from tui.messages import Disconnected, SampleArrived
 from tui.poller import MetricsPoller, SampleSource
 from tui.widgets.cache_panel import CachePanel
+from tui.widgets.engine_view import EngineView
 from tui.widgets.kv_cache_bar import KVCacheBar
 from tui.widgets.latency_table import LatencyTable
 from tui.widgets.log_pane import LogPane
@@ -28,6 +31,8 @@ from tui.widgets.server_header import Connection, HeaderState, ServerHeader
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEADER_TICK_S = 0.25
 _ROWS_FOR_LOG = 30
+QUIET_S = 5.0
+"""Requests without any progress for so long are worth a word; only the engine view sees steps."""
 
 
 class DashboardScreen(Screen[None]):
@@ -60,6 +65,21 @@ class DashboardScreen(Screen[None]):
         ),
         Binding("r,f5", "poll_now", "Refresh", id="dashboard.refresh", tooltip="sample now"),
         Binding(
+            "1,escape",
+            "show_page(1)",
+            "Back",
+            id="dashboard.overview",
+            key_display="1",
+            tooltip="cache, traffic and latency",
+        ),
+        Binding(
+            "2",
+            "show_page(2)",
+            "Engine",
+            id="dashboard.engine",
+            tooltip="scheduler, KV blocks and live requests",
+        ),
+        Binding(
             "l", "toggle_log", "Log", id="dashboard.log", tooltip="show or hide the server's log"
         ),
     ]
@@ -71,6 +91,8 @@ class DashboardScreen(Screen[None]):
         *,
         interval_s: float = 1.0,
         log_path: Path | None = None,
+        debug_source: DebugSampleSource | None = None,
+        is_read_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
@@ -78,6 +100,7 @@ class DashboardScreen(Screen[None]):
         self.poller = MetricsPoller(source, self.post_message, interval_s)
         self._url = url
         self._log_path = log_path
+        self._engine_view = EngineView(debug_source, is_read_only=is_read_only, id="engine")
         self._clock = clock
         self._shown: Snapshot | None = None
         self._is_paused = False
@@ -105,6 +128,7 @@ class DashboardScreen(Screen[None]):
             with Horizontal(id="details"):
                 yield LatencyTable(id="latency")
                 yield CachePanel(id="scheduler")
+        yield self._engine_view
         if self._log_path is not None:
             yield LogPane(self._log_path)
         yield Footer(show_command_palette=False)
@@ -113,6 +137,7 @@ class DashboardScreen(Screen[None]):
         """Start polling, and keep the age in the header moving."""
         self.run_worker(self.poller.run(), name="poller")
         self.set_interval(_HEADER_TICK_S, self._show_header)
+        self._engine_view.display = False
         for pane in self.query(LogPane):
             pane.display = self.app.size.height >= _ROWS_FOR_LOG
 
@@ -135,6 +160,7 @@ class DashboardScreen(Screen[None]):
     def action_toggle_pause(self) -> None:
         """Freeze the picture, or catch up."""
         self._is_paused = not self._is_paused
+        self._engine_view.is_frozen = self._is_paused
         if not self._is_paused:
             self._show_newest()
         self._show_connection()
@@ -152,6 +178,23 @@ class DashboardScreen(Screen[None]):
         """Sample at once."""
         self.poller.poll_now()
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The footer offers the page that is not on screen."""
+        if action == "show_page":
+            return parameters[0] != (2 if self._engine_view.display else 1)
+        return super().check_action(action, parameters)
+
+    def action_show_page(self, page: int) -> None:
+        """Overview or engine."""
+        self.query_one("#body").display = page == 1
+        if page == 2:
+            self._engine_view.open()
+        else:
+            self.set_focus(None)
+            self._engine_view.close()
+        self.refresh_bindings()
+        self._show_header()
+
     def action_toggle_log(self) -> None:
         """Show or hide the log, or say why there is none."""
         panes = self.query(LogPane)
@@ -162,6 +205,7 @@ class DashboardScreen(Screen[None]):
 
     def _show_newest(self) -> None:
         self._shown = self.history.snapshot()
+        self._engine_view.engine = self._shown.sample.engine if self._shown else None
         for panel in self.query(Panel):
             panel.show(self._shown)
 
@@ -183,7 +227,19 @@ class DashboardScreen(Screen[None]):
             age_s=self._clock() - sample.time_s if sample else None,
             reason=self._failure.reason if self._failure else "",
             num_restarts=self._shown.num_restarts if self._shown else 0,
+            activity=self._activity(),
         )
+
+    def _activity(self) -> str:
+        """Busy, idle or stalled; "" where the server does not tell."""
+        if self._engine_view.display and self._engine_view.state.activity is not None:
+            return self._engine_view.state.activity.value[2:]
+        if self._shown is None or self._shown.sample.running is None:
+            return ""
+        if not (self._shown.sample.running or self._shown.sample.waiting):
+            return "idle"
+        quiet_s = self._shown.quiet_s
+        return f"busy, no token for {formatting.age(quiet_s)}" if quiet_s >= QUIET_S else "busy"
 
     def _connection(self) -> Connection:
         if self._failure is not None:

@@ -1,8 +1,8 @@
-"""The help screen: keys, taken from the bindings themselves, and how to read the numbers."""
+"""The help screen: keys, taken from the bindings themselves, and how to read what is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.table import Table
@@ -32,8 +32,11 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,q,question_mark,f1,h", "dismiss", "Back", id="help.close"),
     ]
 
-    def __init__(self, bindings: Iterable[Binding]) -> None:
+    def __init__(
+        self, bindings: Iterable[Binding], reading: Sequence[tuple[str, str]] = _READING
+    ) -> None:
         super().__init__()
+        self._reading = reading
         self._key_bindings = [binding for binding in bindings if binding.description]
 
     def compose(self) -> ComposeResult:
@@ -42,7 +45,7 @@ class HelpScreen(ModalScreen[None]):
             box.border_title = "Help"
             box.border_subtitle = "Esc closes"
             yield Static(self._keys(), id="help-keys")
-            yield Static(_reading(), id="help-reading")
+            yield Static(_reading(self._reading), id="help-reading")
 
     def _keys(self) -> Table:
         table = _table()
@@ -52,9 +55,9 @@ class HelpScreen(ModalScreen[None]):
         return table
 
 
-def _reading() -> Table:
+def _reading(rows: Sequence[tuple[str, str]]) -> Table:
     table = _table()
-    for term, meaning in _READING:
+    for term, meaning in rows:
         table.add_row(term, meaning)
     return table
 

@@ -11,11 +11,11 @@ from textual.widget import Widget
 
 from tui import formatting
 
-_ENGINE_NAMES = {
+ENGINE_NAMES = {
     "stoker": "Stoker",
     "vllm": "vLLM",
     "sglang": "SGLang",
-    "llamacpp": "llama.cpp",
+    "llama.cpp": "llama.cpp",
     "tgi": "TGI",
 }
 
@@ -41,6 +41,7 @@ class HeaderState:
     age_s: float | None = None
     reason: str = ""
     num_restarts: int = 0
+    activity: str = ""
 
 
 class ServerHeader(Widget):
@@ -68,7 +69,8 @@ class ServerHeader(Widget):
             upper = self._line(_model(state), status, "model", "state")
             lower = self._line(state.reason, "", "dim", "dim")
         else:
-            upper = self._line(_model(state), state.connection.value, "model", "state")
+            status = " · ".join(part for part in (state.connection.value, state.activity) if part)
+            upper = self._line(_model(state), status, "model", "state")
             lower = self._line(state.url, _freshness(state), "dim", "dim")
         return Text("\n").join([upper, lower])
 
@@ -82,7 +84,7 @@ class ServerHeader(Widget):
 
 
 def _model(state: HeaderState) -> str:
-    engine = _ENGINE_NAMES.get(state.engine or "", state.engine)
+    engine = ENGINE_NAMES.get(state.engine or "", state.engine)
     return "  ".join(part for part in (state.model or "stoker top", engine) if part)
 
 

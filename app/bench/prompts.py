@@ -1,0 +1,225 @@
+"""What is sent: unique prompts of a wanted length, with a shared prefix if asked, or a data set.
+
+Lengths come from the server's own /tokenize; without one a word counts as a token, and the report
+says what the server counted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from app.errors import ExitCode, StokerError
+
+# Of different lengths, so that a tokenizer that splits words can fill every length.
+_VOCABULARY = (
+    "a of to in it is on by we up time year people way day man thing woman life child world "
+    "school state family student group country problem hand part place case week company "
+    "system program question work number night point home water room mother area money story "
+    "fact month lot right study book eye job word business issue side kind head house service "
+    "friend father power hour game line end member law car city name team minute idea body "
+    "back parent face level office door health person art war history party result change "
+    "morning reason research girl guy moment air teacher force education "
+)
+_WORDS = tuple(_VOCABULARY.split())
+_REPEATS = 8  # of a word when its cost is measured: the border to the next word counts too
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRange:
+    """Numbers of tokens, uniform from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def draw(self, chance: random.Random) -> int:
+        """One length."""
+        return chance.randint(self.low, self.high)
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request's content: the field to send, how long it is, how long the answer shall be.
+
+    `num_tokens` is None where the length is not known before the server counts it.
+    """
+
+    content: str | list[dict[str, Any]]
+    num_tokens: int | None
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WordCosts:
+    """What words cost in tokens: at the start of a prompt, and after another word."""
+
+    first: dict[str, int]
+    later: dict[str, int]
+    template_tokens: int  # what every prompt carries: a chat template, a BOS token
+    is_measured: bool
+
+
+def parse_range(flag: str, text: str) -> LengthRange:
+    """`N` or `A:B`."""
+    low, _, high = text.partition(":")
+    if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low):
+        raise StokerError(
+            f"{flag} {text}: a length is N or A:B in tokens, at least 1",
+            hint=f"for example: {flag} 60, or {flag} 32:512",
+            exit_code=ExitCode.USAGE,
+        )
+    return LengthRange(int(low), int(high or low))
+
+
+def measure_words(count: Callable[[str], int] | None) -> WordCosts:
+    """Cost of each word by `count` (tokens of a whole prompt); words of unclear cost are left."""
+    first: dict[str, int] = {}
+    later: dict[str, int] = {}
+    if count is None:
+        return _one_token_each()
+    for word in _WORDS:
+        first[word] = count(word)
+        many = count(" ".join([word] * (_REPEATS + 1))) - first[word]
+        if many % _REPEATS == 0 and many > 0:
+            later[word] = many // _REPEATS
+    if not later:
+        return _one_token_each()
+    return WordCosts(first, later, count(""), is_measured=True)
+
+
+def _one_token_each() -> WordCosts:
+    ones = dict.fromkeys(_WORDS, 1)
+    return WordCosts(ones, ones, 0, is_measured=False)
+
+
+class PromptMaker:
+    """Prompts that never repeat within one maker; the same seed makes the same ones."""
+
+    def __init__(
+        self, costs: WordCosts, lengths: LengthRange, outputs: LengthRange, share: float, seed: str
+    ) -> None:
+        self._costs, self._lengths, self._outputs, self._share = costs, lengths, outputs, share
+        self._prefix_chance = random.Random(f"{seed} prefix")
+        self._chance = random.Random(seed)
+        self._seen: set[str] = set()
+        self._cheapest = min(costs.later.values())
+        self._prefix = self._words(round(lengths.high * share), self._prefix_chance)
+
+    def take(self, num: int) -> list[Prompt]:
+        """`num` new prompts."""
+        return [self._make() for _ in range(num)]
+
+    def _make(self) -> Prompt:
+        wanted = self._lengths.draw(self._chance)
+        for _ in range(1000):
+            words = self._cut_prefix(round(wanted * self._share))
+            words = self._words(wanted, self._chance, words)
+            text = " ".join(words)
+            if text not in self._seen:
+                self._seen.add(text)
+                return Prompt(text, self._cost(words), self._outputs.draw(self._chance))
+        raise StokerError(
+            f"there are not enough different prompts of {wanted} tokens",
+            hint="ask for longer ones with --prompt-tokens, for fewer, or for less --prefix-share",
+            exit_code=ExitCode.USAGE,
+        )
+
+    def _cost(self, words: Sequence[str]) -> int:
+        return self._costs.first[words[0]] + sum(self._costs.later[word] for word in words[1:])
+
+    def _cut_prefix(self, wanted: int) -> list[str]:
+        costs = [self._costs.first[word] for word in self._prefix[:1]]
+        costs += [self._costs.later[word] for word in self._prefix[1:]]
+        return [w for w, end in zip(self._prefix, accumulate(costs), strict=True) if end <= wanted]
+
+    def _words(self, wanted: int, chance: random.Random, begun: Sequence[str] = ()) -> list[str]:
+        """Random words after `begun` up to `wanted` tokens, or as near as the words allow."""
+        words = list(begun)
+        if wanted <= 0:
+            return words
+        if not words:
+            fitting = [w for w in self._costs.later if self._leaves(wanted - self._costs.first[w])]
+            words.append(
+                chance.choice(
+                    fitting or [min(self._costs.later, key=self._costs.first.__getitem__)]
+                )
+            )
+        left = wanted - self._cost(words)
+        while fitting := [w for w, cost in self._costs.later.items() if self._leaves(left - cost)]:
+            words.append(chance.choice(fitting))
+            left -= self._costs.later[words[-1]]
+        return words
+
+    def _leaves(self, left: int) -> bool:
+        """Whether what is left can still be filled."""
+        return left == 0 or left >= self._cheapest
+
+
+class DatasetPrompts:
+    """The prompts of a file in a shuffled order; begins again at the end, and counts that."""
+
+    def __init__(self, contents: Sequence[Any], outputs: LengthRange, seed: str) -> None:
+        self._contents = list(contents)
+        self._outputs = outputs
+        self._chance = random.Random(seed)
+        self._chance.shuffle(self._contents)
+        self._next = 0
+        self.num_repeated = 0
+
+    def take(self, num: int) -> list[Prompt]:
+        """The next `num` prompts."""
+        return list(self._take(num))
+
+    def _take(self, num: int) -> Iterator[Prompt]:
+        for _ in range(num):
+            content = self._contents[self._next % len(self._contents)]
+            self.num_repeated += self._next >= len(self._contents)
+            self._next += 1
+            yield Prompt(content, None, self._outputs.draw(self._chance))
+
+
+def read_dataset(path: Path) -> list[Any]:
+    """Texts or message lists of a file with one JSON object a line, all of one kind."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad_dataset(path, f"cannot be read: {error}") from error
+    contents = [
+        _content(path, number, line) for number, line in enumerate(lines, 1) if line.strip()
+    ]
+    unique = list({json.dumps(content): content for content in contents}.values())
+    if not unique:
+        raise _bad_dataset(path, "holds no prompt")
+    if len({type(content) for content in unique}) > 1:
+        raise _bad_dataset(path, "mixes prompts and messages; use one kind in a file")
+    return unique
+
+
+def _content(path: Path, number: int, line: str) -> Any:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise _bad_dataset(path, f"line {number} is not JSON") from error
+    fields = record if isinstance(record, dict) else {}
+    prompt, messages = fields.get("prompt"), fields.get("messages")
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(messages, list) and messages:
+        return messages
+    raise _bad_dataset(path, f"line {number} has neither a text `prompt` nor a list `messages`")
+
+
+def _bad_dataset(path: Path, what: str) -> StokerError:
+    return StokerError(
+        f"the data set {path} {what}",
+        hint='each line: {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}',
+        exit_code=ExitCode.USAGE,
+    )

@@ -1,0 +1,183 @@
+"""One round of load on one server: a closed loop of N streams, or arrivals at a rate.
+
+Brings back what every request did, what the server's counters did meanwhile, and what the client
+itself cost. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from app.bench.prompts import Prompt
+from app.bench.stream import Outcome, StreamClient
+from app.client.metrics import MetricsSample
+
+_SETTLE_TRIES = 20
+_SETTLE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`kind` is "concurrency" (streams at once) or "rate" (requests per second)."""
+
+    kind: str
+    value: float
+
+    def __str__(self) -> str:
+        unit = "/s" if self.kind == "rate" else ""
+        return f"{self.kind} {self.value:g}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much one round sends: a number of requests, or for how long new ones are sent."""
+
+    num_prompts: int | None = None
+    duration_s: float | None = None
+
+    def num_for(self, load: Load) -> int | None:
+        """Requests of a round, None when time decides."""
+        if self.num_prompts is not None or self.duration_s is not None:
+            return self.num_prompts
+        if load.kind == "rate":
+            return max(20, math.ceil(load.value * 20))
+        return max(8, int(load.value) * 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server under load and how it is asked."""
+
+    url: str
+    model: str
+    api_key: str | None = None
+    is_chat: bool = False
+    timeout_s: float = 600.0
+
+    @property
+    def path(self) -> str:
+        """The endpoint."""
+        return "/v1/chat/completions" if self.is_chat else "/v1/completions"
+
+    def body(self, prompt: Prompt) -> dict[str, object]:
+        """The request: streamed, greedy, and never ended before its length."""
+        content = prompt.content
+        if self.is_chat and isinstance(content, str):
+            content = [{"role": "user", "content": content}]
+        return {
+            "model": self.model,
+            "messages" if self.is_chat else "prompt": content,
+            "max_tokens": prompt.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round on one server did. `before` and `after` are None without /metrics."""
+
+    target: Target
+    load: Load
+    outcomes: tuple[Outcome, ...]
+    cpu_s: float
+    before: MetricsSample | None
+    after: MetricsSample | None
+
+    @property
+    def duration_s(self) -> float:
+        """From the first request that was due to the last end."""
+        start = min(outcome.due_s for outcome in self.outcomes)
+        return max(outcome.end_s for outcome in self.outcomes) - start
+
+
+@dataclass(slots=True)
+class Loader:
+    """Sends one round; `on_done` hears of each finished request."""
+
+    target: Target
+    on_done: Callable[[], None] = lambda: None
+
+    async def run(
+        self, load: Load, prompts: Iterator[Prompt], duration_s: float | None, seed: str
+    ) -> Round:
+        """Send `prompts` until they end or `duration_s` is over, and wait for every answer."""
+        before = scrape(self.target)
+        client = StreamClient(self.target.url, self.target.api_key, self.target.timeout_s)
+        outcomes: list[Outcome] = []
+
+        async def send(prompt: Prompt, due_s: float) -> None:
+            outcome = Outcome(due_s, time.monotonic(), wanted_tokens=prompt.output_tokens)
+            outcome.expected_prompt_tokens = prompt.num_tokens
+            outcomes.append(outcome)
+            await client.send(self.target.path, self.target.body(prompt), outcome)
+            self.on_done()
+
+        cpu_s = time.process_time()
+        end_s = time.monotonic() + (math.inf if duration_s is None else duration_s)
+        try:
+            if load.kind == "rate":
+                await _open_loop(send, prompts, load.value, end_s, random.Random(seed))
+            else:
+                await _closed_loop(send, prompts, int(load.value), end_s)
+        finally:
+            await client.aclose()
+        cpu_s = time.process_time() - cpu_s
+        after = await _settled(self.target)
+        return Round(self.target, load, tuple(outcomes), cpu_s, before, after)
+
+
+_Send = Callable[[Prompt, float], Awaitable[None]]
+
+
+async def _closed_loop(send: _Send, prompts: Iterator[Prompt], streams: int, end_s: float) -> None:
+    async def stream() -> None:
+        for prompt in prompts:  # shared: each stream takes the next one when its last is done
+            await send(prompt, time.monotonic())
+            if time.monotonic() >= end_s:
+                return
+
+    await asyncio.gather(*(stream() for _ in range(streams)))
+
+
+async def _open_loop(
+    send: _Send, prompts: Iterator[Prompt], rate: float, end_s: float, chance: random.Random
+) -> None:
+    """Poisson arrivals. A request is due whether or not the client is in time for it."""
+    due_s = time.monotonic()
+    running = []
+    for prompt in prompts:
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        running.append(asyncio.ensure_future(send(prompt, due_s)))
+        due_s += chance.expovariate(rate)
+        if due_s >= end_s:
+            break
+    await asyncio.gather(*running)
+
+
+async def _settled(target: Target) -> MetricsSample | None:
+    """The counters once they show no request any more: some servers count a moment later."""
+    for _ in range(_SETTLE_TRIES):
+        sample = scrape(target)
+        if sample is None or not sample.running:
+            break
+        await asyncio.sleep(_SETTLE_S)
+    return sample
+
+
+def scrape(target: Target) -> MetricsSample | None:
+    """The server's counters; None where it has none."""
+    from app.client.errors import ClientError
+    from app.client.server import scrape_metrics
+
+    try:
+        return scrape_metrics(target.url, api_key=target.api_key)
+    except ClientError:
+        return None

@@ -1,0 +1,298 @@
+"""`stoker bench`: rounds of load on one server or two that take turns, and what came of them.
+
+Owns the order of things: lengths, warm-up, rounds, sweep, checks. What it returns is the JSON
+document; printing belongs to the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.bench.checks import Expected, Finding, findings_of, notes_of, unequal_work
+from app.bench.prompts import (
+    DatasetPrompts,
+    LengthRange,
+    Prompt,
+    PromptMaker,
+    WordCosts,
+    measure_words,
+    read_dataset,
+)
+from app.bench.report import ratio_documents, result_document
+from app.bench.round import Amount, Load, Loader, Round, Target
+from app.bench.server import fingerprint, token_counter
+from app.errors import ExitCode, StokerError
+
+# Shares of the saturated request rate; the knee lies between them for any server.
+_SWEEP = (0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15)
+_SWEEP_STREAMS = 32
+_WARMUP_STREAMS = 8
+_KNEE_SHARE = 0.9  # of the requests within --slo
+_KNEE_GROWTH = 2.0  # of the median end-to-end latency, without --slo
+
+OnProgress = Callable[[str, int, int | None], None]
+PromptSource = PromptMaker | DatasetPrompts
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What was asked. No loads means a sweep of rates."""
+
+    targets: tuple[Target, ...]
+    loads: tuple[Load, ...]
+    amount: Amount
+    repeats: int
+    warmup: int
+    seed: int
+    prompt_tokens: LengthRange
+    output_tokens: LengthRange
+    dataset: Path | None = None
+    prefix_share: float = 0.0
+    slo: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """The document, and why it cannot be taken as it stands, if so."""
+
+    document: dict[str, Any]
+    findings: tuple[Finding, ...]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """1 when nothing was answered, 3 with findings."""
+        if not any(result["completed"] for result in self.document["results"]):
+            return ExitCode.NO
+        return ExitCode.NOT_ENOUGH_EVIDENCE if self.findings else ExitCode.OK
+
+
+def run_bench(plan: BenchPlan, on_progress: OnProgress) -> BenchResult:
+    """Measure as planned."""
+    return asyncio.run(_Bench(plan, on_progress).run())
+
+
+def parse_loads(concurrency: str | None, rate: str | None) -> tuple[Load, ...]:
+    """The loads of `--concurrency 1,8,32` or `--rate 2,4.5`; none for `--rate sweep`."""
+    if concurrency and rate:
+        raise StokerError(
+            "--concurrency and --rate exclude each other",
+            hint="--concurrency keeps N requests running; --rate sends R a second",
+            exit_code=ExitCode.USAGE,
+        )
+    if rate == "sweep":
+        return ()
+    if rate:
+        return tuple(Load("rate", value) for value in _numbers("--rate", rate))
+    values = _numbers("--concurrency", concurrency or "1,8,32")
+    if any(value != int(value) for value in values):
+        raise _no_number("--concurrency", str(concurrency))
+    return tuple(Load("concurrency", value) for value in values)
+
+
+def _numbers(flag: str, text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise _no_number(flag, text) from error
+    if not all(0 < value < float("inf") for value in values):
+        raise _no_number(flag, text)
+    return values
+
+
+def _no_number(flag: str, text: str) -> StokerError:
+    kind = "requests per second, or sweep" if flag == "--rate" else "whole numbers from 1"
+    return StokerError(
+        f"{flag} {text}: give {kind}, with commas between several",
+        hint=f"for example: {flag} {'2,4,8' if flag == '--rate' else '1,8,32'}",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+class _Bench:
+    def __init__(self, plan: BenchPlan, on_progress: OnProgress) -> None:
+        self._plan = plan
+        self._on_progress = on_progress
+        self._findings: list[Finding] = []
+        self._notes: list[str] = []
+        self._results: list[dict[str, Any]] = []
+        self._ratios: list[dict[str, Any]] = []
+        contents = read_dataset(plan.dataset) if plan.dataset else None
+        self._dataset_hash = _content_hash(contents)
+        self._costs = self._measure() if contents is None else WordCosts({}, {}, 0, False)
+        self._source = self._make_source(contents)
+
+    async def run(self) -> BenchResult:
+        plan = self._plan
+        environment = fingerprint(plan.targets)
+        self._note_busy(environment)
+        for target in plan.targets:
+            await self._warm_up(target)
+        loads = plan.loads or await self._sweep_loads()
+        for load in loads:
+            await self._measure_load(load)
+        document = {
+            "fingerprint": environment,
+            "workload": self._workload(),
+            "results": self._results,
+            "knees": [] if plan.loads else find_knees(self._results, bool(plan.slo)),
+            "ratios": self._ratios,
+            "findings": [{"id": item.id, "text": item.text} for item in self._findings],
+            "notes": list(dict.fromkeys(self._notes)),
+        }
+        return BenchResult(document, tuple(self._findings))
+
+    def _note_busy(self, environment: dict[str, Any]) -> None:
+        load = environment["load_average"]
+        if load and load[0] > environment["cores"]:
+            text = f"this machine was busy before the start: load {load[0]:.1f} on "
+            self._notes.append(f"{text}{environment['cores']} cores")
+
+    def _measure(self) -> WordCosts:
+        self._on_progress("token counts of words", 0, None)
+        with token_counter(self._plan.targets[0]) as count:
+            costs = measure_words(count)
+        if not costs.is_measured:
+            self._notes.append(
+                "the server has no /tokenize: prompts are that many words, not tokens"
+            )
+        return costs
+
+    def _make_source(self, contents: list[Any] | None) -> PromptSource:
+        plan = self._plan
+        if contents is not None:
+            return DatasetPrompts(contents, plan.output_tokens, str(plan.seed))
+        lengths, outputs = plan.prompt_tokens, plan.output_tokens
+        return PromptMaker(self._costs, lengths, outputs, plan.prefix_share, str(plan.seed))
+
+    async def _warm_up(self, target: Target) -> None:
+        if self._plan.warmup:
+            load = Load("concurrency", min(self._plan.warmup, _WARMUP_STREAMS))
+            prompts = self._source.take(self._plan.warmup)
+            await self._round(f"warm-up of {target.url}", target, load, prompts, "warm-up")
+
+    async def _sweep_loads(self) -> tuple[Load, ...]:
+        """Rates around what the first server answers when it never runs out of requests."""
+        target, load = self._plan.targets[0], Load("concurrency", _SWEEP_STREAMS)
+        prompts = self._source.take(3 * _SWEEP_STREAMS)
+        round_ = await self._round("saturation", target, load, prompts, "saturation")
+        completed = sum(outcome.error is None for outcome in round_.outcomes)
+        if not completed:
+            kinds = {outcome.error for outcome in round_.outcomes}
+            raise StokerError(f"no request was answered ({', '.join(map(str, kinds))})")
+        rate = completed / round_.duration_s
+        return tuple(Load("rate", float(f"{rate * share:.3g}")) for share in _SWEEP)
+
+    async def _measure_load(self, load: Load) -> None:
+        """All rounds of one load; with two servers they take turns, in turn the first."""
+        rounds: list[list[Round]] = [[] for _ in self._plan.targets]
+        for number in range(self._plan.repeats):
+            num = self._plan.amount.num_for(load)
+            prompts = None if num is None else self._source.take(num)
+            order = list(enumerate(self._plan.targets))
+            for index, target in order if number % 2 == 0 else reversed(order):
+                title = f"{load}, round {number + 1} of {self._plan.repeats}"
+                if len(order) > 1:
+                    title += f", {target.url}"
+                seed = f"{self._plan.seed} {load} {number}"
+                limit = self._plan.amount.duration_s
+                round_ = await self._round(title, target, load, prompts, seed, limit)
+                rounds[index].append(round_)
+        self._conclude(load, rounds)
+
+    async def _round(
+        self,
+        title: str,
+        target: Target,
+        load: Load,
+        prompts: list[Prompt] | None,
+        seed: str,
+        duration_s: float | None = None,
+    ) -> Round:
+        total, done = None if prompts is None else len(prompts), 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            self._on_progress(title, done, total)
+
+        self._on_progress(title, 0, total)
+        stream = self._endless() if prompts is None else iter(prompts)
+        return await Loader(target, count).run(load, stream, duration_s, seed)
+
+    def _endless(self) -> Iterator[Prompt]:
+        while True:
+            yield from self._source.take(1)
+
+    def _conclude(self, load: Load, rounds: list[list[Round]]) -> None:
+        expected = Expected(self._expected_share(), getattr(self._source, "num_repeated", 0))
+        results = [result_document(part, self._plan.slo) for part in rounds]
+        self._results += results
+        for part in rounds:
+            self._findings += findings_of(part, expected)
+            self._notes += notes_of(part)
+        if len(rounds) > 1:
+            self._findings += unequal_work(rounds[0], rounds[1])
+            ratios = ratio_documents(results[0], results[1])
+            self._ratios.append({"load": str(load), **ratios})
+
+    def _expected_share(self) -> float:
+        shortest = self._plan.prompt_tokens.low
+        return min(1.0, self._plan.prefix_share + self._costs.template_tokens / shortest)
+
+    def _workload(self) -> dict[str, Any]:
+        plan = self._plan
+        is_synthetic = plan.dataset is None
+        return {
+            "endpoint": plan.targets[0].path,
+            "prompt_tokens": str(plan.prompt_tokens) if is_synthetic else None,
+            "are_lengths_measured": self._costs.is_measured,
+            "output_tokens": str(plan.output_tokens),
+            "prefix_share": plan.prefix_share,
+            "dataset": plan.dataset.name if plan.dataset else None,
+            "dataset_sha256": self._dataset_hash,
+            "seed": plan.seed,
+            "repeats": plan.repeats,
+            "warmup": plan.warmup,
+            "slo_ms": plan.slo,
+        }
+
+
+def find_knees(results: list[dict[str, Any]], has_slo: bool) -> list[dict[str, Any]]:
+    """For each server of a sweep, the highest rate before latency grows out of hand."""
+    knees = []
+    for server in dict.fromkeys(result["server"] for result in results):
+        points = sorted(
+            (result for result in results if result["server"] == server),
+            key=lambda result: float(result["request_rate"]),
+        )
+        good = []
+        for point in points:
+            if not _is_before_knee(point, points[0], has_slo):
+                break
+            good.append(point)
+        rate = good[-1]["request_rate"] if good else None
+        # With every rate good, the knee lies somewhere above.
+        knees.append(
+            {"server": server, "request_rate": rate, "is_beyond": len(good) == len(points)}
+        )
+    return knees
+
+
+def _is_before_knee(point: dict[str, Any], first: dict[str, Any], has_slo: bool) -> bool:
+    if point["failed"] or not point["completed"]:
+        return False
+    if has_slo:
+        return bool(point["request_goodput"] >= _KNEE_SHARE * point["request_throughput"])
+    return bool(point["median_e2el_ms"] <= _KNEE_GROWTH * first["median_e2el_ms"])
+
+
+def _content_hash(contents: list[Any] | None) -> str | None:
+    if contents is None:
+        return None
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()

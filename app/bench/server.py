@@ -1,0 +1,134 @@
+"""What a benchmark asks of a server besides load, and the fingerprint of where it ran."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from app.bench.round import Target, scrape
+from app.client.errors import BadStatus, ClientError, Unauthorized, Unreachable
+from app.errors import ExitCode, StokerError
+
+
+def address_of(word: str) -> str:
+    """The URL of a server that `stoker serve` runs under this name, else `word` itself."""
+    from app.ops.server_registry import ServerRegistry
+    from app.paths import runtime_dir
+
+    running = ServerRegistry(runtime_dir() / "servers").running()
+    return next((record.url for record in running if record.name == word), word)
+
+
+def find_target(
+    word: str, model: str | None, api_key: str | None, is_chat: bool, timeout_s: float
+) -> Target:
+    """The server, proved to answer, and the model it serves."""
+    from app.client.errors import InvalidUrl
+    from app.client.server import first_model
+    from app.client.transport import normalise_base_url
+
+    try:
+        url = normalise_base_url(address_of(word))
+        served = first_model(url, api_key=api_key)
+        return Target(url, model or served, api_key, is_chat, timeout_s)
+    except InvalidUrl as error:
+        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+    except Unreachable as error:
+        hint = "start a server with `stoker serve`, or name one: stoker bench http://HOST:PORT"
+        raise StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE) from error
+    except Unauthorized as error:
+        hint = "put the API key into STOKER_API_KEY, or into a file for --api-key-file"
+        raise StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE) from error
+    except ClientError as error:
+        raise StokerError(str(error)) from error
+
+
+@contextlib.contextmanager
+def token_counter(target: Target) -> Iterator[Callable[[str], int] | None]:
+    """Counts the tokens of a prompt by the server's /tokenize; None where there is no such thing.
+
+    One body serves vLLM and Stoker (`prompt`, `messages`) and llama-server (`content`), which has
+    no chat template there.
+    """
+    from app.client.transport import connection_errors, open_client
+
+    def count(text: str) -> int:
+        body: dict[str, object] = {"model": target.model, "content": text, "add_special": True}
+        if target.is_chat:
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = text
+        with connection_errors(target.url):
+            response = client.post("/tokenize", json=body)
+        if response.is_error:
+            raise BadStatus(f"{target.url}/tokenize", response.status_code, "")
+        return len(response.json()["tokens"])
+
+    with open_client(target.url, api_key=target.api_key) as client:
+        try:
+            count("a")
+        except (ClientError, ValueError, LookupError, TypeError):
+            yield None
+        else:
+            yield count
+
+
+def fingerprint(targets: tuple[Target, ...]) -> dict[str, Any]:
+    """The machine that the client ran on and the servers; what is not known is null."""
+    import psutil
+
+    from app import __version__
+
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "stoker_version": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "servers": [_server(target) for target in targets],
+    }
+
+
+def _server(target: Target) -> dict[str, Any]:
+    from app.client.server import server_version
+    from app.client.transport import connection_errors, open_client
+
+    sample = scrape(target)
+    version, card = None, {}
+    try:
+        version = server_version(target.url, api_key=target.api_key)
+        with (
+            connection_errors(target.url),
+            open_client(target.url, api_key=target.api_key) as client,
+        ):
+            card = client.get("/v1/models").json()["data"][0]
+    except (ClientError, ValueError, LookupError, TypeError):
+        pass
+    return {
+        "url": target.url,
+        "engine": sample.engine if sample else None,
+        "version": version,
+        "model_id": target.model,
+        "max_model_len": card.get("max_model_len"),
+        "kv_capacity_tokens": sample.kv_capacity_tokens if sample else None,
+    }
+
+
+def _cpu_name() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or None

@@ -1,0 +1,239 @@
+"""A lean HTTP/1.1 client for streamed completions: it shares the cores with what it measures.
+
+One kept connection per request in flight, no proxies, no redirects. It times chunks and counts
+tokens; it does not know what is measured or why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+_CONNECT_S = 10.0
+_LINE_LIMIT = 1 << 20
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request: when it was due, when each chunk with tokens came, what the server counted.
+
+    Times are seconds of the monotonic clock. `error` is the kind of a failure, else None.
+    """
+
+    due_s: float
+    sent_s: float
+    end_s: float = 0.0
+    chunks_s: list[float] = field(default_factory=list)
+    wanted_tokens: int = 0
+    expected_prompt_tokens: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    empty_end_s: float | None = None  # when the end came in a chunk without text
+    error: str | None = None
+    detail: str = ""
+
+
+class StreamError(Exception):
+    """A request failed; `kind` is what failures are counted by."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+class StreamClient:
+    """Sends streamed requests to one server and keeps idle connections."""
+
+    def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 600) -> None:
+        parts = urlsplit(base_url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._prefix = parts.path
+        self._timeout_s = timeout_s
+        key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._headers = f"Host: {parts.netloc}\r\nContent-Type: application/json\r\n{key}"
+        self._idle: list[_Connection] = []
+        self._closing: list[asyncio.StreamWriter] = []
+
+    async def send(self, path: str, body: Mapping[str, object], outcome: Outcome) -> None:
+        """Send one request and fill `outcome`; a failure is written into it, never raised."""
+        try:
+            await asyncio.wait_for(self._send(path, body, outcome), self._timeout_s)
+        except asyncio.TimeoutError:
+            outcome.error, outcome.detail = "timeout", f"no end after {self._timeout_s:g} s"
+        except StreamError as error:
+            outcome.error, outcome.detail = error.kind, str(error)
+        except (OSError, EOFError) as error:
+            outcome.error, outcome.detail = "broken connection", str(error) or repr(error)
+        except (ValueError, LookupError, AttributeError, asyncio.LimitOverrunError) as error:
+            outcome.error, outcome.detail = "bad answer", repr(error)
+        outcome.end_s = time.monotonic()
+
+    async def aclose(self) -> None:
+        """Close what is open, and wait until it is."""
+        for _, writer in self._idle:
+            self._discard(writer)
+        self._idle.clear()
+        await asyncio.gather(
+            *(writer.wait_closed() for writer in self._closing), return_exceptions=True
+        )
+        self._closing.clear()
+
+    def _discard(self, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        self._closing.append(writer)
+
+    async def _send(self, path: str, body: Mapping[str, object], outcome: Outcome) -> None:
+        content = json.dumps(body).encode()
+        request = (
+            f"POST {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        ).encode() + content
+        connection, status, headers = await self._ask_somewhere(request)
+        can_be_kept = False
+        try:
+            if status != 200:
+                await _refuse(connection[0], headers, status)
+            await _read_events(connection[0], headers, outcome)
+            can_be_kept = _can_be_kept(headers)
+        finally:
+            if can_be_kept:
+                self._idle.append(connection)
+            else:
+                self._discard(connection[1])
+
+    async def _ask_somewhere(self, request: bytes) -> tuple[_Connection, int, dict[str, str]]:
+        """Send on a kept connection or a new one; the head of the answer."""
+        while True:
+            is_kept = bool(self._idle)
+            connection = self._idle.pop() if is_kept else await self._connect()
+            try:
+                return (connection, *await _ask(connection, request))
+            except (OSError, EOFError):
+                self._discard(connection[1])
+                if not is_kept:  # a kept connection may have been closed by the server meanwhile
+                    raise
+            except BaseException:
+                self._discard(connection[1])
+                raise
+
+    async def _connect(self) -> _Connection:
+        opening = asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_LINE_LIMIT)
+        try:
+            return await asyncio.wait_for(opening, _CONNECT_S)
+        except asyncio.TimeoutError as error:
+            raise StreamError("no connection", f"not within {_CONNECT_S:g} s") from error
+        except OSError as error:
+            raise StreamError("no connection", str(error)) from error
+
+
+def _can_be_kept(headers: Mapping[str, str]) -> bool:
+    is_framed = "chunked" in headers.get("transfer-encoding", "")
+    return is_framed and headers.get("connection", "").lower() != "close"
+
+
+async def _ask(connection: _Connection, request: bytes) -> tuple[int, dict[str, str]]:
+    """Send, and read the head of the answer."""
+    reader, writer = connection
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").rstrip().split("\r\n")
+    fields = (line.partition(":") for line in lines)
+    return int(first.split()[1]), {name.lower(): value.strip() for name, _, value in fields}
+
+
+async def _pieces(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+    """The body as it comes, without the framing."""
+    if "chunked" not in headers.get("transfer-encoding", ""):
+        remaining = int(headers.get("content-length", 1 << 60))
+        while remaining > 0 and (piece := await reader.read(min(remaining, _LINE_LIMIT))):
+            remaining -= len(piece)
+            yield piece
+        return
+    while size := int((await reader.readline()).partition(b";")[0], 16):
+        yield await reader.readexactly(size)
+        await reader.readexactly(2)
+    while (await reader.readline()).strip():
+        continue
+
+
+async def _refuse(reader: asyncio.StreamReader, headers: Mapping[str, str], status: int) -> None:
+    from app.client.errors import error_text
+
+    body = b"".join([piece async for piece in _pieces(reader, headers)])
+    raise StreamError(f"HTTP {status}", error_text(body.decode(errors="replace")))
+
+
+async def _read_events(
+    reader: asyncio.StreamReader, headers: Mapping[str, str], outcome: Outcome
+) -> None:
+    from app.client.sse import EventParser
+
+    parser, is_complete = EventParser(), False
+    async for piece in _pieces(reader, headers):
+        now = time.monotonic()
+        for data in parser.feed(piece):
+            if data == "[DONE]":
+                is_complete = True
+            else:
+                _take(data, now, outcome)
+    if not is_complete and outcome.finish_reason is None:
+        raise StreamError("stream cut off", f"after {len(outcome.chunks_s)} chunks")
+    _count_empty_end(outcome)
+    if not outcome.chunks_s:
+        raise StreamError("no tokens", "the answer is empty")
+
+
+def _take(data: str, now: float, outcome: Outcome) -> None:
+    """Read one event into `outcome`."""
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise StreamError("bad event", data[:80]) from error
+    if not isinstance(event, dict) or event.get("error") or event.get("object") == "error":
+        from app.client.errors import error_text
+
+        raise StreamError("error in the stream", error_text(data))
+    _take_usage(event.get("usage"), outcome)
+    for choice in event.get("choices") or ():
+        outcome.finish_reason = choice.get("finish_reason") or outcome.finish_reason
+        if _has_tokens(choice):
+            outcome.chunks_s.append(now)
+        elif choice.get("finish_reason"):
+            outcome.empty_end_s = now
+
+
+def _has_tokens(choice: Mapping[str, Any]) -> bool:
+    """False for a chunk that only names the role or the reason of the end.
+
+    Tokens without text (special ones, the first bytes of a character) count.
+    """
+    delta = choice.get("delta") or {}
+    text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
+    return bool(text) or not (delta.get("role") or choice.get("finish_reason"))
+
+
+def _count_empty_end(outcome: Outcome) -> None:
+    """The last chunk may bring tokens without text: then the server counts more than was seen."""
+    has_more = len(outcome.chunks_s) < (outcome.output_tokens or 0)
+    if outcome.empty_end_s is not None and has_more:
+        outcome.chunks_s.append(outcome.empty_end_s)
+
+
+def _take_usage(usage: Mapping[str, Any] | None, outcome: Outcome) -> None:
+    if not usage:
+        return
+    outcome.prompt_tokens = usage.get("prompt_tokens")
+    outcome.output_tokens = usage.get("completion_tokens")
+    details = usage.get("prompt_tokens_details") or {}
+    outcome.cached_tokens = details.get("cached_tokens", outcome.cached_tokens)

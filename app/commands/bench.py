@@ -1,0 +1,293 @@
+"""`stoker bench`: reads the command line, shows progress, prints what app.bench.run measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from app.bench.run import BenchPlan
+
+_LOAD, _CONTENT, _OUTPUT = "Load", "What is sent", "Output"
+
+
+def bench(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[URL|NAME] | compare A.json B.json",
+            help="Server under test. Default: $STOKER_URL, else http://127.0.0.1:8000.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            help="Closed loop with this many streams, e.g. 1,8,32 (the default).",
+            metavar="N,...",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Open loop: Poisson arrivals a second; `sweep` finds the knee.",
+            metavar="R,...|sweep",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Requests of a round.", rich_help_panel=_LOAD)
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, help="Seconds in which a round sends new requests.", rich_help_panel=_LOAD
+        ),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Rounds of each load.", rich_help_panel=_LOAD)
+    ] = 3,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Requests before the first round.", rich_help_panel=_LOAD)
+    ] = 8,
+    vs: Annotated[
+        str | None,
+        typer.Option(
+            help="A second server: rounds alternate, the ratio is printed.",
+            metavar="URL|NAME",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        str,
+        typer.Option(help="Length of the prompts.", metavar="N|A:B", rich_help_panel=_CONTENT),
+    ] = "60",
+    output_tokens: Annotated[
+        str,
+        typer.Option(help="Length of the answers.", metavar="N|A:B", rich_help_panel=_CONTENT),
+    ] = "128",
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            help='Lines of {"prompt": ...} or {"messages": ...} instead of made-up prompts.',
+            metavar="FILE.jsonl",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = None,
+    prefix_share: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=0.95, help="Share that all prompts begin with.", rich_help_panel=_CONTENT
+        ),
+    ] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of prompts and arrivals. Default: a new one, printed.", rich_help_panel=_CONTENT
+        ),
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Ask /v1/chat/completions.", rich_help_panel=_CONTENT),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Default: the first that each server lists.", rich_help_panel=_CONTENT),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Count only requests within these milliseconds as goodput.",
+            metavar="ttft:500,tpot:50",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0.0, help="compare: the loss that is accepted.", rich_help_panel=_OUTPUT),
+    ] = 0.05,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of one request.", rich_help_panel=_OUTPUT)
+    ] = 600.0,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the API key. Default: $STOKER_API_KEY, $VLLM_API_KEY.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document.", rich_help_panel=_OUTPUT)
+    ] = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain",
+            help="Server, load, figure, value, interval with tabs between.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+) -> int:
+    """Measure a server under load, and say when the figures cannot be trusted.
+
+    \b
+    Examples:
+      stoker bench --concurrency 1,8,32
+      stoker bench :8000 --vs :8001 --repeat 5
+      stoker bench --rate sweep --slo ttft:500,tpot:50
+      stoker bench --json > A.json
+      stoker bench compare A.json B.json
+    """
+    words = what or []
+    if words[:1] == ["compare"]:
+        return _compare(words[1:], tolerance, as_json, plain)
+    from app.bench.prompts import parse_range
+    from app.bench.report import parse_slo
+    from app.bench.round import Amount
+    from app.bench.run import BenchPlan, parse_loads
+    from app.bench.server import find_target
+
+    addresses = [_one_address(words), *([vs] if vs else [])]
+    loads, limits = parse_loads(concurrency, rate), parse_slo(slo)
+    lengths = parse_range("--prompt-tokens", prompt_tokens)
+    outputs = parse_range("--output-tokens", output_tokens)
+    is_chat = chat or (dataset is not None and _holds_messages(dataset))
+    key = _api_key(api_key_file)
+    plan = BenchPlan(
+        targets=tuple(find_target(word, model, key, is_chat, timeout) for word in addresses),
+        loads=loads,
+        amount=Amount(num_prompts, duration),
+        repeats=repeat,
+        warmup=warmup,
+        seed=int.from_bytes(os.urandom(3), "big") if seed is None else seed,
+        prompt_tokens=lengths,
+        output_tokens=outputs,
+        dataset=dataset,
+        prefix_share=prefix_share,
+        slo=limits,
+    )
+    return _measure(plan, as_json, plain)
+
+
+def _measure(plan: BenchPlan, as_json: bool, plain: bool) -> int:
+    from app import output
+    from app.bench.compare import SCHEMA
+    from app.bench.run import run_bench
+    from app.bench.table import plain_rows, text_report
+
+    with _progress() as on_progress:
+        result = run_bench(plan, on_progress)
+    if as_json:
+        output.print_json(SCHEMA, result.document)
+    elif plain:
+        output.print_plain(plain_rows(result.document))
+    else:
+        print(output.printable(text_report(result.document)))
+    if as_json or plain:
+        for finding in result.findings:
+            output.say(f"finding: {finding.text}")
+    return result.exit_code
+
+
+def _compare(files: list[str], tolerance: float, as_json: bool, plain: bool) -> int:
+    from app import output
+    from app.bench.compare import compare_files
+    from app.bench.table import comparison_text
+    from app.errors import ExitCode, StokerError
+
+    if len(files) != 2:
+        raise StokerError(
+            "compare needs two results",
+            hint="stoker bench compare A.json B.json",
+            exit_code=ExitCode.USAGE,
+        )
+    report = compare_files(Path(files[0]), Path(files[1]), tolerance)
+    items = [item.document() for item in report.comparisons]
+    if as_json:
+        payload = {"comparisons": items, "obstacles": list(report.obstacles)}
+        output.print_json("stoker.bench.compare", payload)
+    elif plain:
+        output.print_plain(
+            (
+                item.load,
+                item.figure,
+                item.ratio.value,
+                item.ratio.low,
+                item.ratio.high,
+                item.verdict,
+            )
+            for item in report.comparisons
+        )
+    else:
+        print(output.printable(comparison_text(report)))
+    return report.exit_code
+
+
+def _one_address(words: list[str]) -> str:
+    from app.client.transport import DEFAULT_URL
+    from app.errors import ExitCode, StokerError
+
+    if len(words) > 1:
+        raise StokerError(
+            f"one server is measured, not {len(words)}",
+            hint=f"for two that take turns: stoker bench {words[0]} --vs {words[1]}",
+            exit_code=ExitCode.USAGE,
+        )
+    return words[0] if words else os.environ.get("STOKER_URL") or DEFAULT_URL
+
+
+def _holds_messages(dataset: Path) -> bool:
+    from app.bench.prompts import read_dataset
+
+    return isinstance(read_dataset(dataset)[0], list)
+
+
+def _api_key(key_file: Path | None) -> str | None:
+    from app.client.credentials import find_api_key
+    from app.client.errors import InvalidKeyFile
+    from app.errors import ExitCode, StokerError
+
+    try:
+        return find_api_key(key_file, os.environ)
+    except InvalidKeyFile as error:
+        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar on a terminal; elsewhere one line on stderr for each round."""
+    from app.output import say, talk_console
+
+    shown = ""
+    if not sys.stderr.isatty():
+
+        def tell(title: str, _done: int, _total: int | None) -> None:
+            nonlocal shown
+            if title != shown:
+                shown = title
+                say(title)
+
+        yield tell
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    # Drawn twice a second: the bar must not cost what is measured.
+    with Progress(*columns, console=talk_console(), transient=True, refresh_per_second=2) as bar:
+        task = bar.add_task("", total=None)
+
+        def draw(title: str, done: int, total: int | None) -> None:
+            bar.update(task, description=title, completed=done, total=total)
+
+        yield draw

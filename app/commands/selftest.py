@@ -1,0 +1,91 @@
+"""`stoker selftest`: tries the life of a server on this machine and prints what held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.command_line import new_app
+
+if TYPE_CHECKING:
+    from app.ops.selftest import TrialResult
+
+app = new_app(help="Try on this machine what Stoker promises; needs no download.")
+
+_Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+_Fake = Annotated[bool, typer.Option("--fake-only", help="Leave our own engine out.")]
+_Model = Annotated[
+    Path | None,
+    typer.Option(help="Folder for our own engine. Default: the built-in model, if it is here."),
+]
+
+
+@app.command()
+def lifecycle(
+    as_json: _Json = False,
+    fake_only: _Fake = False,
+    model: _Model = None,
+    cycles: Annotated[int, typer.Option(min=0, help="Starts and stops in a row.")] = 10,
+) -> int:
+    """Start, stop and kill servers in every way; after each, nothing may be left.
+
+    \b
+    Examples:
+      stoker selftest lifecycle
+      stoker selftest lifecycle --fake-only --cycles 100
+    """
+    from app.ops import selftest_trials
+
+    return _report(selftest_trials.lifecycle(_own_model(fake_only, model), cycles), as_json)
+
+
+@app.command()
+def stall(as_json: _Json = False, fake_only: _Fake = False, model: _Model = None) -> int:
+    """See idle, busy, stalled and dead servers for what they are.
+
+    \b
+    Examples:
+      stoker selftest stall
+    """
+    from app.ops import selftest_trials
+
+    return _report(selftest_trials.stall(_own_model(fake_only, model)), as_json)
+
+
+def _own_model(fake_only: bool, model: Path | None) -> Path | None:
+    from app.ops.model_catalogue import DEFAULT_MODEL
+    from app.ops.model_store import ModelStore
+    from app.output import say
+    from app.paths import models_dir
+
+    if fake_only or model is not None:
+        return None if fake_only else model
+    found = ModelStore(models_dir()).ready_path(DEFAULT_MODEL)
+    if found is None:
+        say(f"our own engine is left out: {DEFAULT_MODEL} is not here (stoker models pull)")
+    return found
+
+
+def _report(results: Iterable[TrialResult], as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from app.errors import ExitCode
+    from app.output import print_json, printable
+
+    done = []
+    for result in results:
+        done.append(result)
+        if not as_json:
+            mark = "ok  " if result.problem is None else "FAIL"
+            print(f"{mark}  {result.title}  ({result.seconds:.1f} s)", flush=True)
+            if result.problem is not None:
+                print(f"      {printable(result.problem)}", flush=True)
+    num_failed = sum(result.problem is not None for result in done)
+    if as_json:
+        print_json("stoker.selftest", {"trials": [asdict(one) for one in done]})
+    else:
+        print(f"{len(done) - num_failed} of {len(done)} held")
+    return ExitCode.NO if num_failed else ExitCode.OK

@@ -1,0 +1,295 @@
+"""`stoker ps`, `status`, `stop`, `restart`, `attach`: the servers that `stoker serve` started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from app.ops.orphans import OrphanEngine
+    from app.ops.server_registry import ServerRecord
+    from app.ops.supervisor import StopReport
+
+_ONE = "Name or pid; not needed when one server runs."
+_Json = Annotated[bool, typer.Option("--json", help="One JSON document; unknown is null.")]
+_Name = Annotated[str | None, typer.Argument(metavar="[SERVER]", help=_ONE)]
+
+
+def ps(
+    as_json: _Json = False,
+    as_plain: Annotated[
+        bool, typer.Option("--plain", help="Tab-separated, one server a line.")
+    ] = False,
+    orphans: Annotated[
+        bool, typer.Option("--orphans", help="Engines that no supervisor looks after.")
+    ] = False,
+) -> int:
+    """List servers: starting, ready, idle, busy, stalled, draining, failed.
+
+    \b
+    Examples:
+      stoker ps
+      stoker ps --json | jq '.servers[].url'
+      stoker ps --orphans
+    """
+    from app.errors import ExitCode, StokerError
+
+    if as_json and as_plain:
+        raise StokerError("choose one of --json and --plain", exit_code=ExitCode.USAGE)
+    (_list_orphans if orphans else _list_servers)(as_json, as_plain)
+    return 0
+
+
+def status(name: _Name = None, as_json: _Json = False) -> int:
+    """Say how one server is; exit code 0 when it serves, 7 when it is stalled.
+
+    \b
+    Examples:
+      stoker status
+      stoker status tiny --json
+    """
+    from app.ops.find_server import find_server, open_registry
+    from app.ops.server_state import describe, server_state
+    from app.output import print_json, printable
+
+    record = find_server(name, open_registry().all())
+    state, document = server_state(record), describe(record)
+    if as_json:
+        print_json("stoker.status", document)
+        return state.exit_code
+    detail = f" ({state.detail})" if state.detail else ""
+    rows = [
+        ("server", f"{record.name}: {state.name}{detail}"),
+        ("model", f"{record.model}, engine {record.engine}"),
+        ("address", record.url),
+        ("processes", f"server {document['pid']}, supervisor {document['supervisor_pid']}"),
+        ("up", _duration(document["up_s"])),
+        ("log", record.log_path),
+    ]
+    for label, text in rows:
+        print(f"{label:<10}  {printable(text)}")
+    return state.exit_code
+
+
+def stop(
+    name: _Name = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every server of this user.")] = False,
+    orphans: Annotated[
+        bool, typer.Option("--orphans", help="Engines that no supervisor looks after.")
+    ] = False,
+    now: Annotated[bool, typer.Option("--now", help="Cut running requests off.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --orphans: do not ask.")] = False,
+) -> int:
+    """Stop servers: running requests end first, then every process; proves that nothing is left.
+
+    \b
+    Examples:
+      stoker stop tiny
+      stoker stop --all --now
+      stoker stop --orphans
+    """
+    from app.errors import ExitCode, StokerError
+    from app.ops.find_server import find_server, open_registry
+
+    if sum((name is not None, everything, orphans)) > 1:
+        raise StokerError("choose one: a server, --all or --orphans", exit_code=ExitCode.USAGE)
+    if orphans:
+        return _stop_orphans(yes)
+    records = open_registry().all()
+    for record in records if everything else (find_server(name, records),):
+        _stop(record, now)
+    return 0
+
+
+def restart(
+    name: _Name = None,
+    now: Annotated[bool, typer.Option("--now", help="Cut running requests off.")] = False,
+) -> int:
+    """Stop a server and serve the same again, in the background.
+
+    \b
+    Examples:
+      stoker restart tiny
+    """
+    from app.cli import run
+    from app.errors import ExitCode, StokerError
+    from app.ops.find_server import find_server, open_registry
+
+    record = find_server(name, open_registry().all())
+    has_key = "STOKER_API_KEY" in os.environ or "--api-key-file" in record.serve_args
+    if record.needs_key and not has_key:
+        raise StokerError(
+            f"{record.name} was started with a key, which is kept nowhere",
+            hint="set STOKER_API_KEY and try again",
+            exit_code=ExitCode.USAGE,
+        )
+    if not record.serve_args:
+        raise StokerError(f"how {record.name} was started is not known")
+    _stop(record, now)
+    os.chdir(record.folder)
+    return run(["serve", "--detach", "--name", record.name, *record.serve_args])
+
+
+def attach(
+    name: _Name = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key. Default: $STOKER_API_KEY.")
+    ] = None,
+) -> int:
+    """Open the dashboard of a server; leaving it does not stop the server.
+
+    \b
+    Examples:
+      stoker attach tiny
+    """
+    from app.client.credentials import find_api_key
+    from app.client.errors import InvalidKeyFile
+    from app.commands.top import has_screen, open_dashboard
+    from app.errors import ExitCode, StokerError
+    from app.ops.find_server import find_server, open_registry
+
+    record = find_server(name, open_registry().running())
+    if not has_screen():
+        raise StokerError(
+            "the dashboard needs a terminal",
+            hint=f"stoker top {record.url} --once",
+            exit_code=ExitCode.USAGE,
+        )
+    try:
+        api_key = find_api_key(api_key_file, os.environ)
+    except InvalidKeyFile as error:
+        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+    end = open_dashboard(
+        record.url,
+        api_key=api_key,
+        log_path=Path(record.log_path),
+        server_alive=record.is_running,
+    )
+    return ExitCode.ENGINE_DIED if end == "server-gone" else ExitCode.OK
+
+
+def _list_servers(as_json: bool, as_plain: bool) -> None:
+    from app.ops.find_server import open_registry
+    from app.ops.server_state import describe
+    from app.output import print_json, print_plain, say
+
+    found = [describe(record) for record in open_registry().all()]
+    if as_json:
+        print_json("stoker.servers", {"servers": found})
+        return
+    keys = ("name", "state", "engine", "model", "url", "pid", "up_s", "detail")
+    rows = [[one[key] for key in keys] for one in found]
+    if as_plain:
+        print_plain(rows)
+    elif rows:
+        shown = [[*row[:6], _duration(row[6]), _first_line(row[7])] for row in rows]
+        _print_table(("NAME", "STATE", "ENGINE", "MODEL", "URL", "PID", "UP", ""), shown)
+    else:
+        say("no server runs; `stoker serve` starts one")
+
+
+def _list_orphans(as_json: bool, as_plain: bool) -> None:
+    from dataclasses import asdict
+
+    from app.ops.orphans import find_orphans
+    from app.output import print_json, print_plain, say
+
+    found = find_orphans()
+    rows = [(one.pid, one.engine, one.program) for one in found]
+    if as_json:
+        print_json("stoker.orphans", {"orphans": [asdict(one) for one in found]})
+    elif as_plain:
+        print_plain(rows)
+    elif rows:
+        _print_table(("PID", "ENGINE", "PROGRAM"), rows)
+        say("next: stoker stop --orphans")
+    else:
+        say("no engine without a supervisor")
+
+
+def _stop(record: ServerRecord, now: bool) -> None:
+    from app.errors import ExitCode, StokerError
+    from app.ops.find_server import open_registry
+    from app.ops.server_registry import FAILED
+    from app.ops.stopping import stop_server
+    from app.output import say
+
+    if record.state == FAILED:
+        open_registry().remove(record.name)
+        say(f"{record.name} had failed; its record is removed")
+        return
+    if not now:
+        say(f"stopping {record.name}; requests get up to {record.stop_s:g} s (--now: none)")
+    report = stop_server(record, now=now)
+    _say_stopped(record, report)
+    if not report.is_clean:
+        raise StokerError(
+            f"{record.name} was stopped, but {report.remains(record.address[1])}",
+            exit_code=ExitCode.LEFTOVERS_REMAIN,
+        )
+
+
+def _say_stopped(record: ServerRecord, report: StopReport) -> None:
+    from app.output import say
+
+    processes = "1 process" if report.num_ended == 1 else f"{report.num_ended} processes"
+    port = "free" if report.is_port_free else "still in use"
+    say(f"stopped {record.name}: {processes} ended, port {record.address[1]} {port}")
+
+
+def _stop_orphans(yes: bool) -> int:
+    from app.errors import ExitCode, StokerError
+    from app.ops.orphans import end_orphan, find_orphans
+    from app.output import confirm, is_interactive, say
+
+    found = find_orphans()
+    if not found:
+        say("no engine without a supervisor")
+        return 0
+    for one in found:
+        say(_describe_orphan(one))
+    if not yes and not is_interactive():
+        raise StokerError("this ends processes", hint="add --yes", exit_code=ExitCode.USAGE)
+    if not yes and not confirm(f"end {len(found)} of them, with their children?"):
+        return ExitCode.NO
+    left = [pid for one in found for pid in end_orphan(one)]
+    if left:
+        raise StokerError(
+            f"processes {', '.join(map(str, left))} survived SIGKILL",
+            exit_code=ExitCode.LEFTOVERS_REMAIN,
+        )
+    say(f"ended {len(found)}")
+    return 0
+
+
+def _describe_orphan(one: OrphanEngine) -> str:
+    return f"  {one.program} (pid {one.pid}), engine {one.engine}"
+
+
+def _print_table(titles: tuple[str, ...], rows: Sequence[Sequence[object]]) -> None:
+    from app.output import printable
+
+    table = [
+        list(titles),
+        *[["-" if v is None else printable(str(v)) for v in row] for row in rows],
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _duration(seconds: object) -> str:
+    if not isinstance(seconds, float):
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _first_line(detail: object) -> str:
+    return str(detail).partition("\n")[0] if detail else ""

@@ -1,0 +1,68 @@
+"""A thread that asks a ready server every few seconds what it does and tells when that changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from app.ops.forward_progress import ProgressJudge, Verdict, read_counters
+
+_INTERVAL_S = 2.0
+
+
+class ActivityWatch:
+    """Starts with `start`; `stop` returns when nothing more will be told."""
+
+    def __init__(
+        self,
+        url: str,
+        stall_s: float,
+        *,
+        processes: Callable[[], Iterable[psutil.Process]],
+        on_change: Callable[[Verdict], None],
+    ) -> None:
+        self._url = url
+        self._judge = ProgressJudge(stall_s)
+        self._processes = processes
+        self._on_change = on_change
+        self._is_over = threading.Event()
+        self._interval_s = min(_INTERVAL_S, stall_s / 3)
+        self._thread = threading.Thread(target=self._run, name="activity-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; at most one time-out of a scrape is waited for."""
+        self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        told: Verdict | None = None
+        while not self._is_over.wait(self._interval_s):
+            verdict = self._judge.judge(read_counters(self._url), self._stopped())
+            is_news = told is None or verdict.activity is not told.activity
+            if is_news and not self._is_over.is_set():
+                told = verdict
+                self._on_change(verdict)
+
+    def _stopped(self) -> list[str]:
+        return [_describe(one) for one in self._processes() if _is_stopped(one)]
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.name()} (pid {process.pid})"
+    except psutil.Error:
+        return f"pid {process.pid}"

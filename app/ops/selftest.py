@@ -1,0 +1,274 @@
+"""Real starts and stops of a small fake engine, or of ours, each followed by a search for remains.
+
+Every process of a trial carries a mark in its environment, so that none can hide from the search.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from app.errors import StokerError
+from app.ops.background import BackgroundStart, start_in_background
+from app.ops.launch_specs import LaunchSpec
+from app.ops.managed_server import ManagedServer, ServerCare
+from app.ops.ports import is_port_free
+from app.ops.server_registry import ServerRecord, ServerRegistry
+from app.ops.serving import ServingScreens, serve_until_stopped
+from app.ops.socket_folders import remove_dead_socket_folders
+from app.ops.supervisor import StopTimes
+
+_MARK = "STOKER_SELFTEST"
+_POLL_S = 0.05
+_PATIENCE_S = 20.0
+_START_S = 120.0
+_TIMES = StopTimes(grace_s=1.0, group_s=1.0, kill_s=5.0)
+_STALL_S = 1.0
+
+
+class TrialFailed(Exception):
+    """What was expected of the server did not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """`problem` is None when all was as it should be."""
+
+    title: str
+    seconds: float
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One server from its start to its end: what is done to it, and how its supervisor must end."""
+
+    title: str
+    mode: str
+    act: Callable[[RunningTrial], None]
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTrial:
+    """The supervisor process of a trial, with what it leaves on disk."""
+
+    start: BackgroundStart
+    registry: ServerRegistry
+    folder: Path
+
+    def record(self) -> ServerRecord:
+        """The server's record, as soon as there is one."""
+        wait_for(lambda: bool(self.registry.running()), "a record in the registry")
+        return self.registry.running()[0]
+
+    def wait_for_state(self, *states: str) -> None:
+        """Until the record has one of these states."""
+        wait_for(lambda: self.record().state in states, f"the state {' or '.join(states)}")
+
+    def hold_state(self, state: str) -> None:
+        """It stays so for twice as long as a stall takes."""
+        end = time.monotonic() + 2 * _STALL_S
+        while time.monotonic() < end:
+            if self.record().state != state:
+                raise TrialFailed(f"{state} became {self.record().state}")
+            time.sleep(_POLL_S)
+
+    def wait_for_line(self, text: str) -> None:
+        """Until the server has printed it."""
+        log = self.folder / "engine.log"
+        wait_for(lambda: log.exists() and text in log.read_text(), f"the line {text!r}")
+
+    def core(self) -> psutil.Process:
+        """The server's own child."""
+        return psutil.Process(self.record().pid).children()[0]
+
+
+SpecMaker = Callable[[str], LaunchSpec]  # mode -> what to start
+
+
+def fake_spec(mode: str) -> LaunchSpec:
+    """The fake engine on a free port."""
+    script, port = Path(__file__).with_name("selftest_engine.py"), _free_port()
+    return LaunchSpec(
+        engine="selftest",
+        argv=(sys.executable, str(script), str(port), mode),
+        model="selftest",
+        host="127.0.0.1",
+        port=port,
+        shutdown_timeout_s=0.5,
+    )
+
+
+def own_engine_spec(model: Path) -> SpecMaker:
+    """Our engine on a folder; the mode is not used."""
+    from app.ops.launch_specs import parse_serve_request, stoker_spec
+
+    def make(mode: str) -> LaunchSpec:
+        words = [str(model), f"--port={_free_port()}", "--shutdown-timeout=1", "--enforce-eager"]
+        return stoker_spec(parse_serve_request(words), str(model.absolute()), None)
+
+    return make
+
+
+def run_trial(trial: Trial, make_spec: SpecMaker, remains_s: float = _PATIENCE_S) -> TrialResult:
+    """Start, act, wait for the end, look for remains."""
+    began, mark = time.monotonic(), secrets.token_hex(8)
+    spec = make_spec(trial.mode)
+    spec = replace(spec, variables={**spec.variables, _MARK: mark})
+    with tempfile.TemporaryDirectory(prefix="stoker.selftest.") as name:
+        folder = Path(name)
+        registry = ServerRegistry(folder / "servers")
+        start = start_in_background(lambda: _supervise(spec, registry, folder), folder / "out")
+        running = RunningTrial(start, registry, folder)
+        problem = None
+        try:
+            trial.act(running)
+            code = _wait_for_end(start.pid)
+            if code != trial.exit_code:
+                problem = f"the supervisor ended with {code} instead of {trial.exit_code}"
+        except TrialFailed as failed:
+            problem = str(failed)
+            _kill(start.pid)
+        problem = problem or _remains(mark, spec, registry, remains_s)
+        for process in marked_processes(mark):
+            process.kill()
+        if problem is not None:
+            problem += "".join(f"\n    {line}" for line in _last_lines(folder))
+    return TrialResult(trial.title, time.monotonic() - began, problem)
+
+
+def run_cycles(count: int) -> TrialResult:
+    """Start and stop the fake engine in this process, again and again: nothing may add up."""
+    began, me = time.monotonic(), psutil.Process()
+    with tempfile.TemporaryDirectory(prefix="stoker.selftest.") as name:
+        folder = Path(name)
+        _cycle(folder)  # what is loaded once is no leak
+        before = _held(me, folder)
+        for _ in range(count):
+            _cycle(folder)
+        after = _held(me, folder)
+    more = [f"{key} {before[key]} -> {after[key]}" for key in before if after[key] > before[key]]
+    problem = f"there are more of them now: {', '.join(more)}" if more else None
+    return TrialResult(f"{count} starts and stops add nothing", time.monotonic() - began, problem)
+
+
+def wait_for(is_met: Callable[[], bool], what: str, timeout_s: float = _START_S) -> None:
+    """TrialFailed when it does not come true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not is_met():
+        if time.monotonic() > deadline:
+            raise TrialFailed(f"waited in vain for {what}")
+        time.sleep(_POLL_S)
+
+
+def marked_processes(mark: str) -> Iterator[psutil.Process]:
+    """Processes of a trial that still run."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_gone = process.status() == psutil.STATUS_ZOMBIE
+            if not is_gone and process.environ().get(_MARK) == mark:
+                yield process
+
+
+def _supervise(spec: LaunchSpec, registry: ServerRegistry, folder: Path) -> int:
+    server = _server(spec, registry, folder)
+    screens = ServingScreens(
+        starting=lambda events: None,
+        ready=lambda server: None,
+        running=_wait_while_running,
+        stopping=lambda: None,
+        stopped=lambda report: None,
+    )
+    try:
+        return serve_until_stopped(server, screens, _START_S)
+    except StokerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def _server(spec: LaunchSpec, registry: ServerRegistry, folder: Path) -> ManagedServer:
+    log = folder / "engine.log"
+    care = ServerCare(stall_s=_STALL_S)
+    return ManagedServer(
+        spec, name="selftest", log_path=log, registry=registry, times=_TIMES, care=care
+    )
+
+
+def _wait_while_running(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
+    while should_go_on():
+        time.sleep(_POLL_S)
+
+
+def _cycle(folder: Path) -> None:
+    server = _server(fake_spec("good"), ServerRegistry(folder / "servers"), folder)
+    server.start()
+    server.wait_until_ready(_START_S, lambda: False, lambda: None)
+    server.begin_service()
+    server.stop()
+
+
+def _held(me: psutil.Process, folder: Path) -> dict[str, int]:
+    return {
+        "descriptors": me.num_fds(),
+        "threads": threading.active_count(),
+        "children": len(me.children(recursive=True)),
+        "files": sum(1 for path in folder.rglob("*") if path.is_file()),
+    }
+
+
+def _wait_for_end(pid: int) -> int:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            raise TrialFailed(f"the supervisor did not end within {_PATIENCE_S:g} s")
+        time.sleep(_POLL_S)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _remains(
+    mark: str, spec: LaunchSpec, registry: ServerRegistry, patience_s: float
+) -> str | None:
+    """What is still there after a moment; the kernel needs one to end a killed tree."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = [f"process {one.pid}" for one in marked_processes(mark)]
+        if not is_port_free(spec.host, spec.port):
+            found.append(f"port {spec.port}")
+        found += [f"the record of {record.name}" for record in registry.all()]
+        remove_dead_socket_folders()
+        if not found or time.monotonic() > deadline:
+            return f"left behind: {', '.join(found)}" if found else None
+        time.sleep(_POLL_S)
+
+
+def _last_lines(folder: Path) -> list[str]:
+    texts = [path.read_text(errors="replace") for path in folder.glob("engine.log")]
+    out = (folder / "out").read_text(errors="replace")
+    return [line for text in (*texts, out) for line in text.splitlines()[-10:]]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

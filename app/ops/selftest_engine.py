@@ -1,0 +1,94 @@
+"""A small program in the place of an engine for `stoker selftest`: a server with one child.
+
+Run by path; uses the standard library only. MODE says how it behaves:
+
+good | idle | busy | frozen    ready; no request, one that moves, one whose counters stand still
+stubborn                       ready; it and its child ignore SIGTERM
+hold:N | die:N                 stays, or ends, in part N (0 to 3) of its start
+"""
+
+from __future__ import annotations
+
+import http.server
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+_PARTS = 4
+# Like an EngineCore it ends when its parent has gone, unless it is stubborn.
+_CHILD = """
+import os, signal, sys, time
+if sys.argv[1] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+parent = os.getppid()
+while sys.argv[1] == "stubborn" or os.getppid() == parent:
+    time.sleep(0.05)
+"""
+
+
+def main() -> None:
+    """`selftest_engine.py PORT MODE`."""
+    port, (mode, _, part) = int(sys.argv[1]), sys.argv[2].partition(":")
+    if mode == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, mode], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    for number in range(_PARTS):
+        print(f"part {number} of the start", flush=True)
+        if part == str(number):
+            _hold_or_die(mode)
+    threading.Thread(target=_end_with, args=(child,), daemon=True).start()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _handler(mode))
+    print(f"ready on port {port}", flush=True)
+    server.serve_forever()
+
+
+def _hold_or_die(mode: str) -> None:
+    if mode == "die":
+        sys.exit(1)
+    print("holding", flush=True)
+    time.sleep(600)
+
+
+def _end_with(child: subprocess.Popen[bytes]) -> None:
+    """A server without its core is of no use."""
+    child.wait()
+    os._exit(1)
+
+
+def _handler(mode: str) -> type[http.server.BaseHTTPRequestHandler]:
+    steps = itertools.count(1)
+
+    def body(path: str) -> str:
+        if path != "/metrics":
+            return ""
+        step = next(steps) if mode == "busy" else 1
+        labels = '{engine="0",model_name="selftest"}'
+        return (
+            f"vllm:num_requests_running{labels} {1 if mode in ('busy', 'frozen') else 0}\n"
+            f"vllm:num_requests_waiting{labels} 0\n"
+            f"vllm:generation_tokens_total{labels} {step}\n"
+        )
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = body(self.path).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+if __name__ == "__main__":
+    main()

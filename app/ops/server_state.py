@@ -1,0 +1,66 @@
+"""What `stoker ps` and `stoker status` say of a server: its record, checked against the machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from app.errors import ExitCode
+from app.ops.server_registry import FAILED, ServerRecord
+
+_EXIT_CODES = {
+    "ready": ExitCode.OK,
+    "idle": ExitCode.OK,
+    "busy": ExitCode.OK,
+    "stalled": ExitCode.ENGINE_STALLED,
+    "dead": ExitCode.ENGINE_DIED,
+    FAILED: ExitCode.ENGINE_DIED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """`name` is a state of the record, or dead or orphaned."""
+
+    name: str
+    detail: str | None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 for a server that answers requests."""
+        return _EXIT_CODES.get(self.name, ExitCode.NO)
+
+
+def server_state(record: ServerRecord) -> ServerState:
+    """The state now."""
+    if record.state == FAILED:
+        return ServerState(FAILED, record.detail)
+    if not record.is_running():
+        return ServerState("dead", "its process is gone")
+    if not record.is_supervised():
+        return ServerState("orphaned", "its stoker is gone; nobody watches it")
+    return ServerState(record.state, record.detail)
+
+
+def describe(record: ServerRecord) -> dict[str, object]:
+    """The record and the state as a document."""
+    state = server_state(record)
+    is_up = record.is_running()
+    return {
+        "name": record.name,
+        "state": state.name,
+        "detail": state.detail,
+        "engine": record.engine,
+        "model": record.model,
+        "url": record.url,
+        "port": record.address[1],
+        "pid": record.pid if is_up else None,
+        "start_time": record.create_time,
+        "supervisor_pid": record.supervisor_pid if record.is_supervised() else None,
+        "supervisor_start_time": record.supervisor_create_time,
+        "up_s": round(time.time() - record.create_time, 1) if is_up else None,
+        "log_path": record.log_path,
+        "command": list(record.command),
+        "serve_args": list(record.serve_args),
+        "folder": record.folder,
+    }

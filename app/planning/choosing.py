@@ -1,0 +1,188 @@
+"""Which engine should serve a model here: an ordered table of rules, the first that holds decides.
+
+Knows needs and rules; the facts of a machine come from doctor's probes or a file of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.errors import ExitCode, StokerError
+from app.planning.model_shapes import BUILTIN_SHAPES
+
+if TYPE_CHECKING:
+    from app.doctor.facts import Facts
+
+MANY_USERS = 8
+"""Where the lesson draws the line; an example's threshold, nothing that was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Machine and workload. `is_cpu_or_apple_only`: no GPU that vLLM's wheel can use."""
+
+    name: str
+    has_gpu: bool
+    is_linux: bool
+    concurrent_users: int
+    is_gguf_only: bool
+    is_cpu_or_apple_only: bool
+    needs_several_gpus: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`holds` gets the need and the number of users from which there are many."""
+
+    id: str
+    holds: Callable[[Need, int], bool]
+    engine: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The answer, the rule that decided and those that were passed over before it."""
+
+    need: Need
+    engine: str
+    reason: str
+    rule: str
+    passed_over: tuple[str, ...]
+
+
+RULES = (
+    Rule(
+        "cpu-or-apple",
+        lambda need, many: need.is_cpu_or_apple_only,
+        "llama.cpp",
+        "CPU or Apple GPU: llama.cpp builds for both; the vLLM PyPI wheel is the CUDA build",
+    ),
+    Rule(
+        "not-linux",
+        lambda need, many: not need.is_linux,
+        "llama.cpp",
+        "vLLM wheels are manylinux only",
+    ),
+    Rule(
+        "gguf-only",
+        lambda need, many: need.is_gguf_only,
+        "llama.cpp",
+        "GGUF is llama.cpp's native format; vLLM 0.30.0 has no GGUF loader",
+    ),
+    Rule(
+        "several-gpus",
+        lambda need, many: need.needs_several_gpus,
+        "vLLM",
+        "tensor and pipeline parallelism across GPUs",
+    ),
+    Rule(
+        "many-users",
+        lambda need, many: need.has_gpu and need.concurrent_users >= many,
+        "vLLM",
+        "many concurrent requests: paged KV blocks, token-budget scheduler, CUDA graphs",
+    ),
+    Rule(
+        "few-users",
+        lambda need, many: True,
+        "llama.cpp",
+        "few concurrent requests: slots and quantized GGUF weights fit a single user",
+    ),
+)
+
+
+def choose_engine(need: Need, many_users: int = MANY_USERS) -> Choice:
+    """The first rule that holds; the last one always does."""
+    number, rule = next((n, r) for n, r in enumerate(RULES) if r.holds(need, many_users))
+    before = tuple(rule.id for rule in RULES[:number])
+    return Choice(need, rule.engine, rule.reason, rule.id, before)
+
+
+def read_needs(path: Path) -> tuple[Need, ...]:
+    """Needs from a JSON file: one object or a list, with the fields of Need as keys."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _usage(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise _usage(f"{path} is no valid JSON: {error}") from error
+    return tuple(_need(item, path) for item in (value if isinstance(value, list) else [value]))
+
+
+def _need(item: Any, path: Path) -> Need:
+    kinds: Mapping[str, type] = {"name": str, "concurrent_users": int}
+    fields = [entry.name for entry in dataclasses.fields(Need)]
+    if not isinstance(item, dict) or set(item) != set(fields):
+        raise _usage(f"{path}: a need has exactly the keys {', '.join(fields)}")
+    for name in fields:
+        if type(item[name]) is not kinds.get(name, bool):
+            raise _usage(
+                f"{path}: {name} is {item[name]!r}, not a {kinds.get(name, bool).__name__}"
+            )
+    return Need(**item)
+
+
+def host_need(facts: Facts, model: str | None, users: int, needs_several_gpus: bool | None) -> Need:
+    """A machine as doctor's probes saw it. What is not given follows from MODEL and the GPUs.
+
+    Several GPUs are needed where the model does not fit one and fits more.
+    """
+    reading, seen = facts.gpu, facts.accelerators
+    gpus = reading.gpus if reading else ()
+    has_gpu = bool(gpus) or (seen is not None and seen.has_kfd)
+    if needs_several_gpus is None:
+        sizes = gpus_needed(facts, model) if model and len(gpus) > 1 else None
+        needs_several_gpus = len(gpus) > 1 if model is None else (sizes or 1) > 1
+    return Need(
+        name=f"{facts.name or 'this machine'}, {model or 'any model'}",
+        has_gpu=has_gpu,
+        is_linux=facts.machine is None or facts.machine.system == "linux",
+        concurrent_users=users,
+        is_gguf_only=model is not None and model.endswith(".gguf"),
+        is_cpu_or_apple_only=not has_gpu,
+        needs_several_gpus=needs_several_gpus,
+    )
+
+
+def gpus_needed(facts: Facts, model: str) -> int | None:
+    """The least tensor-parallel size with which the model and a short request fit those GPUs.
+
+    None where that is not known.
+    """
+    from app.planning.gpu_catalogue import gpu_of_reading
+    from app.planning.plan import least_tensor_parallel, make_plan
+    from app.planning.plan_models import find_planned_model
+    from app.planning.plan_request import PlanRequest
+
+    gpu = gpu_of_reading(facts.gpu) if facts.gpu else None
+    if gpu is None or model.endswith(".gguf"):
+        return None
+    found = find_planned_model(model)
+    plan = make_plan(found.shape, found.weights, PlanRequest(gpu=gpu, max_model_len=-1))
+    return least_tensor_parallel(plan, found.weights)
+
+
+def start_command(
+    choice: Choice, model: str | None, tensor_parallel_size: int | None = None
+) -> str:
+    """What to type for the engine that was chosen."""
+    name = model or "MODEL"
+    builtin = BUILTIN_SHAPES.get(name)
+    if choice.engine == "vLLM":
+        command = f"vllm serve {builtin.hub_id if builtin else shlex.quote(name)}"
+        command += " --max-model-len auto"  # the longest that fits, as the size was found
+        if choice.need.needs_several_gpus:
+            command += f" --tensor-parallel-size {tensor_parallel_size or 'N'}"
+        return command
+    file = shlex.quote(name) if name.endswith(".gguf") else "MODEL.gguf"
+    return f"llama-server --model {file}" + (" --n-gpu-layers 999" if choice.need.has_gpu else "")
+
+
+def _usage(message: str) -> StokerError:
+    return StokerError(message, exit_code=ExitCode.USAGE)

@@ -1,0 +1,164 @@
+"""Reads small files and file beginnings of a Hugging Face repository, by range request.
+
+HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are obeyed; the token goes to that host alone, never to
+the storage host that it redirects to. Keeps nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, urlsplit
+
+from app.errors import ExitCode, StokerError
+from app.planning.weight_headers import header_length, index_files, parse_header
+
+_TIMEOUT_S = 20.0
+_FIRST_BYTES = 256 << 10  # holds most headers whole
+_LIMIT_BYTES = 64 << 20
+_CONNECTIONS = 8
+_INDEX = "model.safetensors.index.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class _KeepTokenHome(urllib.request.HTTPRedirectHandler):
+    """Drops the key when the answer sends us to another host."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Message,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        if request is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+            request.remove_header("Authorization")
+        return request
+
+
+class HubRepository:
+    """One model repository; every error is a StokerError that says what to do."""
+
+    def __init__(self, repo_id: str) -> None:
+        self._repo_id = repo_id
+        self._endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        self._token = _token()
+        self._opener = urllib.request.build_opener(_KeepTokenHome)
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        try:
+            value = json.loads(self._required("config.json"))
+        except ValueError as error:
+            raise StokerError(f"the config.json of {self._repo_id} is no valid JSON") from error
+        if not isinstance(value, dict):
+            raise StokerError(f"the config.json of {self._repo_id} is no JSON object")
+        return value
+
+    def safetensors_headers(self) -> list[dict[str, Any]]:
+        """The header of each weight file."""
+        index = self._get(_INDEX, None)
+        names = ["model.safetensors"] if index is None else index_files(index, _INDEX)
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            return list(pool.map(self._header, names))
+
+    def _header(self, name: str) -> dict[str, Any]:
+        first = self._required(name, _FIRST_BYTES)
+        length = header_length(first, name)
+        if len(first) < 8 + length:
+            first = self._required(name, 8 + length)
+        return parse_header(first[8 : 8 + length], f"{self._repo_id}/{name}")
+
+    def _required(self, name: str, num_bytes: int | None = None) -> bytes:
+        content = self._get(name, num_bytes)
+        if content is None:
+            raise StokerError(
+                f"the hub has no {self._repo_id} that you may see, or it holds no {name}",
+                hint="check the spelling; for a private model set HF_TOKEN",
+            )
+        return content
+
+    def _get(self, name: str, num_bytes: int | None) -> bytes | None:
+        """The file, or its first `num_bytes`; None when there is none."""
+        url = f"{self._endpoint}/{self._repo_id}/resolve/main/{quote(name)}"
+        request = urllib.request.Request(url, headers={"User-Agent": "stoker"})
+        if num_bytes is not None:
+            request.add_header("Range", f"bytes=0-{num_bytes - 1}")
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                content: bytes = answer.read(num_bytes or _LIMIT_BYTES)
+                return content
+        except urllib.error.HTTPError as error:
+            with error:
+                self._require_absent(error)
+            return None
+        except (urllib.error.URLError, OSError) as error:
+            raise StokerError(
+                f"{self._repo_id} is not in the local cache and the Hugging Face hub cannot be "
+                "reached",
+                hint="check the network (HTTPS_PROXY, HF_ENDPOINT), or give a folder or a "
+                "built-in shape (`stoker plan --shapes`)",
+                exit_code=ExitCode.UNREACHABLE,
+            ) from error
+
+    def _require_absent(self, error: urllib.error.HTTPError) -> None:
+        """Raise unless the answer says that there is no such file."""
+        if error.code == 404:
+            return
+        # The hub says 401 for what does not exist, unless it names the gate.
+        if error.code == 401 and error.headers.get("X-Error-Code") != "GatedRepo":
+            return
+        if error.code in (401, 403):
+            raise StokerError(
+                f"{self._repo_id} is gated: its owners ask everyone to accept terms first",
+                hint=f"accept them at https://huggingface.co/{self._repo_id}, then "
+                "export HF_TOKEN=<your token>; many gated models are built-in shapes "
+                "(`stoker plan --shapes`)",
+                exit_code=ExitCode.UNREACHABLE,
+            ) from error
+        raise StokerError(
+            f"the hub answered {error.code} for {self._repo_id}; try again later",
+            exit_code=ExitCode.UNREACHABLE,
+        ) from error
+
+
+def open_repository(repo_id: str) -> HubRepository:
+    """The repository, unless offline mode forbids to ask."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        raise StokerError(
+            f"{repo_id} is not in the local cache, and HF_HUB_OFFLINE forbids asking the hub",
+            hint="unset HF_HUB_OFFLINE, or give a folder or a built-in shape "
+            "(`stoker plan --shapes`)",
+            exit_code=ExitCode.UNREACHABLE,
+        )
+    return HubRepository(repo_id)
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether it is written like org/name."""
+    return _HUB_ID.fullmatch(text) is not None
+
+
+def _token() -> str | None:
+    """HF_TOKEN, or the file that `hf auth login` writes."""
+    given = os.environ.get("HF_TOKEN")
+    if given:
+        return given.strip()
+    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    path = Path(os.environ.get("HF_TOKEN_PATH") or Path(home) / "token")
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,216 @@
+"""Compares a plan with what a real start logged: the same KV memory must give the same capacity.
+
+A log rounds its KV memory to 0.01 GiB, so the prediction is a range. Older versions of vLLM counted
+otherwise; their rules are here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from app.errors import ExitCode, StokerError
+from app.planning.gpu_catalogue import PlannedGpu
+from app.planning.model_shapes import ModelShape
+from app.planning.plan import Plan
+from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest, scheduler_defaults
+from app.planning.planned_cache import cache_spec
+from engine.kv_sizing import (
+    GIB,
+    KVCacheGroup,
+    KVCacheSpec,
+    capacity_of_blocks,
+    pipeline_stages,
+)
+from logparse import LogReport
+
+_FIRST_WITH_GROUPS = (0, 9, 2)  # before, a window was kept like full attention
+_FIRST_TOKENS_BY_CONCURRENCY = (0, 20)  # before: blocks / groups * block size
+_FIRST_ASYNC = (0, 20)  # before, one step was in flight
+_FIRST_WITHOUT_GRAPHS = (0, 21)  # before, graphs came on top of the share, not out of it
+_UTILIZATION_BEFORE = ((0, 20), 0.90)  # the default share of older versions
+_CPU_BLOCK = 128
+_Figure = int | float | tuple[int | float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedValue:
+    """One figure of the log beside what the plan says, from `low` to `high`.
+
+    Capacity follows from the log's own KV memory and must agree; where `is_estimate`, only a start
+    could know.
+    """
+
+    name: str
+    logged: float
+    low: float
+    high: float
+    basis: str
+    is_estimate: bool = False
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the logged figure is within the range."""
+        return self.low <= self.logged <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """How the version that wrote the log counts."""
+
+    spec: KVCacheSpec
+    max_model_len: int
+    has_tokens_by_concurrency: bool
+
+    def tokens(self, blocks: int) -> int:
+        if self.has_tokens_by_concurrency:
+            return capacity_of_blocks(blocks, self.spec, self.max_model_len).num_tokens
+        return blocks // len(self.spec.groups) * self.spec.block_size
+
+    def concurrency(self, blocks: int) -> float:
+        return round(blocks / self.spec.blocks_per_request(self.max_model_len), 2)
+
+
+def request_of_log(report: LogReport, request: PlanRequest) -> PlanRequest:
+    """The flags that the start had; what the log does not say stays as asked."""
+    facts = report.facts
+    gpu = request.gpu
+    if gpu is None and facts.gpu_total_gib is not None:
+        gpu = PlannedGpu("the log's GPU", int(facts.gpu_total_gib * GIB))
+    # SGLang counts single tokens, as llama.cpp does.
+    engines = {"llama.cpp": LLAMA_CPP, "sglang": LLAMA_CPP, "stoker": STOKER}
+    cache_dtype = facts.kv_cache_dtype
+    version = _version(report)
+    is_old = version is not None and version < _UTILIZATION_BEFORE[0]
+    share = _UTILIZATION_BEFORE[1] if is_old else request.gpu_memory_utilization
+    return dataclasses.replace(
+        request,
+        gpu=gpu,
+        engine=engines.get(report.engine or "", VLLM),
+        tensor_parallel_size=facts.tensor_parallel_size or request.tensor_parallel_size,
+        pipeline_parallel_size=facts.pipeline_parallel_size or request.pipeline_parallel_size,
+        max_model_len=facts.max_model_len or request.max_model_len,
+        kv_cache_dtype=request.kv_cache_dtype if cache_dtype in (None, "auto") else cache_dtype,
+        gpu_memory_utilization=facts.gpu_memory_utilization or share,
+        enforce_eager=bool(facts.enforce_eager) or request.enforce_eager,
+        block_size=facts.block_size or request.block_size or _default_block(report),
+        max_num_batched_tokens=facts.max_num_batched_tokens or request.max_num_batched_tokens,
+    )
+
+
+def compare_capacity(
+    shape: ModelShape, report: LogReport, request: PlanRequest
+) -> tuple[ComparedValue, ...]:
+    """Blocks, tokens and concurrency; StokerError (3) when the log does not say them."""
+    facts, total = report.facts, report.kv_tokens_total
+    if facts.max_model_len is None or total is None:
+        raise StokerError(
+            "the log does not say the size of the KV cache, so there is nothing to compare",
+            hint="`stoker logs FILE` shows how far the start came",
+            exit_code=ExitCode.NOT_ENOUGH_EVIDENCE,
+        )
+    counting = _counting(shape, report, request, facts.max_model_len)
+    memory = _least(facts.kv_memory_gib)
+    if memory is None:  # tokens and concurrency must still belong together
+        blocks = facts.kv_blocks or total // counting.spec.block_size
+        found = _figures(report, counting, blocks, blocks, f"from {total:,} tokens of the log")
+        return tuple(value for value in found if value.name == "max_concurrency")
+    low, high = kv_memory_interval(memory)
+    size = counting.spec.bytes_per_block
+    basis = f"from {memory} GiB of KV memory and {size:,} bytes a block"
+    return tuple(_figures(report, counting, low // size, (high - 1) // size, basis))
+
+
+def compare_memory(plan: Plan, report: LogReport) -> Iterator[ComparedValue]:
+    """Weights, estimates and KV memory beside what the start measured."""
+    facts = report.facts
+    measured = {
+        "non-torch memory": facts.non_torch_gib,
+        "activation peak": facts.peak_activation_gib,
+        "CUDA graphs": _least(facts.graph_gib),
+    }
+    weights = _least(facts.weights_gib)
+    if weights is not None:
+        gib = round(plan.tightest.weights_bytes / GIB, 2)
+        yield ComparedValue("weights_gib", weights, gib, gib, plan.weights.basis, is_estimate=True)
+    for guess in plan.assumptions:
+        gib_logged = measured[guess.name]
+        if gib_logged is not None:
+            low, high = (round(edge / GIB, 2) for edge in (guess.low, guess.high))
+            yield ComparedValue(guess.name, gib_logged, low, high, guess.basis, is_estimate=True)
+    memory = _least(facts.kv_memory_gib)
+    if memory is not None and plan.request.gpu is not None:
+        low, high = (round(edge / GIB, 2) for edge in _kv_memory_edges(plan, report))
+        basis = f"what is left of {plan.request.gpu.name}"
+        yield ComparedValue("kv_memory_gib", memory, low, high, basis, is_estimate=True)
+
+
+def _kv_memory_edges(plan: Plan, report: LogReport) -> tuple[int, int]:
+    version = _version(report)
+    if version is None or version >= _FIRST_WITHOUT_GRAPHS:
+        return plan.kv_low, plan.kv_high
+    graphs = next(guess for guess in plan.assumptions if guess.name == "CUDA graphs")
+    return plan.kv_low + graphs.high, plan.kv_high + graphs.low
+
+
+def kv_memory_interval(gib: float) -> tuple[int, int]:
+    """Bytes that print as `gib` with two decimals: from, and up to but not including."""
+    return math.ceil((gib - 0.005) * GIB), math.ceil((gib + 0.005) * GIB)
+
+
+def _figures(
+    report: LogReport, counting: _Counting, low: int, high: int, basis: str
+) -> Iterator[ComparedValue]:
+    facts = report.facts
+    tokens, concurrency = _least(facts.kv_tokens), _least(facts.max_concurrency)
+    if facts.kv_blocks is not None:
+        yield ComparedValue("kv_blocks", facts.kv_blocks, low, high, basis)
+    if tokens is not None:
+        edges = (counting.tokens(low), counting.tokens(high))
+        yield ComparedValue("kv_tokens", tokens, *edges, basis)
+    if concurrency is not None:
+        ends = (counting.concurrency(low), counting.concurrency(high))
+        yield ComparedValue("max_concurrency", concurrency, *ends, basis)
+
+
+def _counting(
+    shape: ModelShape, report: LogReport, request: PlanRequest, max_model_len: int
+) -> _Counting:
+    asked = request_of_log(report, request)
+    if report.facts.dtype in ("float16", "bfloat16", "float32"):
+        shape = dataclasses.replace(shape, dtype=report.facts.dtype)
+    asked = dataclasses.replace(asked, cpu_dtype=shape.dtype)
+    tokens = scheduler_defaults(asked, max_model_len).max_num_batched_tokens
+    stages = pipeline_stages(shape.num_layers, asked.pipeline_parallel_size)
+    specs = (cache_spec(shape, asked, tokens, layers) for layers in stages)
+    spec = max(specs, key=lambda stage: stage.bytes_per_block)
+    version = _version(report)
+    if version is None:
+        return _Counting(spec, max_model_len, has_tokens_by_concurrency=True)
+    if version < _FIRST_WITH_GROUPS:
+        spec = dataclasses.replace(spec, groups=(KVCacheGroup(tuple(range(spec.num_layers))),))
+    if version < _FIRST_ASYNC:
+        spec = dataclasses.replace(spec, in_flight_tokens=tokens)
+    return _Counting(spec, max_model_len, version >= _FIRST_TOKENS_BY_CONCURRENCY)
+
+
+def _least(value: _Figure) -> float | None:
+    """The figure, or the least of several ranks."""
+    return min(value) if isinstance(value, tuple) else value
+
+
+def _default_block(report: LogReport) -> int | None:
+    """vLLM's CPU backend takes 128 since its V1 engine; the one before printed blocks."""
+    is_cpu = report.engine == "vllm" and report.facts.platform == "cpu"
+    return _CPU_BLOCK if is_cpu and report.facts.kv_blocks is None else None
+
+
+def _version(report: LogReport) -> tuple[int, ...] | None:
+    """Of vLLM; None for other engines and unknown versions, which count as 0.30 does."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", report.facts.engine_version or "")
+    if report.engine != "vllm" or match is None:
+        return None
+    return tuple(int(part or 0) for part in match.groups())

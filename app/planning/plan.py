@@ -1,0 +1,248 @@
+"""Predicts what a start will log: memory, KV blocks, tokens, concurrency, CUDA graphs.
+
+vLLM 0.30's arithmetic (through `engine.kv_sizing`) and defaults; our own engine's where they
+differ. Knows shapes and numbers only: reads no file, asks no GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.planning.memory_estimates import Assumption, assumptions
+from app.planning.model_shapes import ModelShape
+from app.planning.plan_request import (
+    LLAMA_CPP,
+    VLLM,
+    PlanRequest,
+    SchedulerDefaults,
+    asked_model_len,
+    parallel_sizes,
+    require_possible,
+    scheduler_defaults,
+)
+from app.planning.planned_cache import LLAMA_CPP_STEP, cache_spec, run_dtype
+from app.planning.weight_sizes import Weights, device_bytes
+from engine.cuda_graph_sizes import CaptureRules, GraphPlan, graph_mode, graph_plan
+from engine.errors import MemoryBudgetError
+from engine.kv_sizing import (
+    GIB,
+    KVCacheSpec,
+    KVCapacity,
+    capacity_of_blocks,
+    longest_model_len,
+    pipeline_stages,
+    requested_memory,
+    require_one_request_fits,
+)
+
+_CPU_CAP_BYTES = 4 * GIB  # most that our engine takes of a CPU's free RAM by itself
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One rank of a pipeline stage; its peers are equal. Bytes."""
+
+    layers: range
+    weights_bytes: int
+    available_bytes: int
+    spec: KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The prediction. `shortfall` is why it does not fit; `capacity` counts the least stage."""
+
+    request: PlanRequest
+    shape: ModelShape
+    weights: Weights
+    scheduler: SchedulerDefaults
+    graphs: GraphPlan
+    requested_bytes: int
+    assumptions: tuple[Assumption, ...]
+    stages: tuple[StagePlan, ...]
+    max_model_len: int
+    capacity: KVCapacity
+    kv_low: int
+    kv_high: int
+    shortfall: str | None
+
+    @property
+    def tightest(self) -> StagePlan:
+        """The stage that limits the number of blocks."""
+        return min(self.stages, key=_blocks)
+
+    @property
+    def non_kv_bytes(self) -> int:
+        """Weights, non-torch memory and peak of the tightest stage, without graphs."""
+        return self.tightest.weights_bytes + sum(a.num_bytes for a in self.assumptions[:2])
+
+    @property
+    def world_size(self) -> int:
+        """GPUs in use."""
+        r = self.request
+        return r.tensor_parallel_size * r.pipeline_parallel_size * r.data_parallel_size
+
+    @property
+    def fits_at_worst(self) -> bool:
+        """Whether it fits as well if every estimate is at its high end."""
+        try:
+            require_one_request_fits(self.kv_low, self.tightest.spec, self.max_model_len)
+        except MemoryBudgetError:
+            return False
+        return self.shortfall is None
+
+    def longest_model_len(self) -> int:
+        """Longest request that fits, at most what the model was made for; 0 when none does."""
+        limit = self.shape.max_model_len
+        return min(longest_model_len(s.available_bytes, s.spec, limit) for s in self.stages)
+
+    def requests_of(self, num_tokens: int) -> int:
+        """Requests of this length that the cache holds at once; the null block serves nobody."""
+        usable = self.capacity.num_blocks - 1
+        return max(0, usable // self.tightest.spec.blocks_per_request(num_tokens))
+
+
+def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> Plan:
+    """Predict; StokerError with exit code 2 for flags that cannot work."""
+    require_possible(shape, request)
+    if shape.quantization is None:
+        weights = weights.loaded_as(run_dtype(shape, request))
+    if request.quantization == "fp8":
+        weights = weights.as_fp8()
+    max_len = asked_model_len(shape, request)
+    scheduler = scheduler_defaults(request, max_len)
+    graphs = _graphs(request, scheduler)
+    guesses = _assumptions(shape, request, scheduler, graphs)
+    requested = _requested(request)
+    plan = Plan(
+        request=request,
+        shape=shape,
+        weights=weights,
+        scheduler=scheduler,
+        graphs=graphs,
+        requested_bytes=requested,
+        assumptions=guesses,
+        stages=_stages(shape, weights, request, scheduler, max_len, requested, guesses),
+        max_model_len=max_len,
+        capacity=KVCapacity(0, 0, 0.0),
+        kv_low=0,
+        kv_high=0,
+        shortfall=None,
+    )
+    if request.max_model_len == -1:
+        plan = dataclasses.replace(plan, max_model_len=max(1, plan.longest_model_len()))
+    return _sized(plan)
+
+
+def _sized(plan: Plan) -> Plan:
+    stage, max_len = plan.tightest, plan.max_model_len
+    blocks = max(0, _blocks(stage))
+    kv, guesses = stage.available_bytes, plan.assumptions
+    is_fixed = plan.request.kv_memory_bytes is not None
+    return dataclasses.replace(
+        plan,
+        capacity=capacity_of_blocks(blocks, stage.spec, max_len),
+        kv_low=kv if is_fixed else kv - sum(a.high - a.num_bytes for a in guesses),
+        kv_high=kv if is_fixed else kv + sum(a.num_bytes - a.low for a in guesses),
+        shortfall=_shortfall(plan.stages, max_len),
+    )
+
+
+def _shortfall(stages: Sequence[StagePlan], max_len: int) -> str | None:
+    for stage in stages:
+        if stage.available_bytes <= 0:
+            gib = round(-stage.available_bytes / GIB, 2)
+            return f"The weights and what else is needed exceed the memory by {gib} GiB."
+        try:
+            require_one_request_fits(stage.available_bytes, stage.spec, max_len)
+        except MemoryBudgetError as error:
+            return str(error)
+    return None
+
+
+def _blocks(stage: StagePlan) -> int:
+    return stage.available_bytes // stage.spec.bytes_per_block
+
+
+def _graphs(request: PlanRequest, scheduler: SchedulerDefaults) -> GraphPlan:
+    """Only vLLM on a GPU replays graphs that take memory worth a line."""
+    eager = request.enforce_eager or request.engine != VLLM or request.gpu is None
+    rules = CaptureRules(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        num_speculative_tokens=request.num_speculative_tokens,
+        compute_capability=request.gpu.compute_capability if request.gpu else None,
+    )
+    return graph_plan(rules, graph_mode(2, enforce_eager=eager))
+
+
+def _assumptions(
+    shape: ModelShape, request: PlanRequest, scheduler: SchedulerDefaults, graphs: GraphPlan
+) -> tuple[Assumption, ...]:
+    if request.gpu is None:
+        return ()
+    tokens = scheduler.max_num_batched_tokens
+    return assumptions(
+        request.given,
+        shape,
+        max_num_batched_tokens=LLAMA_CPP_STEP if request.engine == LLAMA_CPP else tokens,
+        max_num_seqs=1 if request.engine == LLAMA_CPP else scheduler.max_num_seqs,
+        tensor_parallel_size=request.tensor_parallel_size,
+        graphs=graphs,
+    )
+
+
+def _requested(request: PlanRequest) -> int:
+    if request.gpu is None:
+        return int(request.free_ram_bytes * request.gpu_memory_utilization)
+    if request.engine == LLAMA_CPP:  # takes what its flags need, from the whole device
+        return request.gpu.memory_bytes
+    return requested_memory(request.gpu.memory_bytes, request.gpu_memory_utilization)
+
+
+def _stages(
+    shape: ModelShape,
+    weights: Weights,
+    request: PlanRequest,
+    scheduler: SchedulerDefaults,
+    max_len: int,
+    requested: int,
+    guesses: tuple[Assumption, ...],
+) -> tuple[StagePlan, ...]:
+    spent = sum(a.num_bytes for a in guesses)
+    stages = []
+    for layers in pipeline_stages(shape.num_layers, request.pipeline_parallel_size):
+        size = device_bytes(weights, shape, request.tensor_parallel_size, layers)
+        spec = cache_spec(shape, request, scheduler.max_num_batched_tokens, layers)
+        available = requested - size - spent
+        if request.gpu is None:
+            left = max(0, request.free_ram_bytes - size)  # looked at once the weights are there
+            available = _cpu_available(int(left * request.gpu_memory_utilization), spec, max_len)
+        if request.kv_memory_bytes is not None:
+            available = request.kv_memory_bytes
+        stages.append(StagePlan(layers, size, available, spec))
+    return tuple(stages)
+
+
+def _cpu_available(share: int, spec: KVCacheSpec, max_len: int) -> int:
+    """Our engine's rule: a share of the free RAM, but no more than 4 GiB unless one request is."""
+    one_request = (spec.blocks_per_request(max_len) + 1) * spec.bytes_per_block
+    return min(share, max(_CPU_CAP_BYTES, one_request))
+
+
+def with_changes(plan: Plan, weights: Weights, **changes: object) -> Plan:
+    """The same plan with other flags, for what-if answers. `weights` are those before fp8."""
+    request = dataclasses.replace(plan.request, **changes)  # type: ignore[arg-type]
+    return make_plan(plan.shape, weights, request)
+
+
+def least_tensor_parallel(plan: Plan, weights: Weights) -> int | None:
+    """The smallest size that divides the heads and fits; None when 16 GPUs are too few."""
+    if plan.request.engine != VLLM or plan.request.kv_memory_bytes is not None:
+        return None
+    for size in parallel_sizes(plan.shape):
+        if with_changes(plan, weights, tensor_parallel_size=size).shortfall is None:
+            return size
+    return None

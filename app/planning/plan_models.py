@@ -1,0 +1,144 @@
+"""Finds what `stoker plan MODEL` means: a folder, a GGUF file, a built-in shape, a hub id.
+
+Reads config.json and headers only; downloads no weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.errors import ExitCode, StokerError
+from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
+from app.planning.shape_reading import read_shape
+from app.planning.weight_counts import count_weights
+from app.planning.weight_headers import folder_weights, weights_of_headers
+from app.planning.weight_sizes import Weights
+
+# Words of models that share a name with a shape and have another one.
+_SISTERS = frozenset({"vl", "omni", "next", "moe", "vision", "mini", "multimodal", "eagle"})
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """`command_name` is what an engine's command line takes; `is_gguf` needs llama.cpp."""
+
+    shape: ModelShape
+    weights: Weights
+    command_name: str
+    is_gguf: bool = False
+
+
+def find_planned_model(text: str) -> PlannedModel:
+    """The model; StokerError says what is wrong with it or what it could have been."""
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _from_folder(path, text, text)
+    if path.is_file():
+        return _from_file(path)
+    builtin = BUILTIN_SHAPES.get(text.lower())
+    if builtin is not None:
+        return _from_shape(text.lower())
+    from app.planning.hub_files import is_hub_id
+
+    if is_hub_id(text) and not text.endswith((".gguf", ".safetensors")):
+        return _from_hub(text)
+    near = difflib.get_close_matches(text.lower(), BUILTIN_SHAPES, n=1, cutoff=0.5)
+    raise StokerError(
+        f"no such model: {text}",
+        hint=f"did you mean {near[0]}? `stoker plan --shapes` lists the built-in shapes"
+        if near
+        else "give a folder, a .gguf file, a Hugging Face id, or one of `stoker plan --shapes`",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def shape_by_model_name(name: str) -> ModelShape | None:
+    """The built-in shape that a server's model name stands for, where that is certain.
+
+    Names are compared word by word, so that qwen3-4b is never qwen3-14b.
+    """
+    words = _words(name.rstrip("/").rsplit("/", 1)[-1])
+    best: tuple[int, str] | None = None
+    for key in BUILTIN_SHAPES:
+        wanted = _words(key)
+        if wanted <= words and (best is None or len(wanted) > best[0]):
+            best = (len(wanted), key)
+    if best is None or (best[1] == "mistral-7b" and "v0.1" in words):  # that one has windows
+        return None
+    if words & (_SISTERS - _words(best[1])):
+        return None
+    return read_shape(BUILTIN_SHAPES[best[1]].config, best[1])
+
+
+def _words(text: str) -> frozenset[str]:
+    """`Meta-Llama-3.1-8B-Instruct` -> meta, llama, 3.1, 8b, instruct; `Qwen3` -> qwen, 3."""
+    words: list[str] = []
+    for word in text.lower().replace("_", "-").split("-"):
+        letters = word.rstrip("0123456789.")
+        if letters.isalpha() and len(letters) > 1 and letters != word:
+            words += [letters, word[len(letters) :]]
+        else:
+            words.append(word)
+    return frozenset(words)
+
+
+def _from_shape(name: str) -> PlannedModel:
+    builtin = BUILTIN_SHAPES[name]
+    shape = read_shape(builtin.config, name)
+    return PlannedModel(shape, count_weights(shape), builtin.hub_id)
+
+
+def _from_folder(folder: Path, text: str, name: str) -> PlannedModel:
+    config = folder / "config.json"
+    if not config.is_file():
+        ggufs = sorted(path.name for path in folder.glob("*.gguf"))
+        raise StokerError(
+            f"{folder} holds no config.json; it is no model folder",
+            hint=f"it holds {ggufs[0]}: give that file" if ggufs else None,
+            exit_code=ExitCode.USAGE,
+        )
+    shape = read_shape(_json_object(config), name)
+    return PlannedModel(shape, folder_weights(folder, shape), text)
+
+
+def _from_file(path: Path) -> PlannedModel:
+    if path.suffix != ".gguf":
+        raise StokerError(
+            f"{path} is no model that can be planned with",
+            hint="give its folder" if path.suffix == ".safetensors" else "give a .gguf file",
+            exit_code=ExitCode.USAGE,
+        )
+    from app.planning.gguf_header import read_gguf
+
+    shape, weights = read_gguf(path)
+    return PlannedModel(shape, weights, str(path), is_gguf=True)
+
+
+def _from_hub(repo_id: str) -> PlannedModel:
+    """From the hub's cache where it is complete, else config and headers by range request."""
+    from app.ops.model_store import READY, list_hub_models
+
+    for model in list_hub_models():
+        if model.name == repo_id and model.state == READY and model.path is not None:
+            return _from_folder(model.path, repo_id, repo_id)
+    from app.planning.hub_files import open_repository
+
+    repository = open_repository(repo_id)
+    shape = read_shape(repository.config(), repo_id)
+    headers = repository.safetensors_headers()
+    basis = f"headers of {len(headers)} safetensors file(s) on the hub"
+    return PlannedModel(shape, weights_of_headers(headers, shape, basis), repo_id)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, ValueError) as error:
+        raise StokerError(f"{path} is no valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise StokerError(f"{path} is no JSON object")
+    return value

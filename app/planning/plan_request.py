@@ -1,0 +1,124 @@
+"""What is asked of a plan: the device and flags, checked against the model, and the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from app.errors import ExitCode, StokerError
+from app.planning.gpu_catalogue import PlannedGpu
+from app.planning.memory_estimates import GivenGib
+from app.planning.model_shapes import ModelShape
+from engine.kv_sizing import GIB
+
+VLLM, STOKER, LLAMA_CPP = "vllm", "stoker", "llama.cpp"
+ENGINES = (VLLM, STOKER, LLAMA_CPP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What is asked: the device and the flags, in vLLM's spelling. None means the default.
+
+    `gpu` None plans our own engine on a CPU with `free_ram_bytes`, where models run in `cpu_dtype`.
+    `max_model_len` -1 is the longest that fits. `kv_memory_bytes` replaces the prediction of the
+    KV cache's share.
+    """
+
+    gpu: PlannedGpu | None
+    engine: str = VLLM
+    free_ram_bytes: int = 0
+    cpu_dtype: str = "bfloat16"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    max_model_len: int | None = None
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    gpu_memory_utilization: float = 0.92
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    num_speculative_tokens: int = 0
+    enforce_eager: bool = False
+    kv_memory_bytes: int | None = None
+    given: GivenGib = field(default_factory=GivenGib)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerDefaults:
+    """Budget of a step, and where it comes from."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    basis: str
+
+
+def require_possible(shape: ModelShape, request: PlanRequest) -> None:
+    """Raise StokerError (2) for flags that cannot work with this model."""
+    tensor, pipeline = request.tensor_parallel_size, request.pipeline_parallel_size
+    if min(tensor, pipeline, request.data_parallel_size) < 1:
+        raise _usage("parallel sizes are at least 1")
+    if not 0.0 < request.gpu_memory_utilization <= 1.0:
+        raise _usage(f"--gpu-memory-utilization {request.gpu_memory_utilization} is not in (0, 1]")
+    if shape.num_heads % tensor:
+        sizes = ", ".join(map(str, parallel_sizes(shape)))
+        raise _usage(
+            f"--tp {tensor} does not divide the {shape.num_heads} attention heads of {shape.name}",
+            f"sizes that do: {sizes}",
+        )
+    if pipeline > shape.num_layers:
+        raise _usage(f"--pp {pipeline} is more than the {shape.num_layers} layers of {shape.name}")
+    if request.engine != VLLM and tensor * pipeline * request.data_parallel_size > 1:
+        raise _usage(
+            f"{request.engine} is planned on one device only", "leave --tp, --pp, --dp out"
+        )
+    if request.quantization not in (None, "fp8"):
+        raise _usage(
+            f"--quantization {request.quantization} is not counted by `stoker plan`",
+            "fp8 is; a checkpoint that is quantised already needs no flag",
+        )
+    if request.quantization and shape.quantization:
+        raise _usage(f"{shape.name} is quantised already ({shape.quantization})")
+
+
+def asked_model_len(shape: ModelShape, request: PlanRequest) -> int:
+    """The length asked for; the model's own limit for none and for `auto`."""
+    asked = request.max_model_len
+    if asked is None or asked == -1:
+        return shape.max_model_len
+    if not 1 <= asked <= shape.max_model_len:
+        raise _usage(
+            f"--max-model-len {asked} is not within the {shape.max_model_len} positions that "
+            f"{shape.name} was made for",
+            f"use {shape.max_model_len} or less",
+        )
+    return asked
+
+
+def scheduler_defaults(request: PlanRequest, max_model_len: int) -> SchedulerDefaults:
+    """vLLM's get_batch_defaults for `vllm serve`, then the caps; a given value stays."""
+    tokens, seqs, basis = _device_defaults(request.gpu)
+    if request.max_num_batched_tokens is not None:
+        tokens = request.max_num_batched_tokens
+    else:
+        tokens = min(tokens, (request.max_num_seqs or seqs) * max_model_len)
+    seqs = request.max_num_seqs or min(seqs, tokens)
+    return SchedulerDefaults(tokens, seqs, basis)
+
+
+def _device_defaults(gpu: PlannedGpu | None) -> tuple[int, int, str]:
+    if gpu is None:
+        return 2048, 128, "a CPU"
+    if gpu.memory_bytes >= 160 * GIB:
+        return 16_384, 1024, "a GPU of 160 GiB or more"
+    if gpu.memory_bytes >= 70 * GIB and "a100" not in gpu.name.lower():
+        return 8192, 1024, "a GPU of 70 GiB or more that is no A100"
+    return 2048, 256, "a GPU below 70 GiB, or an A100"
+
+
+def parallel_sizes(shape: ModelShape, most: int = 16) -> tuple[int, ...]:
+    """Tensor-parallel sizes that divide the attention heads."""
+    return tuple(size for size in range(1, most + 1) if shape.num_heads % size == 0)
+
+
+def _usage(message: str, hint: str | None = None) -> StokerError:
+    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)

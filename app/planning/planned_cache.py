@@ -1,0 +1,68 @@
+"""The KV cache that a plan counts with: vLLM's, our engine's and llama.cpp's differ a little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.errors import ExitCode, StokerError
+from app.planning.model_shapes import ModelShape
+from app.planning.plan_request import LLAMA_CPP, VLLM, PlanRequest
+from engine.errors import ConfigError
+from engine.kv_sizing import KVCacheGroup, KVCacheSpec, cache_dtype_bytes, group_layers
+
+LLAMA_CPP_STEP = 512  # tokens of one step (--ubatch-size)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedCacheSpec(KVCacheSpec):
+    """vLLM's planning of sliding windows.
+
+    A window that reaches beyond the request is cut at the request, before the block at its edge
+    is added.
+    """
+
+    def blocks_of_group(self, group: KVCacheGroup, num_tokens: int) -> int:
+        """Blocks that one request of `num_tokens` can need in this group."""
+        if group.sliding_window is None:
+            return self.blocks_for(num_tokens)
+        held = min(group.sliding_window - 1 + self.in_flight_tokens, num_tokens)
+        return self.blocks_for(held) + 1
+
+
+def cache_spec(
+    shape: ModelShape, request: PlanRequest, max_num_batched_tokens: int, layers: range
+) -> KVCacheSpec:
+    """The cache of one rank that holds `layers`."""
+    kind = WindowedCacheSpec if request.engine == VLLM else KVCacheSpec
+    latent, windows = shape.latent, shape.layer_windows[layers.start : layers.stop]
+    # With async scheduling, vLLM's default on GPUs, one step more than stages is in flight.
+    batches = request.pipeline_parallel_size + 1 if request.engine == VLLM else 1
+    step = LLAMA_CPP_STEP if request.engine == LLAMA_CPP else max_num_batched_tokens
+    return kind(
+        block_size=request.block_size or (1 if request.engine == LLAMA_CPP else 16),
+        num_kv_heads=1 if latent else max(1, shape.num_kv_heads // request.tensor_parallel_size),
+        head_dim=latent.kv_lora_rank + latent.rope_dim if latent else shape.head_dim,
+        num_layers=len(windows),
+        dtype_bytes=_cache_value_bytes(shape, request),
+        groups=group_layers(windows),
+        in_flight_tokens=batches * step,
+        has_values=latent is None,
+    )
+
+
+def run_dtype(shape: ModelShape, request: PlanRequest) -> str:
+    """The format that the model runs in: vLLM takes float16 for a float32 checkpoint."""
+    if request.gpu is None:
+        return request.cpu_dtype
+    return "float16" if shape.dtype == "float32" else shape.dtype
+
+
+def _cache_value_bytes(shape: ModelShape, request: PlanRequest) -> int:
+    asked = request.kv_cache_dtype
+    if asked == "auto" and shape.declared_kv_dtype is not None:
+        asked = shape.declared_kv_dtype
+    # vLLM runs a float32 checkpoint in float16.
+    try:
+        return cache_dtype_bytes(asked, run_dtype(shape, request))
+    except ConfigError as error:
+        raise StokerError(str(error).rstrip("."), exit_code=ExitCode.USAGE) from error

@@ -1,0 +1,243 @@
+"""Turns a raw config.json into a ModelShape, or refuses it by name: nothing is guessed.
+
+Only architectures whose attention layers are known are read. Owns no files and no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import ExitCode, StokerError
+from app.planning.model_shapes import Experts, LatentAttention, ModelShape, RawConfig, VisionTower
+from engine.model_families import text_part, with_family_defaults
+
+_LOADABLE = frozenset(
+    {
+        *("awq", "gptq", "fp8", "compressed-tensors", "mxfp4", "fbgemm_fp8", "modelopt"),
+        *("modelopt_fp4", "quark", "moe_wna16", "torchao"),
+    }
+)
+_OTHER_STATE = ("mamba", "ssm", "linear_attention", "recurrent", "conv", "chunked_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How an architecture differs from Llama; `windows` gives one window for each layer."""
+
+    windows: Callable[[RawConfig], tuple[int | None, ...]]
+    traits: Mapping[str, Any]
+    experts: Callable[[RawConfig], Experts] | None = None
+
+
+def read_shape(raw: RawConfig, name: str) -> ModelShape:
+    """The shape in a config.json; StokerError names what cannot be counted, and why."""
+    architecture = (raw.get("architectures") or ["(none named)"])[0]
+    text = text_part(raw)
+    _refuse_other_state(text, architecture, name)
+    family = _FAMILIES.get(architecture)
+    if family is None:
+        raise _refused(
+            f"{name} is a {architecture}, whose memory `stoker plan` cannot count; it knows "
+            f"{', '.join(_FAMILIES)}"
+        )
+    try:
+        return _read(with_family_defaults(architecture, text), raw, family, architecture, name)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _refused(f"the config.json of {name} is incomplete or damaged: {error!r}") from error
+
+
+def _read(
+    text: RawConfig, raw: RawConfig, family: _Family, architecture: str, name: str
+) -> ModelShape:
+    heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+    method, cache_dtype = _quantization(raw, name)
+    bias = bool(text.get("attention_bias", False))
+    traits = {"has_qkv_bias": bias, "has_output_bias": bias, **family.traits}
+    if raw.get("vision_config") or raw.get("audio_config"):
+        traits |= _tower(raw, architecture)
+    return ModelShape(
+        name=name,
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=int(text["intermediate_size"]),
+        num_layers=int(text["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(text.get("num_key_value_heads") or heads),
+        head_dim=int(text.get("head_dim") or hidden // heads),
+        vocab_size=int(text["vocab_size"]),
+        max_model_len=int(text["max_position_embeddings"]),
+        dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
+        tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
+        layer_windows=family.windows(text),
+        has_mlp_bias=bool(text.get("mlp_bias", False)),
+        latent=_latent(text) if text.get("kv_lora_rank") else None,
+        experts=family.experts(text) if family.experts else None,
+        quantization=method,
+        declared_kv_dtype=cache_dtype,
+        **traits,
+    )
+
+
+def _refuse_other_state(text: RawConfig, architecture: str, name: str) -> None:
+    """Layers that keep something else than keys and values, and models that are no decoders."""
+    kinds = [str(kind) for kind in text.get("layer_types") or ()]
+    names = [*kinds, *(key for key in text if key.startswith(("mamba_", "ssm_", "linear_conv")))]
+    found = next((n for n in names if any(word in n for word in _OTHER_STATE)), None)
+    if found is not None:
+        raise _refused(
+            f"{name} ({architecture}) is a hybrid model ({found}): layers whose state is not a "
+            "key-value cache are not counted by `stoker plan`"
+        )
+    if text.get("is_encoder_decoder"):
+        raise _refused(f"{name} ({architecture}) has an encoder; only decoders are counted")
+
+
+def _quantization(raw: RawConfig, name: str) -> tuple[str | None, str | None]:
+    """(method, cache format that the checkpoint declares)."""
+    config = raw.get("quantization_config") or raw.get("compression_config")
+    if not config:
+        return None, None
+    method = str(config.get("quant_method", "unknown"))
+    if method not in _LOADABLE:
+        raise _refused(
+            f"{name} is quantised by {method}, which vLLM 0.30.0 does not load; it loads "
+            f"{', '.join(sorted(_LOADABLE))}"
+        )
+    scheme = config.get("kv_cache_scheme") or {}
+    is_fp8 = scheme.get("num_bits") == 8 or config.get("kv_cache_quant_algo") == "FP8"
+    return method, "fp8" if is_fp8 else None
+
+
+def _latent(text: RawConfig) -> LatentAttention:
+    rank = text.get("q_lora_rank")
+    return LatentAttention(
+        kv_lora_rank=int(text["kv_lora_rank"]),
+        rope_dim=int(text["qk_rope_head_dim"]),
+        nope_dim=int(text["qk_nope_head_dim"]),
+        value_dim=int(text["v_head_dim"]),
+        q_lora_rank=None if rank is None else int(rank),
+    )
+
+
+def _tower(raw: RawConfig, architecture: str) -> dict[str, Any]:
+    vision = raw.get("vision_config") or {}
+    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "image_size", "patch_size")
+    if architecture != "Gemma3ForConditionalGeneration" or any(key not in vision for key in needed):
+        return {"has_unknown_tower": True}
+    return {
+        "vision": VisionTower(
+            hidden_size=int(vision["hidden_size"]),
+            intermediate_size=int(vision["intermediate_size"]),
+            num_layers=int(vision["num_hidden_layers"]),
+            image_size=int(vision["image_size"]),
+            patch_size=int(vision["patch_size"]),
+        )
+    }
+
+
+def _one_window(text: RawConfig) -> tuple[int | None, ...]:
+    """The same window in every layer (Mistral 7B v0.1, Phi-3), unless layer_types says which."""
+    return _windows(text, lambda layer: True)
+
+
+def _qwen(text: RawConfig) -> tuple[int | None, ...]:
+    first = int(text.get("max_window_layers", 28))
+    is_used = bool(text.get("use_sliding_window"))
+    return _windows(text, lambda layer: is_used and layer >= first)
+
+
+def _every(default: int) -> Callable[[RawConfig], tuple[int | None, ...]]:
+    """Each n-th layer has full attention, the others a window."""
+
+    def windows(text: RawConfig) -> tuple[int | None, ...]:
+        pattern = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern")
+        every = int(pattern or default)
+        return _windows(text, lambda layer: bool((layer + 1) % every))
+
+    return windows
+
+
+def _windows(text: RawConfig, is_sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
+    layers, window = int(text["num_hidden_layers"]), text.get("sliding_window")
+    kinds = text.get("layer_types")
+    if kinds:
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if is_sliding(layer) else None for layer in range(layers))
+
+
+def _full(text: RawConfig) -> tuple[int | None, ...]:
+    return (None,) * int(text["num_hidden_layers"])
+
+
+def _mixtral_experts(text: RawConfig) -> Experts:
+    return Experts(
+        number=int(text["num_local_experts"]),
+        per_token=int(text["num_experts_per_tok"]),
+        size=int(text["intermediate_size"]),
+    )
+
+
+def _gpt_oss_experts(text: RawConfig) -> Experts:
+    return Experts(
+        number=int(text["num_local_experts"]),
+        per_token=int(text["num_experts_per_tok"]),
+        size=int(text["intermediate_size"]),
+        has_bias=True,
+        has_router_bias=True,
+    )
+
+
+def _qwen_experts(text: RawConfig) -> Experts:
+    if text.get("mlp_only_layers") or int(text.get("decoder_sparse_step", 1)) != 1:
+        raise _refused("a mixture of experts in some layers only is not counted for Qwen")
+    return Experts(
+        number=int(text["num_experts"]),
+        per_token=int(text["num_experts_per_tok"]),
+        size=int(text["moe_intermediate_size"]),
+        shared_size=int(text.get("shared_expert_intermediate_size") or 0),
+        has_shared_gate=bool(text.get("shared_expert_intermediate_size")),
+    )
+
+
+def _deepseek_experts(text: RawConfig) -> Experts:
+    size = int(text["moe_intermediate_size"])
+    return Experts(
+        number=int(text["n_routed_experts"]),
+        per_token=int(text["num_experts_per_tok"]),
+        size=size,
+        shared_size=size * int(text.get("n_shared_experts") or 0),
+        has_router_bias=text["architectures"][0] == "DeepseekV3ForCausalLM",
+        first_dense_layers=int(text.get("first_k_dense_replace") or 0),
+    )
+
+
+_QWEN2_BIAS = {"has_qkv_bias": True, "has_output_bias": False}
+_GEMMA3 = {"has_qk_norm": True, "norms_per_layer": 4}
+
+_FAMILIES: Mapping[str, _Family] = {
+    "LlamaForCausalLM": _Family(_one_window, {}),
+    "MistralForCausalLM": _Family(_one_window, {}),
+    "Phi3ForCausalLM": _Family(_one_window, {}),
+    "LlavaForConditionalGeneration": _Family(_one_window, {}),
+    "Qwen2ForCausalLM": _Family(_qwen, _QWEN2_BIAS),
+    "Qwen3ForCausalLM": _Family(_qwen, {"has_qk_norm": True}),
+    "Gemma2ForCausalLM": _Family(_every(2), {"norms_per_layer": 4}),
+    "Gemma3ForCausalLM": _Family(_every(6), _GEMMA3),
+    "Gemma3ForConditionalGeneration": _Family(_every(6), _GEMMA3),
+    "MixtralForCausalLM": _Family(_one_window, {}, _mixtral_experts),
+    "Qwen2MoeForCausalLM": _Family(_qwen, _QWEN2_BIAS, _qwen_experts),
+    "Qwen3MoeForCausalLM": _Family(_qwen, {"has_qk_norm": True}, _qwen_experts),
+    "GptOssForCausalLM": _Family(_every(2), {"has_sinks": True}, _gpt_oss_experts),
+    "DeepseekV2ForCausalLM": _Family(_full, {}, _deepseek_experts),
+    "DeepseekV3ForCausalLM": _Family(_full, {}, _deepseek_experts),
+}
+
+
+def _refused(message: str) -> StokerError:
+    return StokerError(
+        message,
+        hint="give a model that is known, or measure: `stoker plan NAME --from-log FILE`",
+        exit_code=ExitCode.USAGE,
+    )

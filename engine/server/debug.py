@@ -1,0 +1,80 @@
+"""/debug: what the scheduler does, which requests live, who owns each block; ends a request.
+
+Only there with --enable-debug-endpoints, and behind the key. Never answers with a prompt's text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from engine.errors import ConfigError
+from engine.server.errors import ApiError, unavailable
+from engine.server.introspection import json_response
+from engine.server.state import Services
+
+ANSWER_TIMEOUT_S = 2.0
+"""EngineCore answers between two steps; a step that lasts longer than this is worth telling."""
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def check_debug_access(host: str, api_key: str | None) -> None:
+    """ConfigError where whoever reaches the port could look at and end others' requests."""
+    if api_key is None and host not in _LOOPBACK:
+        raise ConfigError(
+            f"--enable-debug-endpoints lets whoever reaches {host} end requests, and there is no "
+            "API key; set STOKER_API_KEY, or use --host 127.0.0.1."
+        )
+
+
+def add_debug_routes(app: FastAPI, require_ready: Callable[[], Services]) -> None:
+    """Three documents to read and one thing to do."""
+    routes = _DebugRoutes(require_ready)
+    for path, method, endpoint in (
+        ("/debug/scheduler", "GET", routes.scheduler),
+        ("/debug/requests", "GET", routes.requests),
+        ("/debug/blocks", "GET", routes.blocks),
+        ("/debug/requests/{request_id}", "DELETE", routes.cancel),
+    ):
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+
+
+class _DebugRoutes:
+    def __init__(self, require_ready: Callable[[], Services]) -> None:
+        self._require_ready = require_ready
+
+    async def scheduler(self) -> Response:
+        return await self._document("scheduler")
+
+    async def requests(self) -> Response:
+        return await self._document("requests")
+
+    async def blocks(self) -> Response:
+        return await self._document("blocks")
+
+    async def cancel(self, request_id: str) -> Response:
+        if self._require_ready().llm.cancel(request_id):
+            return json_response({"id": request_id, "cancelled": True})
+        raise ApiError(
+            404,
+            f"There is no live request `{request_id}`; it may have ended. GET /debug/requests "
+            "lists those that live.",
+            code="request_not_found",
+        )
+
+    async def _document(self, name: str) -> Response:
+        llm = self._require_ready().llm
+        try:
+            text = await asyncio.wait_for(llm.debug_document(name), ANSWER_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise unavailable(
+                f"The engine has not ended its step for {ANSWER_TIMEOUT_S:g} s "
+                f"({llm.num_unfinished} requests in flight).",
+                code="engine_in_step",
+            ) from None
+        assert text is not None, "the engine keeps it where these routes are"
+        return Response(text, media_type="application/json")

@@ -1,0 +1,21 @@
+"""Runs what `stoker serve --detach` runs after its command line is checked, on the fake engine."""
+
+from __future__ import annotations
+
+import sys
+
+from app.cli import exit_code_of
+from app.commands.serve import _run_detached
+from app.ops.managed_server import ServerCare
+from app.ops.selftest import fake_spec
+
+
+def main() -> int:
+    name, mode = sys.argv[1:]
+    care = ServerCare(("--engine", "stoker"), is_background=True, stall_s=1.0)
+    spec = fake_spec(mode)
+    return exit_code_of(lambda: _run_detached(spec, name, "fake", 60.0, care), debug=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What `stoker serve` says beside the start: dry run, incomplete logs, arguments to repeat."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.commands.serve import _warn_of_incomplete_log
+from app.ops.managed_server import ManagedServer
+from app.ops.selftest import fake_spec
+from app.ops.server_registry import ServerRegistry
+
+FULL = Path("/dev/full")
+_MAIN = "from app.cli import main; main()"
+
+
+def stoker(state: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "STOKER_STATE_DIR": str(state), **variables}
+    command = [sys.executable, "-c", _MAIN, *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+
+
+def test_a_dry_run_prints_the_command_without_the_key(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    done = stoker(
+        tmp_path, "serve", str(model), "--dry-run", "--drain", "20", STOKER_API_KEY="hush"
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert f"serve {model} --served-model-name" in done.stdout
+    assert "--shutdown-timeout=20.0" in done.stdout
+    assert "hush" not in done.stdout + done.stderr
+    assert not (tmp_path / "run" / "servers").exists()
+
+
+def test_a_log_that_cannot_be_written_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry = ServerRegistry(tmp_path)
+    server = ManagedServer(fake_spec("idle"), name="x", log_path=FULL, registry=registry)
+    server.start()
+    server.wait_until_ready(60.0, lambda: False, lambda: None)
+
+    assert _warn_of_incomplete_log(server)
+    said = "warning: the log /dev/full is incomplete: No space left on device"
+    assert said in capsys.readouterr().err
+    assert server.stop().is_clean

@@ -1,0 +1,124 @@
+"""`stoker ps`, `status`, `stop` on servers that run in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from app.errors import ExitCode
+from tests.app.test_supervisor import is_running, wait_for
+
+SCRIPT = Path(__file__).with_name("detached_fake.py")
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Machine:
+    """State folder of its own, and the commands in it."""
+
+    def __init__(self, state: Path) -> None:
+        self._environment = {**os.environ, "STOKER_STATE_DIR": str(state)}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            timeout=60,
+            check=False,
+        )
+
+    def serve(self, name: str, mode: str = "idle") -> subprocess.CompletedProcess[str]:
+        return self.run(str(SCRIPT), name, mode)
+
+    def stoker(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.run("-c", "from app.cli import main; main()", *words)
+
+    def servers(self) -> dict[str, dict[str, Any]]:
+        document = json.loads(self.stoker("ps", "--json").stdout)
+        return {server["name"]: server for server in document["servers"]}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    found = Machine(tmp_path / "state")
+    yield found
+    found.stoker("stop", "--all", "--now")
+
+
+def test_a_background_server_from_start_to_stop(machine: Machine) -> None:
+    started = machine.serve("one")
+    assert started.returncode == 0, started.stderr
+    assert started.stdout.startswith("ready at http://127.0.0.1:")
+
+    server = machine.servers()["one"]
+    tree = [psutil.Process(server["supervisor_pid"])]
+    tree += tree[0].children(recursive=True)
+    assert server["pid"] in [process.pid for process in tree]
+    assert server["state"] in ("ready", "idle")
+    assert machine.stoker("status", "one").returncode == ExitCode.OK
+    assert os.getsid(tree[0].pid) != os.getsid(0), "it survives this terminal"
+
+    again = machine.serve("one")
+    assert (again.returncode, "already running" in again.stderr) == (ExitCode.USAGE, True)
+
+    stopped = machine.stoker("stop", str(server["pid"]))
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"stopped one: 2 processes ended, port {server['port']} free" in stopped.stderr
+    assert not any(is_running(process) for process in tree)
+    assert machine.servers() == {}
+
+
+def test_a_start_that_fails_is_explained_and_its_code_handed_on(machine: Machine) -> None:
+    started = machine.serve("one", "die:2")
+
+    assert started.returncode == ExitCode.ENGINE_FAILED_TO_START
+    assert started.stdout == ""
+    assert "failed to start (exit status 1)" in started.stderr
+    assert "part 2 of the start" in started.stderr
+
+
+def test_a_later_death_stays_in_the_list_until_somebody_has_seen_it(machine: Machine) -> None:
+    machine.serve("one")
+    os.kill(machine.servers()["one"]["pid"], signal.SIGKILL)
+    wait_for(lambda: machine.servers()["one"]["state"] == "failed")
+
+    shown = machine.stoker("status")
+    assert shown.returncode == ExitCode.ENGINE_DIED
+    assert "killed by signal 9" in shown.stdout
+    assert machine.stoker("stop", "one").returncode == 0
+    assert machine.servers() == {}
+
+
+def test_a_stalled_server_has_its_own_code(machine: Machine) -> None:
+    machine.serve("one", "frozen")
+    wait_for(lambda: machine.servers()["one"]["state"] == "stalled")
+
+    shown = machine.stoker("status", "one")
+    assert shown.returncode == ExitCode.ENGINE_STALLED
+    assert "1 request in the engine, no step for" in shown.stdout
+
+
+def test_a_wrong_name_is_answered_with_a_near_one(machine: Machine) -> None:
+    machine.serve("coder")
+
+    wrong = machine.stoker("stop", "codr")
+    assert (wrong.returncode, "did you mean coder?" in wrong.stderr) == (ExitCode.UNREACHABLE, True)
+    assert "needs a terminal" in machine.stoker("attach", "coder").stderr
+
+
+def test_an_empty_machine(machine: Machine) -> None:
+    assert machine.stoker("ps").returncode == 0
+    assert machine.stoker("ps", "--plain").stdout == ""
+    assert machine.stoker("stop").returncode == ExitCode.UNREACHABLE
+    assert machine.stoker("stop", "--all").returncode == 0
+    assert machine.stoker("stop", "x", "--all").returncode == ExitCode.USAGE

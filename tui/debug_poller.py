@@ -1,0 +1,68 @@
+"""Asks one engine over and over what its scheduler does, while somebody looks at it.
+
+Knows no widget. A server that has no /debug, or refuses the key, is asked rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from textual.message import Message
+
+from app.client.debug import DebugSample
+from app.client.errors import BadStatus, ClientError
+from tui.messages import DebugArrived, DebugFailed
+
+INTERVAL_S = 1.0
+_REFUSED_INTERVAL_S = 10.0
+
+
+class DebugSampleSource(Protocol):
+    """Where it comes from (app.client.debug.DebugSource, or a script in tests)."""
+
+    async def fetch(self) -> DebugSample:
+        """One sample, or ClientError."""
+
+    async def cancel(self, request_id: str) -> None:
+        """End one request, or ClientError."""
+
+    async def aclose(self) -> None:
+        """Give the connection back."""
+
+
+class DebugPoller:
+    """`run` until cancelled; one question is pending at any time."""
+
+    def __init__(
+        self,
+        source: DebugSampleSource,
+        post: Callable[[Message], object],
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._source = source
+        self._post = post
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        """Ask, post, wait; closes the connection at the end."""
+        try:
+            while True:
+                await asyncio.sleep(await self._poll())
+        finally:
+            await self._source.aclose()
+
+    async def _poll(self) -> float:
+        try:
+            sample = await self._source.fetch()
+        except ClientError as error:
+            self._post(DebugFailed(error))
+            return max(self._interval_s, _REFUSED_INTERVAL_S if is_refusal(error) else 0.0)
+        self._post(DebugArrived(sample))
+        return self._interval_s
+
+
+def is_refusal(error: ClientError) -> bool:
+    """The server is there and will not tell, now or later."""
+    return isinstance(error, BadStatus) and error.status in (401, 403, 404, 405)
