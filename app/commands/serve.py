@@ -178,7 +178,7 @@ def _prepare(request: ServeRequest, place: EnginePlace, api_key: str | None) -> 
     from app.progress import ModelProgress
 
     with ModelProgress(request.model) as progress:
-        return launch_spec(request, place, api_key, ModelStore(models_dir()), progress)
+        return launch_spec(request, place, api_key, lambda: ModelStore(models_dir()), progress)
 
 
 def _run(
@@ -345,10 +345,12 @@ def _print_ready(server: ManagedServer) -> None:
 
 def _say_stopping(close_view: Callable[[], None], spec: LaunchSpec) -> None:
     from app import output
+    from app.ops.launch_specs import LLAMA_CPP
 
     close_view()
-    drain = f"running requests get up to {spec.shutdown_timeout_s:g} s"
-    output.say(f"stopping the server; {drain} (Ctrl-C again to hurry)")
+    drain = f"; running requests get up to {spec.shutdown_timeout_s:g} s"
+    drain = "" if spec.engine == LLAMA_CPP else drain  # it ends them at once
+    output.say(f"stopping the server{drain} (Ctrl-C again to hurry)")
 
 
 def _print_stopped(report: StopReport, spec: LaunchSpec) -> None:

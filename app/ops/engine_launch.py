@@ -5,6 +5,7 @@ Everything that can be refused is refused here, before a process exists; cheap c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,9 @@ from app.ops.model_store import ModelStore, OnProgress
 from app.ops.ports import require_free_port
 from app.ops.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
 
+OpenStore = Callable[[], ModelStore]
+"""Makes the folder of the models, so it is called when all cheap checks are through."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
@@ -42,24 +46,24 @@ def launch_spec(
     request: ServeRequest,
     place: EnginePlace,
     api_key: str | None,
-    store: ModelStore,
+    open_store: OpenStore,
     on_progress: OnProgress,
 ) -> LaunchSpec:
     """What starts `request`; StokerError says what is missing or not possible."""
     _require_used(request.engine, place)
     if request.engine == VLLM:
-        return _vllm(request, place, api_key, store, on_progress)
+        return _vllm(request, place, api_key, open_store, on_progress)
     if request.engine == LLAMA_CPP:
-        return _llama_cpp(request, place, api_key, store, on_progress)
-    return _stoker(request, api_key, store, on_progress)
+        return _llama_cpp(request, place, api_key, open_store, on_progress)
+    return _stoker(request, api_key, open_store, on_progress)
 
 
 def _stoker(
-    request: ServeRequest, api_key: str | None, store: ModelStore, on_progress: OnProgress
+    request: ServeRequest, api_key: str | None, open_store: OpenStore, on_progress: OnProgress
 ) -> LaunchSpec:
     require_engine_extra()
     require_free_port(request.args.host, request.args.port)
-    path = _folder(request, store, on_progress)
+    path = _folder(request, open_store(), on_progress)
     if path.is_dir():
         check_fits_model(request, path)
     return stoker_spec(request, _local_or_id(request, path), api_key)
@@ -69,12 +73,13 @@ def _vllm(
     request: ServeRequest,
     place: EnginePlace,
     api_key: str | None,
-    store: ModelStore,
+    open_store: OpenStore,
     on_progress: OnProgress,
 ) -> LaunchSpec:
     program = find_vllm(place.python)
     vllm_flags(request)
     require_free_port(request.args.host, request.args.port)
+    store = open_store()
     if store.builtin(request.model) and store.ready_path(request.model) is None:
         require_engine_extra()  # it converts the model once
     path = _folder(request, store, on_progress)
@@ -86,12 +91,13 @@ def _llama_cpp(
     request: ServeRequest,
     place: EnginePlace,
     api_key: str | None,
-    store: ModelStore,
+    open_store: OpenStore,
     on_progress: OnProgress,
 ) -> LaunchSpec:
     program = find_llama_server(place.binary, place.python)
     llama_flags(request)
     require_free_port(request.args.host, request.args.port)
+    store = open_store()
     builtin = store.builtin(request.model)
     path = Path(request.model).expanduser()
     if builtin is not None:
