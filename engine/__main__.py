@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     """Run one subcommand; returns the exit code."""
     import argparse
 
-    from engine.args import EngineArgs
+    from engine.args import EngineArgs, with_dashes
     from engine.version import __version__
 
     parser = argparse.ArgumentParser(prog="python -m engine", description="Stoker's engine.")
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     convert.add_argument("target", type=Path, metavar="FOLDER")
     resolve = commands.add_parser("resolve", help="find or download a model; prints its folder")
     resolve.add_argument("model")
-    namespace = parser.parse_args([_with_dashes(word) for word in argv])
+    namespace = parser.parse_args([with_dashes(word) for word in argv])
     if namespace.command == "core":
         from engine.core.engine_core_proc import main as core_main
 
@@ -106,14 +106,6 @@ def _resolve(model: str) -> int:
 def _fail(error: Exception) -> int:
     print(f"error: {error}", file=sys.stderr)
     return 1
-
-
-def _with_dashes(word: str) -> str:
-    """`--max_model_len=9` -> `--max-model-len=9`, as vLLM accepts both."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
 
 
 if __name__ == "__main__":

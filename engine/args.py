@@ -48,6 +48,14 @@ def human_readable_int(text: str) -> int:
     return int(float(number) * {**_UNITS, **_BINARY_UNITS, "": 1}[unit])
 
 
+def with_dashes(word: str) -> str:
+    """`--max_model_len=9` -> `--max-model-len=9`, as vLLM accepts both; other words as they are."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
 def _model_len(text: str) -> int:
     """A length, or -1 for `auto` (the longest that fits the memory)."""
     return -1 if text in ("auto", "-1") else human_readable_int(text)

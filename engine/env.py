@@ -9,8 +9,10 @@ import importlib.util
 import os
 import platform
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,21 @@ def torch_cuda_version() -> str | None:
     return match.group(1) if match else None
 
 
-def _first_gpu() -> HostDevice | None:
+def import_nvml() -> Any | None:
+    """The module pynvml; None when it is not installed."""
     try:
-        import pynvml
+        with warnings.catch_warnings():
+            # The package called pynvml warns that its successor should be installed instead.
+            warnings.simplefilter("ignore", FutureWarning)
+            import pynvml
     except ImportError:
+        return None
+    return pynvml
+
+
+def _first_gpu() -> HostDevice | None:
+    pynvml = import_nvml()
+    if pynvml is None:
         return None
     try:
         pynvml.nvmlInit()

@@ -6,12 +6,12 @@ A process is named by the kernel's short name for it, never by its arguments: th
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.env import import_nvml
 from engine.kv_sizing import format_gib
 
 _SHOWN = 4
@@ -32,7 +32,7 @@ def read_other_processes() -> tuple[GpuProcess, ...]:
     To be called with a CUDA context open: then NVML counts this process too, which shows whether
     its pids are the ones that this process knows or those of a host outside the container.
     """
-    nvml = _import_nvml()
+    nvml = import_nvml()
     if nvml is None:
         return ()
     try:
@@ -74,17 +74,6 @@ def _describe_one(process: GpuProcess) -> str:
     size = process.memory_bytes
     label = f"{process.pid}" if process.name is None else f"{process.pid} {process.name}"
     return f"pid {label} ({'size unknown' if size is None else f'{format_gib(size)} GiB'})"
-
-
-def _import_nvml() -> Any | None:
-    try:
-        with warnings.catch_warnings():
-            # The package called pynvml warns that its successor should be installed instead.
-            warnings.simplefilter("ignore", FutureWarning)
-            import pynvml
-    except ImportError:
-        return None
-    return pynvml
 
 
 def _first_cuda_device(nvml: Any, environ: Mapping[str, str]) -> Any | None:

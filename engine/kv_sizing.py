@@ -129,18 +129,17 @@ def kv_cache_spec(
     tensor_parallel_size: int = 1,
     layers: range | None = None,
 ) -> KVCacheSpec:
-    """The cache of one rank; `layers` are those of its pipeline stage, all when None.
-
-    KV heads are split over tensor-parallel ranks until one is left; an MLA cache is repeated in
-    each.
-    """
+    """The cache of one rank; `layers` are those of its pipeline stage, all when None."""
     windows = (
         model.layer_windows if layers is None else model.layer_windows[layers.start : layers.stop]
     )
-    is_latent = model.kv_lora_rank is not None
-    heads, head_dim = max(1, model.num_key_value_heads // tensor_parallel_size), model.head_dim
-    if model.kv_lora_rank is not None:
-        heads, head_dim = 1, model.kv_lora_rank + model.qk_rope_head_dim
+    rank = model.kv_lora_rank
+    heads, head_dim = heads_of_rank(
+        model.num_key_value_heads,
+        model.head_dim,
+        latent_dim=None if rank is None else rank + model.qk_rope_head_dim,
+        tensor_parallel_size=tensor_parallel_size,
+    )
     return KVCacheSpec(
         block_size=block_size,
         num_kv_heads=heads,
@@ -149,8 +148,21 @@ def kv_cache_spec(
         dtype_bytes=cache_dtype_bytes(cache_dtype, model.dtype),
         groups=group_layers(windows),
         in_flight_tokens=in_flight_tokens,
-        has_values=not is_latent,
+        has_values=rank is None,
     )
+
+
+def heads_of_rank(
+    num_kv_heads: int, head_dim: int, *, latent_dim: int | None, tensor_parallel_size: int
+) -> tuple[int, int]:
+    """KV heads that one rank caches, and the values in each.
+
+    Heads are split over tensor-parallel ranks until one is left. `latent_dim` is the length of
+    MLA's compressed vector, which every rank repeats; None where there is none.
+    """
+    if latent_dim is not None:
+        return 1, latent_dim
+    return max(1, num_kv_heads // tensor_parallel_size), head_dim
 
 
 def cache_dtype_bytes(cache_dtype: str, model_dtype: str) -> int:

@@ -15,7 +15,7 @@ from app.client.debug import DebugSource
 from app.client.server import MetricsSource
 from app.client.transport import normalise_base_url
 from tui.debug_poller import DebugSampleSource
-from tui.palette import binding_commands
+from tui.palette import palette_commands
 from tui.poller import SampleSource
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
@@ -80,9 +80,7 @@ class DashboardApp(App[str]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Our actions first, then Textual's."""
-        yield from binding_commands(self, screen)
-        ours = {"Quit", "Keys"}
-        yield from (c for c in super().get_system_commands(screen) if c.title not in ours)
+        return palette_commands(self, screen, super().get_system_commands(screen))
 
     def action_leave(self) -> None:
         """End the dashboard."""

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from tui.log_index import LogIndex
-from tui.palette import binding_commands
+from tui.palette import palette_commands
 from tui.screens.help import HelpScreen
 from tui.screens.logs import LogScreen
 from tui.theme import STOKER_THEME
@@ -51,9 +51,7 @@ class LogApp(App[str]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Our actions first, then Textual's."""
-        yield from binding_commands(self, screen)
-        ours = {"Quit", "Keys"}
-        yield from (c for c in super().get_system_commands(screen) if c.title not in ours)
+        return palette_commands(self, screen, super().get_system_commands(screen))
 
     def action_help(self) -> None:
         """Explain the keys."""

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
 from tui.keys import key_text
+
+_REPLACED = ("Quit", "Keys")  # Textual's, for which a binding of ours stands
+
+
+def palette_commands(
+    app: App[str], screen: Screen[object], textual_own: Iterable[SystemCommand]
+) -> Iterator[SystemCommand]:
+    """Our actions first, then Textual's."""
+    yield from binding_commands(app, screen)
+    yield from (command for command in textual_own if command.title not in _REPLACED)
 
 
 def binding_commands(app: App[str], screen: Screen[object]) -> Iterator[SystemCommand]:

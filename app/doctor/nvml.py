@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from app.doctor.facts import Gpu, GpuHolder, GpuLink, GpuReading
+from engine.env import import_nvml
 
 # Bits that cost speed because something is wrong; idle, power cap and chosen clocks are normal.
 _THROTTLED_BY = (
@@ -34,7 +35,7 @@ LookUp = Callable[[int], tuple[str | None, str | None]]
 
 def read_gpus(nvml: Any = None, look_up: LookUp | None = None) -> GpuReading:
     """Ask NVML once. `nvml` is the module pynvml, or one that behaves like it."""
-    nvml = nvml or _import_nvml()
+    nvml = nvml or import_nvml()
     if nvml is None:
         return GpuReading(
             error="package-missing", reason="the Python package nvidia-ml-py is missing"
@@ -50,19 +51,6 @@ def read_gpus(nvml: Any = None, look_up: LookUp | None = None) -> GpuReading:
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-
-
-def _import_nvml() -> Any | None:
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            # The package called pynvml warns that its successor should be installed instead.
-            warnings.simplefilter("ignore", FutureWarning)
-            import pynvml
-    except ImportError:
-        return None
-    return pynvml
 
 
 def _no_reading(nvml: Any, error: Exception, what: str) -> GpuReading:

@@ -20,7 +20,7 @@ from app.errors import ExitCode, StokerError
 from app.ops.child_process import engine_command
 from app.ops.model_catalogue import CATALOGUE, DEFAULT_MODEL
 from app.ops.ports import url_host
-from engine.args import EngineArgs
+from engine.args import EngineArgs, with_dashes
 from engine.env import detect_device
 from engine.errors import ConfigError, ModelError
 from engine.model_config import ModelConfig
@@ -99,7 +99,7 @@ def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequ
     _require_harmless(engine_words)
     parser = _EngineFlagParser(prog="stoker serve", add_help=False)
     EngineArgs.add_cli_args(parser)
-    namespace, rest = parser.parse_known_args([_with_dashes(word) for word in own])
+    namespace, rest = parser.parse_known_args([with_dashes(word) for word in own])
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
         raise parser.unknown_flag(unknown[0], engine)
@@ -125,7 +125,7 @@ def with_debug_endpoints(
     request: ServeRequest, words: Sequence[str], api_key: str | None
 ) -> ServeRequest:
     """For the dashboard of this server: /debug, unless refused or open to others without a key."""
-    is_refused = "--no-enable-debug-endpoints" in map(_with_dashes, words)
+    is_refused = "--no-enable-debug-endpoints" in map(with_dashes, words)
     is_open = api_key is None and request.args.host not in _LOOPBACK
     if request.engine != STOKER or is_refused or is_open:
         return request
@@ -211,14 +211,6 @@ class _EngineFlagParser(argparse.ArgumentParser):
         return _usage(f"no such flag: {flag}", hint)
 
 
-def _with_dashes(word: str) -> str:
-    """vLLM takes underscores for dashes in flag names; so do we."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
-
-
 def _split_at_end_of_flags(words: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
     if _END_OF_FLAGS not in words:
         return words, ()
@@ -232,7 +224,7 @@ def _require_harmless(engine_words: Sequence[str]) -> None:
     argparse in vLLM takes underscores for dashes.
     """
     for word in engine_words:
-        flag = _with_dashes(word).partition("=")[0]
+        flag = with_dashes(word).partition("=")[0]
         if flag in _SECRET_FLAGS:
             hint = "--api-key-file FILE or STOKER_API_KEY; HF_TOKEN for the hub"
             raise _usage(f"{flag} behind `--` would show a secret in the process list", hint)

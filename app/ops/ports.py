@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     import psutil
 
 
+def free_port() -> int:
+    """A port on 127.0.0.1 that nothing uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def is_port_free(host: str, port: int) -> bool:
     """True when nothing listens there."""
     return _bind_error(host, port) != errno.EADDRINUSE

@@ -9,7 +9,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -24,7 +23,7 @@ from app.errors import StokerError
 from app.ops.background import BackgroundStart, start_in_background
 from app.ops.launch_specs import LaunchSpec
 from app.ops.managed_server import ManagedServer, ServerCare
-from app.ops.ports import is_port_free
+from app.ops.ports import free_port, is_port_free
 from app.ops.server_registry import ServerRecord, ServerRegistry
 from app.ops.serving import ServingScreens, serve_until_stopped
 from app.ops.socket_folders import remove_dead_socket_folders
@@ -101,7 +100,7 @@ SpecMaker = Callable[[str], LaunchSpec]  # mode -> what to start
 
 def fake_spec(mode: str) -> LaunchSpec:
     """The fake engine on a free port."""
-    script, port = Path(__file__).with_name("selftest_engine.py"), _free_port()
+    script, port = Path(__file__).with_name("selftest_engine.py"), free_port()
     return LaunchSpec(
         engine="selftest",
         argv=(sys.executable, str(script), str(port), mode),
@@ -117,7 +116,7 @@ def own_engine_spec(model: Path) -> SpecMaker:
     from app.ops.launch_specs import parse_serve_request, stoker_spec
 
     def make(mode: str) -> LaunchSpec:
-        words = [str(model), f"--port={_free_port()}", "--shutdown-timeout=1", "--enforce-eager"]
+        words = [str(model), f"--port={free_port()}", "--shutdown-timeout=1", "--enforce-eager"]
         return stoker_spec(parse_serve_request(words), str(model.absolute()), None)
 
     return make
@@ -266,9 +265,3 @@ def _last_lines(folder: Path) -> list[str]:
     texts = [path.read_text(errors="replace") for path in folder.glob("engine.log")]
     out = (folder / "out").read_text(errors="replace")
     return [line for text in (*texts, out) for line in text.splitlines()[-10:]]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

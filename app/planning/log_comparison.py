@@ -26,6 +26,7 @@ from engine.kv_sizing import (
     pipeline_stages,
 )
 from logparse import LogReport
+from logparse.details import least
 
 _FIRST_WITH_GROUPS = (0, 9, 2)  # before, a window was kept like full attention
 _FIRST_TOKENS_BY_CONCURRENCY = (0, 20)  # before: blocks / groups * block size
@@ -33,7 +34,6 @@ _FIRST_ASYNC = (0, 20)  # before, one step was in flight
 _FIRST_WITHOUT_GRAPHS = (0, 21)  # before, graphs came on top of the share, not out of it
 _UTILIZATION_BEFORE = ((0, 20), 0.90)  # the default share of older versions
 _CPU_BLOCK = 128
-_Figure = int | float | tuple[int | float, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def compare_capacity(
             exit_code=ExitCode.NOT_ENOUGH_EVIDENCE,
         )
     counting = _counting(shape, report, request, facts.max_model_len)
-    memory = _least(facts.kv_memory_gib)
+    memory = least(facts.kv_memory_gib)
     if memory is None:  # tokens and concurrency must still belong together
         blocks = facts.kv_blocks or total // counting.spec.block_size
         found = _figures(report, counting, blocks, blocks, f"from {total:,} tokens of the log")
@@ -130,9 +130,9 @@ def compare_memory(plan: Plan, report: LogReport) -> Iterator[ComparedValue]:
     measured = {
         "non-torch memory": facts.non_torch_gib,
         "activation peak": facts.peak_activation_gib,
-        "CUDA graphs": _least(facts.graph_gib),
+        "CUDA graphs": least(facts.graph_gib),
     }
-    weights = _least(facts.weights_gib)
+    weights = least(facts.weights_gib)
     if weights is not None:
         gib = round(plan.tightest.weights_bytes / GIB, 2)
         yield ComparedValue("weights_gib", weights, gib, gib, plan.weights.basis, is_estimate=True)
@@ -141,7 +141,7 @@ def compare_memory(plan: Plan, report: LogReport) -> Iterator[ComparedValue]:
         if gib_logged is not None:
             low, high = (round(edge / GIB, 2) for edge in (guess.low, guess.high))
             yield ComparedValue(guess.name, gib_logged, low, high, guess.basis, is_estimate=True)
-    memory = _least(facts.kv_memory_gib)
+    memory = least(facts.kv_memory_gib)
     if memory is not None and plan.request.gpu is not None:
         low, high = (round(edge / GIB, 2) for edge in _kv_memory_edges(plan, report))
         basis = f"what is left of {plan.request.gpu.name}"
@@ -165,7 +165,7 @@ def _figures(
     report: LogReport, counting: _Counting, low: int, high: int, basis: str
 ) -> Iterator[ComparedValue]:
     facts = report.facts
-    tokens, concurrency = _least(facts.kv_tokens), _least(facts.max_concurrency)
+    tokens, concurrency = least(facts.kv_tokens), least(facts.max_concurrency)
     if facts.kv_blocks is not None:
         yield ComparedValue("kv_blocks", facts.kv_blocks, low, high, basis)
     if tokens is not None:
@@ -195,11 +195,6 @@ def _counting(
     if version < _FIRST_ASYNC:
         spec = dataclasses.replace(spec, in_flight_tokens=tokens)
     return _Counting(spec, max_model_len, version >= _FIRST_TOKENS_BY_CONCURRENCY)
-
-
-def _least(value: _Figure) -> float | None:
-    """The figure, or the least of several ranks."""
-    return min(value) if isinstance(value, tuple) else value
 
 
 def _default_block(report: LogReport) -> int | None:

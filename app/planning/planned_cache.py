@@ -8,7 +8,13 @@ from app.errors import ExitCode, StokerError
 from app.planning.model_shapes import ModelShape
 from app.planning.plan_request import LLAMA_CPP, VLLM, PlanRequest
 from engine.errors import ConfigError
-from engine.kv_sizing import KVCacheGroup, KVCacheSpec, cache_dtype_bytes, group_layers
+from engine.kv_sizing import (
+    KVCacheGroup,
+    KVCacheSpec,
+    cache_dtype_bytes,
+    group_layers,
+    heads_of_rank,
+)
 
 LLAMA_CPP_STEP = 512  # tokens of one step (--ubatch-size)
 
@@ -38,10 +44,16 @@ def cache_spec(
     # With async scheduling, vLLM's default on GPUs, one step more than stages is in flight.
     batches = request.pipeline_parallel_size + 1 if request.engine == VLLM else 1
     step = LLAMA_CPP_STEP if request.engine == LLAMA_CPP else max_num_batched_tokens
+    heads, head_dim = heads_of_rank(
+        shape.num_kv_heads,
+        shape.head_dim,
+        latent_dim=latent.kv_lora_rank + latent.rope_dim if latent else None,
+        tensor_parallel_size=request.tensor_parallel_size,
+    )
     return kind(
         block_size=request.block_size or (1 if request.engine == LLAMA_CPP else 16),
-        num_kv_heads=1 if latent else max(1, shape.num_kv_heads // request.tensor_parallel_size),
-        head_dim=latent.kv_lora_rank + latent.rope_dim if latent else shape.head_dim,
+        num_kv_heads=heads,
+        head_dim=head_dim,
         num_layers=len(windows),
         dtype_bytes=_cache_value_bytes(shape, request),
         groups=group_layers(windows),

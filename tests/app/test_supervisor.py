@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,18 +13,13 @@ import pytest
 from app.errors import ExitCode, StokerError
 from app.ops.launch_specs import LaunchSpec
 from app.ops.log_sink import LogSink
+from app.ops.ports import free_port as free_port
 from app.ops.ports import is_port_free
 from app.ops.supervisor import StopTimes, Supervisor
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 Launch = Callable[[str], tuple[Supervisor, LogSink, LaunchSpec]]
 QUICK = StopTimes(grace_s=0.3, group_s=1.0, kill_s=5.0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from app.ops.ports import free_port as free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 STOKER = Path(sys.executable).with_name("stoker")
@@ -50,12 +51,6 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(timeout=60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class ScriptedNvml:
 
 
 def script(monkeypatch: pytest.MonkeyPatch, nvml: ScriptedNvml | None) -> None:
-    monkeypatch.setattr(gpu_processes, "_import_nvml", lambda: nvml)
+    monkeypatch.setattr(gpu_processes, "import_nvml", lambda: nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
