@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test check bench install install-dev clean
+.PHONY: serve test check check-native bench install install-dev clean
 
 serve: $(VENV)/.engine
 	@exec $(BIN)/stoker serve $(ARGS)
@@ -18,8 +18,21 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The C++ under the address and undefined-behaviour sanitizers, in every build that this CPU can run.
+SANITIZED := g++ -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SANITIZER_LIBRARIES = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)
+NATIVE_TESTS := $(wildcard $(addprefix tests/kernels/test_,native.py native_families.py native_quantized.py packed_cache.py))
+
+check-native: $(VENV)/.dev
+	@for isa in avx512_bf16 avx512_vnni avx2 portable; do \
+	  echo "sanitizers, $$isa"; \
+	  CXX="$(SANITIZED)" STOKER_NATIVE_ISA=$$isa LD_PRELOAD="$(SANITIZER_LIBRARIES)" \
+	  ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0 \
+	  $(BIN)/python -m pytest -q -p no:cacheprovider $(NATIVE_TESTS) $(ARGS) || exit 1; \
+	done
+
 bench: $(VENV)/.dev
-	$(BIN)/python -m tests.benchmarks.bench_serve $(ARGS)
+	$(BIN)/stoker bench $(ARGS)
 
 install: $(VENV)/.engine
 install-dev: $(VENV)/.dev

@@ -19,6 +19,7 @@ from app.errors import ExitCode, StokerError
 
 if TYPE_CHECKING:
     from app.command_line import CommandLineError
+    from app.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class CommandEntry:
 COMMANDS = (
     CommandEntry("serve", "Run", "Serve a model and watch it.", "app.commands.serve:app"),
     CommandEntry("chat", "Run", "Chat with a running server.", "app.commands.chat:chat"),
+    CommandEntry("complete", "Run", "Continue a raw text.", "app.commands.complete:complete"),
     CommandEntry("models", "Run", "List, get, show and remove models.", "app.commands.models:app"),
     CommandEntry("plan", "Run", "Predict what fits before a start.", "app.commands.plan:plan"),
     CommandEntry("choose", "Run", "Say which engine to use here.", "app.commands.choose:choose"),
@@ -45,11 +47,13 @@ COMMANDS = (
     CommandEntry("attach", "Servers", "Dashboard of a server.", "app.commands.servers:attach"),
     CommandEntry("top", "Watch", "Live dashboard of a running server.", "app.commands.top:top"),
     CommandEntry("logs", "Watch", "Explain a server's log.", "app.commands.logs:logs"),
+    CommandEntry("trace", "Watch", "Follow one request hop by hop.", "app.commands.trace:trace"),
     CommandEntry("doctor", "Watch", "Check what this machine can run.", "app.commands.doctor:app"),
     CommandEntry(
         "selftest", "Watch", "Try starts and stops on this machine.", "app.commands.selftest:app"
     ),
     CommandEntry("report", "Watch", "Write a file for a bug report.", "app.commands.report:report"),
+    CommandEntry("config", "Watch", "Settings, and where they are.", "app.commands.config:app"),
 )
 
 EXAMPLES = (
@@ -74,7 +78,7 @@ class _Invocation:
 
     args: tuple[str, ...]
     debug: bool
-    color: str
+    color: str | None
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -121,7 +125,7 @@ def _split_global_options(argv: list[str]) -> _Invocation:
     """Take `--debug` and `--color` out, wherever they stand before a `--`."""
     end = argv.index("--") if "--" in argv else len(argv)
     rest: list[str] = []
-    color = "auto"
+    color = None
     words = iter(argv[:end])
     for word in words:
         if word == "--debug":
@@ -132,12 +136,8 @@ def _split_global_options(argv: list[str]) -> _Invocation:
             color = word.partition("=")[2]
         else:
             rest.append(word)
-    if color not in ("auto", "always", "never"):
-        raise StokerError(
-            f"--color {color!r} is not known",
-            hint="use auto, always or never",
-            exit_code=ExitCode.USAGE,
-        )
+    if color is not None:
+        _require_color("--color", color)
     return _Invocation((*rest, *argv[end:]), "--debug" in argv[:end], color)
 
 
@@ -152,10 +152,37 @@ def _dispatch(invocation: _Invocation) -> int:
     if args[0] == "help":
         args = (*args[1:], "--help")
     entry = _find_command(args[0])
+    settings = _settings(entry, args[1:])
     from app.output import apply_color_choice
 
-    apply_color_choice(invocation.color)
-    return _invoke(entry, args[1:])
+    color = os.environ.get("STOKER_COLOR") or "auto"
+    _require_color("STOKER_COLOR, or color of a settings file,", color)
+    apply_color_choice(invocation.color or color)
+    return _invoke(entry, args[1:], settings)
+
+
+def _settings(entry: CommandEntry, args: Sequence[str]) -> Settings | None:
+    """Files and variables; None for help, and for the command that looks at broken files too."""
+    end = args.index("--") if "--" in args else len(args)
+    if entry.name == "config" or {"--help", "-h"} & set(args[:end]):
+        return None
+    from app.option_settings import say_who_can_write
+    from app.settings import read_settings
+
+    settings = read_settings(os.environ)
+    settings.require_sections([entry.name for entry in COMMANDS])
+    say_who_can_write(settings)
+    settings.put_general_into(os.environ)
+    return settings
+
+
+def _require_color(name: str, color: str) -> None:
+    if color not in ("auto", "always", "never"):
+        raise StokerError(
+            f"{name} {color!r} is not known",
+            hint="use auto, always or never",
+            exit_code=ExitCode.USAGE,
+        )
 
 
 def _find_command(name: str) -> CommandEntry:
@@ -171,16 +198,19 @@ def _find_command(name: str) -> CommandEntry:
     )
 
 
-def _invoke(entry: CommandEntry, args: Sequence[str]) -> int:
+def _invoke(entry: CommandEntry, args: Sequence[str], settings: Settings | None) -> int:
     from app.command_line import CommandLineError, build_command, run_command
 
     module_name, _, attribute = entry.target.partition(":")
     command = build_command(getattr(importlib.import_module(module_name), attribute))
     try:
-        return run_command(command, list(args), f"stoker {entry.name}")
+        return run_command(command, list(args), f"stoker {entry.name}", settings)
     except CommandLineError as error:
+        from app.option_settings import origin_of
+
+        place = f"{origin}: " if (origin := origin_of(error)) else ""
         raise StokerError(
-            _first_letter_lower(error.format_message().rstrip(".")),
+            place + _first_letter_lower(error.format_message().rstrip(".")),
             hint=f"`{_command_path(error, entry)} --help` lists the options",
             exit_code=ExitCode.USAGE,
         ) from error

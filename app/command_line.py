@@ -16,6 +16,8 @@ from app.errors import ExitCode
 if TYPE_CHECKING:
     from typer._click.exceptions import ClickException
 
+    from app.settings import Settings
+
     CommandLineError = ClickException
 else:
     # The base of every complaint about the command line, wherever this typer keeps its click.
@@ -65,7 +67,9 @@ def build_command(target: Callable[..., Any] | typer.Typer) -> Any:
     return typer.main.get_command(app)
 
 
-def run_command(command: Any, args: list[str], prog_name: str) -> int:
+def run_command(
+    command: Any, args: list[str], prog_name: str, settings: Settings | None = None
+) -> int:
     """Parse `args` and run; returns the code given to `typer.Exit` or returned by the function.
 
     A sub-command is looked up here: a typer group would parse its own options first, and that alone
@@ -73,11 +77,18 @@ def run_command(command: Any, args: list[str], prog_name: str) -> int:
     """
     subcommands = getattr(command, "commands", {})
     if args and args[0] in subcommands:
-        return run_command(subcommands[args[0]], args[1:], f"{prog_name} {args[0]}")
+        inner = f"{prog_name} {args[0]}"
+        return run_command(subcommands[args[0]], args[1:], inner, settings)
     if subcommands and not args:
         args = ["--help"]
+    given: dict[str, Any] = {}
+    if settings is not None and not subcommands:
+        from app.option_settings import settings_for
+
+        chosen = settings_for(command, tuple(prog_name.split()[1:]), args, settings)
+        args, given = chosen.args, {"default_map": chosen.default_map, "obj": chosen}
     try:
-        with command.make_context(prog_name, args) as context:
+        with command.make_context(prog_name, args, **given) as context:
             result = command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code

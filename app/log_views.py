@@ -197,7 +197,7 @@ def show_rules(rules: Sequence[Rule], *, form: str) -> None:
             "versions": rule.versions or None,
             "phase": phase_of(rule),
             "starts": list(rule.starts),
-            "pattern": rule.pattern.pattern,
+            "pattern": rule.pattern,
             "takes": [{"key": take.key, "unit": take.unit.value} for take in rule.takes],
             "source": rule.source or None,
             "meaning": rule.meaning,

@@ -68,6 +68,7 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     for guess in plan.assumptions:
         low_high = "" if guess.low == guess.high else f" ({_gib(guess.low)} to {_gib(guess.high)})"
         yield f"  {guess.name:<17} {_gib(guess.num_bytes)} GiB{low_high}  {guess.basis}"
+    yield from _calibration_lines(plan)
     yield f"Available KV cache memory: {_gib(stage.available_bytes)} GiB"
     if plan.kv_low != plan.kv_high:
         yield f"  from {_gib(plan.kv_low)} to {_gib(plan.kv_high)} GiB, as the estimates go"
@@ -79,6 +80,19 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     )
     yield f"  a page (one layer of a block of {spec.block_size}) is {spec.page_bytes:,} bytes"
     yield from _bar(plan)
+
+
+def _calibration_lines(plan: Plan) -> Iterator[str]:
+    found = plan.request.calibration
+    if found is None:
+        return
+    if plan.request.gpu is None:
+        spread = f"{_gib(found.low)} to {_gib(found.high)}"
+        what = f"processes take {_gib(found.likely)} GiB ({spread}) of their own"
+    else:
+        spread = f"{found.low:.2f} to {found.high:.2f}"
+        what = f"estimates times {found.likely:.2f} ({spread})"
+    yield f"  {what}, {found.basis}; --no-calibration leaves them out"
 
 
 def _bar(plan: Plan) -> Iterator[str]:
@@ -192,6 +206,15 @@ def plan_document(plan: Plan, answers: Answers, batches: Sequence[int]) -> dict[
             {"name": a.name, "bytes": a.num_bytes, "low": a.low, "high": a.high, "basis": a.basis}
             for a in plan.assumptions
         ],
+        "calibration": None
+        if request.calibration is None
+        else {
+            "starts": request.calibration.num_starts,
+            "likely": request.calibration.likely,
+            "low": request.calibration.low,
+            "high": request.calibration.high,
+            "basis": request.calibration.basis,
+        },
         "kv_memory_bytes": stage.available_bytes,
         "kv_memory_low_bytes": plan.kv_low,
         "kv_memory_high_bytes": plan.kv_high,

@@ -1,4 +1,7 @@
-"""Shows a server's start as phases with times: live on a terminal, one line per phase elsewhere."""
+"""Shows a server's start as phases with times: live on a terminal, one line per phase elsewhere.
+
+Beside them stands what earlier starts took; bars are drawn on a terminal only.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,14 @@ from app.output import printable, say, talk_console
 from logparse import Event, PhaseFinished, PhaseStarted, ProgressMade
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.live import Live
     from rich.table import Table
 
+    from app.ops.start_history import StartTimes
+
 _REFRESH_PER_S = 8
+_BAR_COLUMNS = 24
 
 
 @dataclass(slots=True)
@@ -26,6 +33,7 @@ class _Row:
     began: float
     ended: float | None = None
     detail: str = ""
+    bar: ProgressMade | None = None
 
     def seconds(self) -> float:
         return (self.ended or time.monotonic()) - self.began
@@ -34,8 +42,10 @@ class _Row:
 class StartView:
     """Context manager around the wait for readiness; feed it the events as they come."""
 
-    def __init__(self, title: str) -> None:
-        self._title = title
+    def __init__(self, title: str, typical: StartTimes | None = None) -> None:
+        usual = "" if typical is None else f" (usually {typical.total_s:.1f} s)"
+        self._title = title + usual
+        self._typical = typical
         self._began = time.monotonic()
         self._rows: list[_Row] = []
         self._live: Live | None = None
@@ -83,7 +93,11 @@ class StartView:
             elif isinstance(event, PhaseFinished):
                 self._finish(event.name)
             elif isinstance(event, ProgressMade) and self._rows:
-                self._rows[-1].detail = printable(f"{event.text} {event.done}/{event.total}")
+                self._rows[-1].bar = event
+
+    def phase_seconds(self) -> dict[str, float]:
+        """How long each phase took that is over."""
+        return {row.name: row.seconds() for row in self._rows if row.ended is not None}
 
     def _finish_running(self, note: str = "") -> None:
         for row in self._rows:
@@ -93,7 +107,7 @@ class StartView:
     def _finish(self, name: str, note: str = "") -> None:
         for row in self._rows:
             if row.name == name and row.ended is None:
-                row.ended, row.detail = time.monotonic(), note
+                row.ended, row.detail, row.bar = time.monotonic(), note, None
                 if self._live is None:
                     say(f"  {row.name:<34} {row.seconds():6.1f} s  {note}".rstrip())
 
@@ -106,5 +120,28 @@ class StartView:
         table.add_row("", Text(self._title), Text(f"{time.monotonic() - self._began:.1f} s"))
         for row in self._rows:
             mark = Spinner("line") if row.ended is None else Text("-" if row.detail else "+")
-            table.add_row(mark, Text(row.name), Text(f"{row.seconds():.1f} s"), Text(row.detail))
+            time_text = Text(f"{row.seconds():.1f} s")
+            table.add_row(mark, Text(row.name), time_text, self._beside(row))
         return table
+
+    def _beside(self, row: _Row) -> RenderableType:
+        """The bar that moves now, else what the phase usually takes."""
+        from rich.text import Text
+
+        if row.bar is not None and row.bar.total > 0:
+            return _bar(row.bar)
+        usual_s = None if self._typical is None else self._typical.phases.get(row.name)
+        if row.ended is None and usual_s is not None:
+            return Text(f"usually {usual_s:.1f} s", style="dim")
+        return Text(row.detail)
+
+
+def _bar(event: ProgressMade) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=event.total, completed=event.done, width=_BAR_COLUMNS)
+    line.add_row(bar, Text(printable(f"{event.done}/{event.total} {event.text}")))
+    return line

@@ -87,10 +87,17 @@ class EngineArgs:
     dtype: str = _flag("auto", "Number format of weights and activations.", choices=_DTYPES)
     device: str = _flag("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = _flag(None, "CPU threads of the model step; default: one per core.")
-    attention_backend: str = _flag(
+    kernels: str = _flag(
         "auto",
-        "Kernels of the model step: native is C++ for CPUs with AVX512-BF16, reference is torch.",
+        "Kernels of the model step: native is C++ for CPUs, reference is torch.",
         choices=("auto", "native", "reference"),
+        short="--attention-backend",
+    )
+    quantization: str = _flag(
+        "none",
+        "Round weights to int8 or int4 on load, on a CPU; their inputs become int8.",
+        choices=("none", "int8", "int4"),
+        short="-q",
     )
     model_impl: str = _flag(
         "auto",
@@ -189,6 +196,7 @@ class EngineArgs:
             parser.add_argument(
                 *([meta["short"]] if meta["short"] else []),
                 option,
+                dest=entry.name,
                 type=meta["parse"] or _plain_type(types[entry.name]),
                 default=entry.default,
                 choices=meta["choices"],
@@ -247,9 +255,10 @@ class EngineArgs:
             ),
             device=DeviceConfig(
                 device=device,
-                dtype=_resolve_dtype(self.dtype, model.dtype, device),
+                dtype=_resolve_dtype(self.dtype, model, device),
                 num_threads=self.num_threads,
-                attention_backend=self.attention_backend,
+                kernels=self.kernels,
+                quantization=self._resolve_quantization(model, device),
             ),
             compilation=self._compilation(tokens, seqs),
             observability=ObservabilityConfig(
@@ -260,6 +269,16 @@ class EngineArgs:
             seed=self.seed,
             shutdown_timeout_s=self.shutdown_timeout,
         )
+
+    def _resolve_quantization(self, model: ModelConfig, device: str) -> str:
+        obstacle = None
+        if device != "cpu":
+            obstacle = f"works on a CPU, and the device is {device}"
+        elif model.implementation != "stoker":
+            obstacle = f"is not there for {model.architecture}, which transformers' code runs"
+        if self.quantization != "none" and obstacle:
+            raise ConfigError(f"--quantization {self.quantization} {obstacle}; leave it out.")
+        return self.quantization
 
     def _tasks(self) -> TaskConfig:
         if self.runner == "pooling" and self.convert == "none":
@@ -344,13 +363,13 @@ def _batch_defaults(gpu: HostDevice | None) -> tuple[int, int]:
     return 2048, 256
 
 
-def _resolve_dtype(asked: str, checkpoint: str, device: str) -> str:
-    """`auto` keeps 16-bit checkpoints as they are where the device computes them fast."""
+def _resolve_dtype(asked: str, model: ModelConfig, device: str) -> str:
+    """`auto` is a 16-bit format where the device computes it fast; on a CPU our own kernels do."""
     if asked != "auto":
         return asked
     if device == "cpu":
-        return "bfloat16" if cpu_has_bf16() else "float32"
-    return "float16" if checkpoint in ("float16", "float32") else checkpoint
+        return "bfloat16" if model.implementation == "stoker" or cpu_has_bf16() else "float32"
+    return "float16" if model.dtype in ("float16", "float32") else model.dtype
 
 
 def _plain_type(hint: Any) -> Callable[[str], Any]:

@@ -41,7 +41,7 @@ def read_other_processes() -> tuple[GpuProcess, ...]:
         return ()
     try:
         handle = _first_cuda_device(nvml, os.environ)
-        held = {} if handle is None else _held_bytes(nvml, handle)
+        held = {} if handle is None else held_bytes(nvml, handle)
     except nvml.NVMLError:
         return ()
     finally:
@@ -92,7 +92,7 @@ def _first_cuda_device(nvml: Any, environ: Mapping[str, str]) -> Any | None:
     return handles[int(entry)]
 
 
-def _held_bytes(nvml: Any, handle: Any) -> dict[int, int | None]:
+def held_bytes(nvml: Any, handle: Any) -> dict[int, int | None]:
     """pid -> bytes; a process that both computes and draws is listed twice."""
     return {
         int(process.pid): process.usedGpuMemory

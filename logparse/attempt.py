@@ -6,7 +6,8 @@ The parser makes a new one when the log shows another start. Knows rules only as
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from logparse.failures import FailureTracker
@@ -25,6 +26,9 @@ from logparse.records import (
 from logparse.redact import safe_text
 from logparse.rules import Keep, Mark, Rule, Take, Value, convert
 
+# Reading a member from its class costs more than the comparison.
+_ROUTES = Mark.ROUTES
+_FIRST, _LAST, _EACH, _LAST_PER_PROCESS = Keep.FIRST, Keep.LAST, Keep.EACH, Keep.LAST_PER_PROCESS
 _MAX_VALUES = 64  # ranks, devices or models with a value of their own
 _MAX_ARGUMENTS = 20000
 
@@ -43,22 +47,18 @@ class AttemptState:
         self.died = False
         self.failures = FailureTracker()
         self.late_failures = FailureTracker(is_serving=True)
+        self.failures_now = self.failures  # those of the start, or of the time after it
         self.insight = InsightTracker()
         self.phases = PhaseTracker()
-        self.hits: dict[str, int] = {}
+        self.hits: defaultdict[str, int] = defaultdict(int)  # lines by engine
         self._has_address = False
         self._ready_stamp: str | None = None
         self._first_stamp: str | None = None
         self.last_stamp: str | None = None
-        self._values: dict[str, dict[str, Value]] = {}
+        self._values: dict[str, dict[Hashable, Value]] = {}
         self._ranks: dict[str, int] = {}
         # The last line of each rule that tells a state: its values are read when asked for.
         self._newest: dict[str, tuple[Rule, re.Match[str], str | None]] = {}
-
-    @property
-    def failures_now(self) -> FailureTracker:
-        """Those of the start, or of the time after it."""
-        return self.late_failures if self.is_ready else self.failures
 
     # -- lines ---------------------------------------------------------------
 
@@ -66,11 +66,14 @@ class AttemptState:
         """A line, also without a rule, whose stamp is not `last_stamp`; `before` is the message
         before it.
         """
-        if self._first_stamp is None:
+        last, self.last_stamp = self.last_stamp, stamp
+        if last is None:
             self._first_stamp = stamp
-        if not self.is_ready:
-            self.insight.gaps.move(stamp_seconds(stamp), before, message, line_number)
-        self.last_stamp = stamp
+        elif not self.is_ready and not (
+            # Most lines follow within a second; this is a tenth of the price of the calendar.
+            last[:-2] == stamp[:-2] and int(stamp[-2:]) - int(last[-2:]) <= 1
+        ):
+            self.insight.gaps.note(last, stamp, before, message, line_number)
 
     def apply(
         self,
@@ -82,15 +85,19 @@ class AttemptState:
     ) -> None:
         """A line that a rule explains; what it told is added to `events`, if they are wanted."""
         if rule.engine:
-            self.hits[rule.engine] = self.hits.get(rule.engine, 0) + 1
+            self.hits[rule.engine] += 1
         if rule.is_state and events is None:
             self._newest[rule.id] = (rule, match, process)
         elif rule.takes:
             self._take_all(rule.takes, match, process, line_number, events)
         if rule.phase is not None and not self.is_ready:
-            _tell(self._advance(rule, process, line_number), events)
+            told = self._advance(rule, process, line_number)
+            if told and events is not None:
+                events += told
         if rule.mark is not None:
-            _tell(self._note_mark(rule.mark, line_number), events)
+            told = self._note_mark(rule.mark, line_number)
+            if told and events is not None:
+                events += told
         if rule.feeds:
             self.insight.note_line(rule.id, match, process, self.last_stamp, line_number)
 
@@ -105,7 +112,7 @@ class AttemptState:
         for take in takes:
             value = self._take(take, match, process)
             if value is not None and events is not None:
-                shown = value if take.keep is Keep.LAST else self._shown(take.key)
+                shown = value if take.keep is _LAST else self._shown(take.key)
                 if shown is not None:
                     events.append(FactFound(line_number, take.key, shown))
 
@@ -116,8 +123,9 @@ class AttemptState:
         if not is_new and not rule.ends_phase:
             return ()
         at = self._clock(self.last_stamp)
-        first_at = self._clock(self._first_stamp)
-        events = self.phases.enter(rule.phase, at, first_at, line_number) if is_new else []
+        events: Sequence[Event] = ()
+        if is_new:
+            events = self.phases.enter(rule.phase, at, self.started_at, line_number)
         if rule.ends_phase:
             self.phases.note_end(rule.phase, at)
         return events
@@ -125,9 +133,10 @@ class AttemptState:
     def _take(self, take: Take, match: re.Match[str], process: str | None) -> Value | None:
         """The value, if it is one that was not known."""
         rank = self._ranks.get(take.key, -1)
-        if take.rank < rank or (take.rank == rank and take.keep is Keep.FIRST):
+        if take.rank < rank or (take.rank == rank and take.keep is _FIRST):
             return None
-        texts = match.group(0, *take.groups)[1:]
+        groups = take.groups
+        texts = match.group(*groups) if len(groups) > 1 else (match[groups[0]],)
         if None in texts:
             return None
         value = convert(take.unit, texts)
@@ -160,7 +169,7 @@ class AttemptState:
         return numbers if len(numbers) == len(values) else values[-1]
 
     def _note_mark(self, mark: Mark, line_number: int) -> Sequence[Event]:
-        if mark is Mark.ROUTES:
+        if mark is _ROUTES:
             if self._has_address and not self.is_ready:
                 self._ready_stamp = self.last_stamp
         elif mark is Mark.BEGINS or mark is Mark.VERSION:
@@ -190,14 +199,16 @@ class AttemptState:
         if self.is_ready:
             return ()
         self.is_ready = True
+        self.failures_now = self.late_failures
         self._ready_stamp = self.last_stamp
         events = self.phases.complete(self._clock(self.last_stamp), line_number)
         url = self._shown("server_url")
         return [*events, ServerReady(line_number, url if isinstance(url, str) else None)]
 
     def lose_readiness(self) -> None:
-        """The address could not be taken after all."""
+        """The address could not be taken after all: what failed since then ended the start."""
         self.is_ready = False
+        self.failures = self.failures_now = self.late_failures
         self._ready_stamp = None
         self._has_address = False
 
@@ -250,14 +261,9 @@ class AttemptState:
         return Outcome.RUNNING
 
 
-def _tell(told: Sequence[Event], events: list[Event] | None) -> None:
-    if told and events is not None:
-        events += told
-
-
-def _slot(keep: Keep, value: Value, process: str | None) -> str:
-    if keep is Keep.EACH:
-        return repr(value)
-    if keep is Keep.LAST_PER_PROCESS:
+def _slot(keep: Keep, value: Value, process: str | None) -> Hashable:
+    if keep is _EACH:
+        return type(value), value
+    if keep is _LAST_PER_PROCESS:
         return process or ""
     return ""

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from logparse.problem_rules import LAST_RESORTS, PROBLEM_RULES
-from logparse.problems import DEATH_LINES, ProblemRule, is_plain_failure, is_wrapper
+from logparse.problems import ProblemRule, is_death, is_plain_failure, is_wrapper
 
 _EXCEPTION_NAME = re.compile(r"[A-Za-z_][\w.]{0,220}$")
 _EXCEPTION_ENDS = ("Error", "Exception", "Exit", "Interrupt", "OutOfResources")
@@ -127,7 +127,7 @@ class FailureTracker:
         key = (process, level)
         if message.startswith("[rank"):
             message = _RANK.sub("", message, count=1)
-        if _TRACEBACK in message[:200]:
+        if "Traceback" in message and _TRACEBACK in message[:200]:
             if len(self._open) >= _MAX_CANDIDATES:
                 self._open.clear()
             self._open[key] = _Traceback(is_ignored=self._ignore_next)
@@ -152,6 +152,17 @@ class FailureTracker:
             return False
         _note_function(opened, message.lstrip())
         return True
+
+    def is_nothing(self, message: str) -> bool:
+        """Whether an indented line without a level, in no traceback, would tell `observe` nothing.
+        A cheap test, for most of them.
+        """
+        return (
+            not self._continued
+            and ": error: " not in message
+            and "Traceback" not in message
+            and not message.lstrip().startswith(_INDENTED_CAUSES)
+        )
 
     def _classify(
         self,
@@ -257,7 +268,7 @@ def _is_harmless(text: str) -> bool:
 
 
 def _kind(text: str, level: str | None, *, is_raised: bool) -> str | None:
-    if level is None and DEATH_LINES.match(text) is not None:
+    if level is None and is_death(text):
         return "death"
     name = text[:_MAX_NAME].partition(": ")[0]
     if name.endswith(_EXCEPTION_ENDS) and _EXCEPTION_NAME.match(name):
@@ -306,6 +317,12 @@ def _explain(candidate: Candidate) -> Cause | None:
         if values is not None:
             return Cause(candidate, entry, values, candidate)
     return None
+
+
+def problem_of(text: str) -> ProblemRule | None:
+    """The cause that a single line names, whatever raised it."""
+    found = _match(Candidate(0, None, text[:_MAX_TEXT], "exception"))
+    return found.rule if found is not None else None
 
 
 def _last_resort(candidates: list[Candidate]) -> Cause:

@@ -6,7 +6,7 @@ else from the line before it.
 
 from __future__ import annotations
 
-from logparse.line import seconds_between
+from logparse.line import seconds_between, stamp_seconds
 from logparse.records import Facts, Measured, TimePart
 from logparse.redact import safe_text
 
@@ -91,26 +91,25 @@ _BEGUN_BY_HEAD = _by_head(_BEGUN_BY)
 
 
 class GapTracker:
-    """Fed with the log's clock whenever it moves, until the server is ready."""
+    """Fed with the log's clock when it moves by more than a second, until the server is ready."""
 
     def __init__(self) -> None:
-        self._clock: float | None = None
-        self._parts: dict[str, TimePart] = {}
+        self._parts: dict[str, tuple[float, int]] = {}  # seconds, the last line
 
-    def move(self, clock: float | None, before: str | None, after: str, line_number: int) -> None:
-        """The clock moved to `clock`; `before` and `after` are the messages around it."""
-        last, self._clock = self._clock, clock
-        if clock is None or last is None:
+    def note(self, last: str, stamp: str, before: str | None, after: str, line_number: int) -> None:
+        """The clock moved from `last` to `stamp`; `before` and `after` are the messages there."""
+        start, end = stamp_seconds(last), stamp_seconds(stamp)
+        if start is None or end is None:
             return
-        seconds = seconds_between(last, clock)
+        seconds = seconds_between(start, end)
         if not 1 < seconds < 86400:  # one second is the clock's own step
             return
         name = _name(before, after)
         known = self._parts.get(name)
-        if known is None and len(self._parts) >= _MAX_PARTS:
-            return
-        total = seconds + (known.seconds if known is not None else 0)
-        self._parts[name] = TimePart(name, total, line_number)
+        if known is not None:
+            self._parts[name] = (seconds + known[0], line_number)
+        elif len(self._parts) < _MAX_PARTS:
+            self._parts[name] = (seconds, line_number)
 
     def parts(self, facts: Facts) -> tuple[TimePart, ...]:
         """Those that took long, in order; the server's own figures where it printed some."""
@@ -121,11 +120,11 @@ class GapTracker:
             _GRAPHS: _most(facts.graph_capture_s),
         }
         found = []
-        for part in self._parts.values():
-            seconds = measured.get(part.name) or part.seconds
+        for name, (total, line_number) in self._parts.items():
+            seconds = measured.get(name) or total
             if seconds > SHORTEST_S:
-                found.append(TimePart(part.name + _rate(part.name, seconds, facts), seconds,
-                                      part.line_number))  # fmt: skip
+                title = name + _rate(name, seconds, facts)
+                found.append(TimePart(title, seconds, line_number))
         return tuple(sorted(found, key=lambda part: part.line_number))
 
 

@@ -5,6 +5,7 @@ One `InsightTracker` belongs to one start. Memory does not grow with the log.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from logparse.line import stamp_seconds
 from logparse.problem_text import filled_fixes
 from logparse.records import Facts, Insight, Sample, Serving, WarningFound
 from logparse.redact import safe_text
+from logparse.request_errors import REQUEST_ERRORS
 from logparse.warnings_table import WARNING_RULES, WarningRule
 
 _MAX_SAMPLES = 240  # then every other one is left out
@@ -43,13 +45,17 @@ class InsightTracker:
 
     def note_warning(self, line_number: int, message: str) -> None:
         """A line of level WARNING."""
-        head = message[:_MAX_SEARCHED]
-        for rule in WARNING_RULES:
-            for clue in rule.clues:
-                if clue in head:
-                    self._count(rule, head, line_number)
-                    return
-        self._num_other += 1
+        rule = warning_of(message[:_MAX_SEARCHED])
+        if rule is None:
+            self._num_other += 1
+        else:
+            self._count(rule, message[:_MAX_SEARCHED], line_number)
+
+    def note_request(self, line_number: int, message: str) -> None:
+        """A line that may tell of a refused or lost request."""
+        rule = request_error_of(message[:_MAX_SEARCHED])
+        if rule is not None:
+            self._count(rule, message[:_MAX_SEARCHED], line_number)
 
     def _count(self, rule: WarningRule, line: str, line_number: int) -> None:
         seen = self._warnings.get(rule.id)
@@ -89,6 +95,26 @@ class InsightTracker:
         )
 
 
+@functools.lru_cache(maxsize=128)  # many servers repeat a warning for hours
+def warning_of(message: str) -> WarningRule | None:
+    """The warning that the message is."""
+    return _holder(WARNING_RULES, message)
+
+
+def request_error_of(message: str) -> WarningRule | None:
+    """What the message says of a refused or lost request, if it does."""
+    return _holder(REQUEST_ERRORS, message)
+
+
+def _holder(rules: tuple[WarningRule, ...], message: str) -> WarningRule | None:
+    """The first rule that has a clue in the message."""
+    for rule in rules:
+        for clue in rule.clues:
+            if clue in message:
+                return rule
+    return None
+
+
 class _ServingTracker:
     """Throughput and preemptions."""
 
@@ -105,7 +131,7 @@ class _ServingTracker:
     def sample(self, match: re.Match[str], stamp: str | None, line_number: int) -> None:
         """The groups of the rule `throughput`."""
         try:
-            prompt, generation, usage = (float(match[group]) for group in (1, 2, 5))
+            prompt, generation, usage = float(match[1]), float(match[2]), float(match[5])
         except ValueError:  # only dots and minus signs
             return
         running, waiting = int(match[3]), int(match[4])

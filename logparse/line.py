@@ -24,22 +24,24 @@ class LogLine(NamedTuple):
     has_source: bool  # the header names a file and a line, as vLLM's does
 
 
-_LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
+_LEVELS = "INFO|WARNING|ERROR|DEBUG|CRITICAL"
 _PREFIX_TEXT = r"\(([^()]{1,60}?) pid=(\d{1,18})[^()]{0,80}\) ?"
 _PREFIX = re.compile(_PREFIX_TEXT)
 _LEVEL_TEXT = (
-    rf"({_LEVELS})(?:(: {{2,8}})|(?: (\d\d-\d\d \d\d:\d\d:\d\d))? \[?[^\]\s:]{{1,200}}:\d+\] ?)"
+    rf"({_LEVELS})(?:(: {{2,8}})|(?: (\d\d-\d\d \d\d:\d\d:\d\d))? \[?[^\] :]{{1,200}}:\d+\] ?)"
 )
 _HEADER = re.compile(_LEVEL_TEXT)  # vLLM's, or uvicorn's
-_PREFIXED = re.compile(
-    r"\(([^() ]{1,60}(?: rank=\d{1,5})?) pid=(\d{1,18})(?:[ ,][^()]{0,80})?\) ?"
-    rf"(?:{_LEVEL_TEXT})?"
-)
+_OWNER_TEXT = r"\(([^() \x1b]{1,60}(?: rank=\d{1,5})?) pid=(\d{1,18})(?:[ ,][^()\x1b]{0,80})?"
+_OWNER = re.compile(rf"(?:\x1b\[[01];36m)?{_OWNER_TEXT}")
+_NOBODY = (None, None)
+_COLOURED_END = ")\x1b[0;0m "  # of a prefix in vLLM's colours
+_PREFIXED = re.compile(rf"{_OWNER_TEXT}\) ?(?:{_LEVEL_TEXT})?")
 _GLUED_HEADER = re.compile(
     rf"(?:{_PREFIX_TEXT})?({_LEVELS})(?: (\d\d-\d\d \d\d:\d\d:\d\d)) \[?([^\]\s:]{{1,200}}):\d+\] ?"
 )
 _UVICORN = re.compile(rf"({_LEVELS}): {{2,8}}")
 _SGLANG = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)( [A-Z]{2,3}\d+)*\] ")
+_TAG = re.compile(r"\[[A-Za-oq-z]")  # [DEBUG], and no wrapper: those have a digit, or pod/
 _LLAMACPP = re.compile(r"(\d{1,9}\.\d\d\.\d{3}\.\d{3}) ([IWED]) ")
 _LEVEL_FIRSTS = frozenset("DIWEC")
 _OTHER_FIRSTS = frozenset("[0123456789DIWEC")
@@ -55,10 +57,31 @@ _ORIGIN = datetime.date(2000, 1, 1).toordinal()
 
 def split_line(text: str) -> LogLine:
     """The line without wrappers, colours and header."""
-    if "\x1b" in text:
-        text = strip_ansi(text)
-    line = _match_header(text)
+    first, rest = text[:1], text
+    owner: tuple[str | None, str | None] | None = _NOBODY
+    if first == "(" or first == "\x1b":
+        prefix, _, rest = text.partition(") " if first == "(" else _COLOURED_END)
+        owner = _owner(prefix) if rest and len(prefix) < _MAX_PREFIX else None
+    if owner is not None and "\x1b" not in rest:
+        # The same as below at half the price: nearly all lines of a server pass here.
+        process, pid = owner
+        if rest[:1] not in _LEVEL_FIRSTS or not (match := _HEADER.match(rest)):
+            line = _new(LogLine, (process, pid, None, None, rest, False))
+            return line if _is_bare(rest) else _unwrap(line)
+        level, uvicorn, stamp = match.groups()
+        if uvicorn is None:
+            return _new(LogLine, (process, pid, level, stamp, rest[match.end() :], True))
+        if "]" not in text:
+            return _new(LogLine, (process, pid, level, None, rest[match.end() :], False))
+    line = _match_header(strip_ansi(text))
     return line if line[2] is not None else _unwrap(line)
+
+
+@functools.lru_cache(maxsize=256)  # a server has few processes and many lines
+def _owner(prefix: str) -> tuple[str, str] | None:
+    """Process and pid of a usual prefix, of which the closing bracket is cut off."""
+    match = _OWNER.fullmatch(prefix)
+    return (match[1], match[2]) if match is not None else None
 
 
 def _unwrap(line: LogLine) -> LogLine:
@@ -67,22 +90,32 @@ def _unwrap(line: LogLine) -> LogLine:
         message = line[4]
         if _is_bare(message):
             return line
+        if message[:1] == "[" and _SGLANG.match(message):
+            return _other_headers(line)  # no wrapper looks like it
         inner = peel(message)
         if inner is message:
             break
-        line = _inside(line, _match_header(inner))
+        if "\x1b" in inner:  # in a JSON string it was written as \\u001b
+            inner = strip_ansi(inner)
+        line = inside(line, _match_header(inner))
         if line[2] is not None:
             return line
     return _finish(line)
 
 
 def _is_bare(message: str) -> bool:
-    """A cheap test that holds for most of a traceback: no wrapper or header can stand in front."""
+    """A cheap test that holds for most of a traceback: no wrapper or header can be in it."""
     first = message[:1]
     if first == " ":
-        first = message.lstrip()[:1]
-        return first not in INDENTED_FIRSTS and "|" not in message and "]" not in message
-    return first not in _BUSY_FIRSTS and "|" not in message and "]" not in message
+        if message.lstrip()[:1] in INDENTED_FIRSTS:
+            return False
+    elif "|" in message or (first in _BUSY_FIRSTS and not _TAG.match(message)):
+        return False
+    return "]" not in message or not _may_hold_header(message)
+
+
+def _may_hold_header(message: str) -> bool:
+    return "INFO " in message or "WARNING " in message or "ERROR " in message
 
 
 def _match_header(text: str) -> LogLine:
@@ -116,10 +149,10 @@ def _match_unusual_prefix(text: str) -> LogLine:
     return LogLine(prefix[1], prefix[2], None, None, rest, False)
 
 
-def _inside(outer: LogLine, inner: LogLine) -> LogLine:
+def inside(outer: LogLine, inner: LogLine) -> LogLine:
     """`inner`, with the process of the prefix that stood in front of the wrapper."""
-    if inner.process is None and outer.process is not None:
-        return inner._replace(process=outer.process, pid=outer.pid)
+    if inner[0] is None and outer[0] is not None:
+        return _new(LogLine, (*outer[:2], *inner[2:]))
     return inner
 
 
@@ -135,10 +168,10 @@ def _finish(line: LogLine) -> LogLine:
     if line.level is not None:
         return line
     message = line.message
-    if "]" in message and ("INFO " in message or "WARNING " in message or "ERROR " in message):
+    if "]" in message and _may_hold_header(message):
         glued = _last_glued(message)
         if glued is not None:
-            return _inside(line, glued)
+            return inside(line, glued)
     return _other_headers(line) if message[:1] in _OTHER_FIRSTS else line
 
 
@@ -154,16 +187,17 @@ def _last_glued(message: str) -> LogLine | None:
 
 def _other_headers(line: LogLine) -> LogLine:
     """uvicorn, SGLang, llama-server."""
-    message = line.message
-    process, stamp, level = line.process, line.stamp, line.level
-    if message[0] == "[" and (match := _SGLANG.match(message)):
+    process, pid, level, stamp, message, has_source = line
+    if message[0] == "[":
+        if not (match := _SGLANG.match(message)):
+            return line
         stamp, message = match[1], message[match.end() :]
         process = match[2].strip() if match[2] else process
     elif match := _LLAMACPP.match(message):
         stamp, level, message = match[1], _LLAMACPP_LEVELS[match[2]], message[match.end() :]
-    if match := _UVICORN.match(message):
+    if message[:1] in _LEVEL_FIRSTS and (match := _UVICORN.match(message)):
         level, message = match[1], message[match.end() :]
-    return LogLine(process, line.pid, level, stamp, message, line.has_source)
+    return _new(LogLine, (process, pid, level, stamp, message, has_source))
 
 
 @functools.lru_cache(maxsize=16)
@@ -183,14 +217,13 @@ def stamp_seconds(stamp: str) -> float | None:
 
 def _since_2000(year: int, stamp: str) -> float:
     """`stamp` is MM-DD HH:MM:SS; by hand, since strptime would take most of a parser's time."""
-    clock = int(stamp[6:8]) * 3600 + int(stamp[9:11]) * 60 + int(stamp[12:14])
-    return _day(year, stamp[0:5]) * 86400.0 + clock
+    return _minute(year, stamp[:11]) + int(stamp[12:14])
 
 
 @functools.lru_cache(maxsize=16)
-def _day(year: int, month_and_day: str) -> int:
-    day = datetime.date(year, int(month_and_day[0:2]), int(month_and_day[3:5]))
-    return day.toordinal() - _ORIGIN
+def _minute(year: int, stamp: str) -> float:
+    day = datetime.date(year, int(stamp[0:2]), int(stamp[3:5])).toordinal() - _ORIGIN
+    return day * 86400.0 + int(stamp[6:8]) * 3600 + int(stamp[9:11]) * 60
 
 
 def seconds_between(start: float, end: float) -> float:

@@ -8,6 +8,7 @@ from logparse.failures import FailureTracker
 from logparse.line import split_line
 from logparse.line_meaning import explain_line
 from logparse.redact import safe_text
+from logparse.wraps import WRAP
 
 _MAX_LINES = 1000
 _MAX_TEXT = 400
@@ -72,4 +73,4 @@ class PhaseLines:
 
 def _last_part(text: str) -> str:
     """What a terminal would show of a line with carriage returns."""
-    return text.rstrip("\r\n").rpartition("\r")[2]
+    return text.rstrip("\r\n").replace(WRAP, "").rpartition("\r")[2]

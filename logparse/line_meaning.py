@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from logparse.failures import problem_of
+from logparse.insight import request_error_of, warning_of
 from logparse.line import LogLine, split_line
-from logparse.parser import ALL_RULES
+from logparse.parser import LED_RULES
 from logparse.phases import PHASE_NAMES
 from logparse.redact import safe_text
-from logparse.rules import Rule, RuleIndex, Value, shown_values
+from logparse.rules import LETTERS, Rule, RuleIndex, Value, shown_values
+from logparse.unled_rules import UNLED_RULES
 
-_INDEX = RuleIndex(ALL_RULES)
+_INDEX = RuleIndex(LED_RULES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,29 @@ def explain_line(text: str) -> ExplainedLine:
 
 
 def _meanings(line: LogLine) -> tuple[LineMeaning, ...]:
+    message = line.message
+    known = _matching(_INDEX.for_letters(message[:LETTERS]), message)
+    return known or _matching(UNLED_RULES, message) or _told_elsewhere(message)
+
+
+def _matching(rules: tuple[Rule, ...], message: str) -> tuple[LineMeaning, ...]:
     found = []
-    for entry in _INDEX.candidates(line.message):
-        if line.message.startswith(entry.starts) and (match := entry.find(line.message)):
+    for entry in rules:
+        if message.startswith(entry.starts) and (match := entry.find(message)):
             values = {key: _safe(value) for key, value in shown_values(entry, match).items()}
             found.append(_meaning(entry, values))
     return tuple(found)
+
+
+def _told_elsewhere(message: str) -> tuple[LineMeaning, ...]:
+    """Of a line that no rule knows: what it says as a warning, a lost request or a cause."""
+    known = warning_of(message) or request_error_of(message)
+    if known is not None:
+        return (LineMeaning(known.id, "", f"{known.title}. {known.why}", None, None, None, {}),)
+    problem = problem_of(message)
+    if problem is not None:
+        return (LineMeaning(problem.id, problem.engine, problem.why, None, None, None, {}),)
+    return ()
 
 
 def _meaning(entry: Rule, values: dict[str, Value]) -> LineMeaning:

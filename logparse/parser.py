@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 from logparse.attempt import AttemptState
 from logparse.failures import Candidate, Cause
-from logparse.line import LogLine, seconds_between, split_line
+from logparse.line import LogLine, inside, seconds_between, split_line
 from logparse.llamacpp_rules import LLAMACPP_RULES
 from logparse.phases import PHASE_NAMES
 from logparse.problem_text import to_problem
-from logparse.progress import drop_overwritten, is_bar, read_bar
+from logparse.progress import drop_overwritten, is_bar, is_bar_alone, read_bar
 from logparse.records import (
     Attempt,
     Event,
@@ -29,12 +29,17 @@ from logparse.records import (
     StartRepeated,
 )
 from logparse.redact import safe_text
-from logparse.rules import Mark, Rule, RuleIndex
+from logparse.restore import restored_lines
+from logparse.rules import LETTERS, Mark, Rule, RuleIndex
 from logparse.sglang_rules import SGLANG_RULES
+from logparse.stoker_rules import STOKER_RULES
+from logparse.unled_rules import UNLED_RULES
 from logparse.vllm_rules import VLLM_RULES
+from logparse.wraps import WRAP
 
-ALL_RULES: tuple[Rule, ...] = (*VLLM_RULES, *LLAMACPP_RULES, *SGLANG_RULES)
-_INDEX = RuleIndex(ALL_RULES)
+LED_RULES = (*VLLM_RULES, *STOKER_RULES, *LLAMACPP_RULES, *SGLANG_RULES)
+ALL_RULES: tuple[Rule, ...] = (*LED_RULES, *UNLED_RULES)
+_candidates = RuleIndex(LED_RULES).for_letters
 
 _CUT = re.compile(
     r"-{2,9}\s?output truncated|\[?\.{3}\s?(?:output )?truncated|<\.{3}|\b\d{1,9} (?:more )?lines "
@@ -42,7 +47,9 @@ _CUT = re.compile(
     r"|Tail of logs",
     re.IGNORECASE,
 )
+_VERSION, _BEGINS = Mark.VERSION, Mark.BEGINS  # reading them from the class is slow
 _NOTHING: tuple[Event, ...] = ()
+_ACCESS = ' HTTP/1.1" '
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _MAX_PROCESSES = 256
 _MAX_ATTEMPTS = 100
@@ -82,74 +89,81 @@ class LogParser:
             self.newest = None
             return ()
         if "\r" in line:
-            return self._feed_overwritten(line)
+            return self._feed_joined(line) if WRAP in line else self._feed_overwritten(line)
         self.newest = parsed = split_line(line)
-        self._count(parsed)
-        if not self._tells_events:
-            self._read(parsed, None)
-            return _NOTHING
-        events: list[Event] = []
+        events: list[Event] | None = [] if self._tells_events else None
         self._read(parsed, events)
         return tuple(events) if events else _NOTHING
+
+    def _feed_joined(self, line: str) -> tuple[Event, ...]:
+        """A line that was cut at the width of a terminal; its number is that of the first piece."""
+        pieces = line.split(WRAP)
+        self._line_number -= 1
+        events = self.feed("".join(pieces))
+        self._line_number += len(pieces) - 1
+        self._without_level += len(pieces) - 1
+        return events
 
     def _feed_overwritten(self, line: str) -> tuple[Event, ...]:
         """A line in which carriage returns overwrite a bar; one physical line all the same."""
         events: list[Event] | None = [] if self._tells_events else None
         owner: LogLine | None = None
         for part in drop_overwritten(line):
+            if events is None and owner is not None and is_bar_alone(part):
+                continue
             parsed = split_line(part)
             if owner is None:
                 owner = parsed
-            elif parsed.process is None:
-                parsed = parsed._replace(process=owner.process, pid=owner.pid)
-            if parsed.message or parsed.level is not None:
                 self._read(parsed, events)
+                continue
+            parsed = inside(owner, parsed)
+            if parsed.message or parsed.level is not None:
+                self._read(parsed, events, is_counted=False)
         self.newest = owner
-        if owner is not None:
-            self._count(owner)
-        else:
+        if owner is None:
             self._without_level += 1
         return tuple(events) if events else _NOTHING
 
-    def _count(self, line: LogLine) -> None:
-        process, pid, level, _, message, _ = line
-        if level is None:
-            self._without_level += 1
-            if is_bar(message):
-                self._bars += 1
-        elif level == "INFO":
-            pass
-        elif level == "WARNING":
-            self._warnings += 1
-        elif level == "ERROR" or level == "CRITICAL":
-            self._errors += 1
-        if process is not None:
-            key = (process, pid)
-            if key in self._counts:
-                self._counts[key] += 1
-            elif len(self._counts) < _MAX_PROCESSES:
-                self._counts[key] = 1
-
     # -- one line ------------------------------------------------------------
 
-    def _read(self, line: LogLine, events: list[Event] | None) -> None:
+    def _read(self, line: LogLine, events: list[Event] | None, *, is_counted: bool = True) -> None:
         """What the line tells is added to `events`, if they are wanted."""
-        _, _, level, stamp, message, has_source = line
+        process, pid, level, stamp, message, has_source = line
+        if process is not None and is_counted:
+            key = (process, pid)
+            try:
+                self._counts[key] += 1
+            except KeyError:
+                if len(self._counts) < _MAX_PROCESSES:
+                    self._counts[key] = 1
         if has_source:
             self._source_headers += 1
         attempt = self._attempt
         if stamp is not None and stamp != attempt.last_stamp:
             attempt.note_stamp(stamp, self._last_message, message, self._line_number)
         if level is None:
-            self._read_without_level(line, events)
+            shows_bar = ("%" in message or "it/s]" in message) and is_bar(message)
+            if is_counted:
+                self._without_level += 1
+                self._bars += shows_bar
+            if not message:
+                pass
+            elif not shows_bar:
+                self._read_without_level(line, events)
+            elif events is not None and (progress := read_bar(message)) is not None:
+                events.append(ProgressMade(self._line_number, *progress))
             return
-        rules = _INDEX.candidates(message)
+        rules = _candidates(message[:LETTERS])
         if rules:
             self._apply_those(rules, line, events)
+        elif stamp is None and not message.endswith(" 200 OK") and _ACCESS in message:
+            attempt.insight.note_request(self._line_number, message)
         if level == "ERROR" or level == "CRITICAL":
+            self._errors += is_counted
             self._read_failure(line, events)
             return
         if level == "WARNING":
+            self._warnings += is_counted
             self._attempt.insight.note_warning(self._line_number, message)
         self._last_message = message
 
@@ -163,34 +177,35 @@ class LogParser:
             if message.startswith(rule.starts) and (match := rule.find(message)):
                 is_known = True
                 mark = rule.mark
-                if mark is Mark.VERSION or mark is Mark.BEGINS:
+                if mark is not None and (mark is _VERSION or mark is _BEGINS):
                     self._begin(mark, line, events)
                 self._attempt.apply(rule, match, line[0], self._line_number, events)
         return is_known
 
     def _read_without_level(self, line: LogLine, events: list[Event] | None) -> None:
-        """Bars, tracebacks, other engines' plain lines."""
+        """Tracebacks, other engines' plain lines."""
         message = line[4]
-        if is_bar(message):
-            if events is not None and (progress := read_bar(message)) is not None:
-                events.append(ProgressMade(self._line_number, *progress))
-            return
-        if message[:1] == " " and self._attempt.failures_now.is_frame(line[0], message):
+        failures = self._attempt.failures_now
+        is_indented = message[:1] == " "
+        if is_indented and failures.is_frame(line[0], message):
             self._last_message = message
             return
-        rules = _INDEX.candidates(message)
+        rules = _candidates(message[:LETTERS])
         if rules and self._apply_those(rules, line, events):
             return
         if _may_say_cut(message):
             self._attempt.is_cut |= _CUT.search(message[:2000] + message[-200:]) is not None
-        self._read_failure(line, events)
+        if is_indented and failures.is_nothing(message):
+            self._last_message = message
+        else:
+            self._read_failure(line, events)
 
     def _begin(self, mark: Mark, line: LogLine, events: list[Event] | None) -> None:
         if self._begins_again(mark, line):
             self._start_over(line)
             if events is not None:
                 events.append(StartRepeated(self._line_number))
-        if mark is Mark.VERSION:
+        if mark is _VERSION:
             self._attempt.version_owners.add((line.process, line.pid))
 
     def _read_failure(self, line: LogLine, events: list[Event] | None) -> None:
@@ -198,12 +213,20 @@ class LogParser:
         attempt = self._attempt
         if message:
             self._last_message = message
+        if "rror" in message and (attempt.is_ready or not attempt.has_beginning):
+            attempt.insight.note_request(self._line_number, message)
         candidate = attempt.failures_now.observe(self._line_number, process, level, message)
         if candidate is None:
             return
+        if candidate.kind == "usage" and attempt.is_ready:
+            # Somebody typed the next command.
+            self._start_over(line)
+            attempt = self._attempt
+            attempt.failures.observe(self._line_number, process, level, message)
+            if events is not None:
+                events.append(StartRepeated(self._line_number))
         if attempt.is_ready and "while attempting to bind on address" in candidate.text:
             attempt.lose_readiness()
-            attempt.failures = attempt.late_failures
         if events is not None:
             events += self._announce(candidate)
 
@@ -224,10 +247,13 @@ class LogParser:
         attempt = self._attempt
         if attempt.is_stopped or attempt.failures.has_ended:
             return True
-        if mark is Mark.BEGINS or not attempt.version_owners:
+        if mark is _BEGINS or not attempt.version_owners:
             return False
         if (line.process, line.pid) in attempt.version_owners:
             return line.pid is None and (attempt.failures.has_failed or attempt.was_ready)
+        is_front = line.process is None or line.process.lower().startswith("apiserver")
+        if is_front and (attempt.failures.has_failed or attempt.was_ready):
+            return True  # another release, whose processes have other names
         return any(process == line.process for process, _ in attempt.version_owners)
 
     def _start_over(self, line: LogLine) -> None:
@@ -246,6 +272,11 @@ class LogParser:
         return {key: self._counts[key] - 1} if key in self._counts else {}
 
     # -- report --------------------------------------------------------------
+
+    @property
+    def num_lines(self) -> int:
+        """Physical lines fed so far."""
+        return self._line_number
 
     @property
     def phase(self) -> int:
@@ -367,7 +398,7 @@ def _processes(
 def parse_lines(lines: Iterable[str]) -> LogReport:
     """The report of a whole log."""
     parser = LogParser(tells_events=False)
-    for line in lines:
+    for line in restored_lines(lines):
         parser.feed(line)
     return parser.report()
 

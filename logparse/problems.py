@@ -107,15 +107,29 @@ def is_wrapper(text: str) -> bool:
 
 
 # What a shell or the kernel prints when a process is gone without a word of its own.
-DEATH_LINES = re.compile(
+_DEATH_LINES = re.compile(
     r"(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|Illegal instruction)(?: \(core "
     r"dumped\))?\s{0,9}$"
     r"|\S{0,200}: line \d{1,9}:\s{1,9}\d{1,9} (?:Killed|Segmentation fault|Bus error|Aborted|"
     r"Illegal instruction)"
     r"|.{0,200}Out of memory: Killed process"
-    r"|Fatal Python error: |terminate called after throwing an instance of |\s{0,8}what\(\): "
+    r"|Fatal Python error: |terminate called after throwing an instance of |what\(\): "
     r"|(?:double free or corruption|free\(\): invalid|malloc\(\): |corrupted size vs)"
 )
+_DEATH_STARTS = ("Killed", "Terminated", "Aborted", "Segm", "Bus e", "Illegal", "Fatal", "what()",
+                 "terminate", "double free", "free()", "malloc()", "corrupted size")  # fmt: skip
+_DEATH_FIRSTS = frozenset(start[0] for start in _DEATH_STARTS)
+
+
+def is_death(text: str) -> bool:
+    """Whether a line without a level and indentation tells of the end of a process."""
+    return (
+        (text[:1] in _DEATH_FIRSTS and text.startswith(_DEATH_STARTS))
+        or ": line " in text
+        or "Out of memory: Killed" in text
+    ) and _DEATH_LINES.match(text) is not None
+
+
 # Lines without a level that end a start: llama-server's own, and those of compiled code.
 _PLAIN_FAILURES = re.compile(
     r"(?:[\w.()]{1,80}:? {1,4}){0,3}"
@@ -128,14 +142,18 @@ _PLAIN_FAILURES = re.compile(
     r"|Failed: Cuda error |.{0,200}Watchdog caught collective operation timeout"
     r"|nvidia-container-cli: |ptxas fatal"
 )
-# One of these is in each such line; looking for them costs a fifth of the pattern.
-_PLAIN_CLUES = ("rror", "ailed", "couldn't bind", "magic", "no backends", "Watchdog", "nvidia-c",
-                "ptxas")  # fmt: skip
 
 
 def is_plain_failure(text: str) -> bool:
     """Whether a line without a level ends a start."""
-    for clue in _PLAIN_CLUES:
-        if clue in text:
-            return _PLAIN_FAILURES.match(text) is not None
-    return False
+    # One of these words is in each such line; looking for them costs a tenth of the pattern.
+    return (
+        "rror" in text
+        or "ailed" in text
+        or "couldn't bind" in text
+        or "magic" in text
+        or "no backends" in text
+        or "Watchdog" in text
+        or "nvidia-c" in text
+        or "ptxas" in text
+    ) and _PLAIN_FAILURES.match(text) is not None

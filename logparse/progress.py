@@ -52,11 +52,18 @@ def _safe_title(title: str) -> str:
 def drop_overwritten(line: str) -> list[str]:
     """The parts of a line that a terminal would still show: text, and the last state of a bar."""
     parts = [part for part in line.split("\r") if part and not part.isspace()]
-    if len(parts) == 1:
+    if len(parts) == 1 or (len(parts) == 2 and not is_bar(parts[0])):
         return parts
     bars = [index for index, part in enumerate(parts) if is_bar(part) and _is_pure_bar(part)]
+    if len(bars) < 2:
+        return parts
     dropped = set(bars[:-1])
     return [part for index, part in enumerate(parts) if index not in dropped]
+
+
+def is_bar_alone(part: str) -> bool:
+    """Whether the part is a bar and nothing else: its only bracket closes it."""
+    return part.endswith("]") and part.count("]") == 1 and is_bar(part)
 
 
 def _is_pure_bar(part: str) -> bool:

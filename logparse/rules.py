@@ -74,7 +74,7 @@ class Rule:
     id: str
     engine: str
     starts: tuple[str, ...]  # the message begins with one of these
-    pattern: re.Pattern[str]
+    pattern: str
     find: Callable[[str], re.Match[str] | None]  # in a message that begins with one of the starts
     meaning: str
     takes: tuple[Take, ...] = ()
@@ -118,15 +118,22 @@ def rule(
     """
     literals = (starts,) if isinstance(starts, str) else starts
     head = "|".join(re.escape(text) for text in literals)
-    pattern = re.compile(rest if is_anywhere else f"(?:{head}){rest}")
-    find: Callable[[str], re.Match[str] | None] = pattern.match
-    if is_anywhere:
-        find = functools.partial(pattern.search, pos=0, endpos=_LONGEST_SEARCH)
+    pattern = rest if is_anywhere else f"(?:{head}){rest}"
     is_state = feeds and bool(takes) and all(take.keep is Keep.LAST for take in takes)
-    return Rule(
-        id, engine, literals, pattern, find, meaning, takes, phase, ends_phase, mark, about, source,
-        versions, shows, feeds, is_state,
+
+    def compile_and_find(message: str) -> re.Match[str] | None:
+        # Few rules are ever needed, and to compile them all takes longer than a short log.
+        find: Callable[[str], re.Match[str] | None] = re.compile(pattern).match
+        if is_anywhere:
+            find = functools.partial(re.compile(pattern).search, pos=0, endpos=_LONGEST_SEARCH)
+        object.__setattr__(entry, "find", find)
+        return find(message)
+
+    entry = Rule(
+        id, engine, literals, pattern, compile_and_find, meaning, takes, phase, ends_phase, mark,
+        about, source, versions, shows, feeds, is_state,
     )  # fmt: skip
+    return entry
 
 
 def known_line(
@@ -149,49 +156,72 @@ def known_line(
     )  # fmt: skip
 
 
+_HEAD = 4  # letters that lead to the rules of a message
+LETTERS = 2 * _HEAD  # all that are looked at
+
+
 class RuleIndex:
-    """Rules by the first word of the message, up to its first `=`."""
+    """Rules by the first letters of the message, and by those behind them where they are many."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        by_word: dict[str, list[Rule]] = {}
-        for entry in rules:
-            for word in dict.fromkeys(_first_word(start) for start in entry.starts):
-                by_word.setdefault(word, []).append(entry)
-        self._by_word = {word: tuple(entries) for word, entries in by_word.items()}
-        self._find = self._by_word.get
+        entries = tuple(rules)
+        self._short = tuple(e for e in entries if any(len(start) < _HEAD for start in e.starts))
+        self._short_firsts = frozenset(start[0] for e in self._short for start in e.starts)
+        by_head: dict[str, list[Rule]] = {}
+        for entry in entries:
+            for head in dict.fromkeys(start[:_HEAD] for start in entry.starts):
+                if len(head) == _HEAD:
+                    by_head.setdefault(head, []).append(entry)
+        for head, found in by_head.items():
+            if head[0] in self._short_firsts:
+                found += [e for e in self._short if e not in found and head.startswith(e.starts)]
+        self._shelves = {head: _Shelf(found) for head, found in by_head.items()}
+        # By the first LETTERS of a message, the rules whose start may be the message's. The same
+        # few beginnings come again and again.
+        self.for_letters = functools.lru_cache(maxsize=4096)(self._look_up)
 
-    def candidates(self, message: str) -> tuple[Rule, ...]:
-        """Rules whose first word is the message's."""
-        word = message.partition(" ")[0]
-        found = self._find(word)
-        if found is not None:
-            return found
-        return self._find(_first_word(message), ()) if not word or "=" in word else ()
+    def _look_up(self, letters: str) -> tuple[Rule, ...]:
+        shelf = self._shelves.get(letters[:_HEAD])
+        if shelf is not None:
+            return shelf.by_next.get(letters[_HEAD:], shelf.others)
+        return self._short if letters[:1] in self._short_firsts else ()
 
 
-def _first_word(message: str) -> str:
-    """Of an indented message, with one space in front: most of them are known to no rule."""
-    word = message.partition(" ")[0]
-    if not word:
-        return " " + message.lstrip(" ").partition(" ")[0]
-    return word.partition("=")[0]
+class _Shelf:
+    """The rules of one head; `others` fit whatever follows it."""
+
+    def __init__(self, entries: list[Rule]) -> None:
+        nexts = [(e, {start[_HEAD : 2 * _HEAD] for start in e.starts}) for e in entries]
+        keys = {key for _, found in nexts for key in found if len(key) == _HEAD}
+        self.others = tuple(e for e, found in nexts if any(len(key) < _HEAD for key in found))
+        self.by_next = {
+            key: tuple(e for e, found in nexts if key.startswith(tuple(found))) for key in keys
+        }
+
+
+# Reading a member from its class costs more than all else in `convert`.
+_TEXT, _FLAG, _COUNT = Unit.TEXT, Unit.FLAG, Unit.COUNT
+_MIB, _MILLISECONDS = Unit.MIB, Unit.MILLISECONDS
 
 
 def convert(unit: Unit, texts: tuple[str, ...]) -> Value | None:
     """The value of a Take, or None when the text is not what the unit says."""
-    if unit is Unit.TEXT:
+    if unit is _TEXT:
         return " ".join(texts).strip() or None
-    if unit is Unit.FLAG:
+    if unit is _FLAG:
         return texts[0] == "True"
+    number = int if unit is _COUNT else float
     try:
-        if unit is Unit.COUNT:
-            return sum([int(text.replace(",", "")) for text in texts])
-        total = sum([float(text.replace(",", "")) for text in texts])
+        total = number(texts[0].replace(",", ""))
+        if len(texts) > 1:
+            total = sum([number(text.replace(",", "")) for text in texts])
     except ValueError:
         return None
-    if unit is Unit.MIB:
+    if unit is _COUNT:
+        return total
+    if unit is _MIB:
         return round(total / 1024, 4)
-    return round(total / 1000, 6) if unit is Unit.MILLISECONDS else round(total, 6)
+    return round(total / 1000, 6) if unit is _MILLISECONDS else round(total, 6)
 
 
 def shown_values(entry: Rule, match: re.Match[str]) -> dict[str, Value]:

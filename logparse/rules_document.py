@@ -12,6 +12,7 @@ from logparse.parser import ALL_RULES
 from logparse.phases import PHASE_NAMES
 from logparse.problem_rules import LAST_RESORTS, PROBLEM_RULES
 from logparse.problems import ProblemRule
+from logparse.request_errors import REQUEST_ERRORS
 from logparse.rules import Rule, Unit
 from logparse.warnings_table import WARNING_RULES, WarningRule
 
@@ -34,13 +35,16 @@ def rules_document() -> str:
     for number, name in enumerate(PHASE_NAMES, start=1):
         parts.append(_section(f"Phase {number}: {name}", _of_phase(number)))
     parts.append(_section("At any time, while serving, and at the end", _of_phase(None)))
-    parts.append(_warnings())
+    parts.append(_warnings("Warnings that matter", WARNING_RULES))
+    parts.append(_warnings("Requests that were refused or lost", REQUEST_ERRORS))
     parts.append(_causes())
     return "\n".join(parts)
 
 
 def shape(rule: Rule) -> str:
-    """How the line begins."""
+    """How the line begins; the whole pattern where it begins with anything."""
+    if not rule.starts[0]:
+        return rule.pattern.removeprefix("(?:)")
     return rule.starts[0].strip() + ("" if rule.starts[0].endswith((".", "]")) else " ...")
 
 
@@ -65,13 +69,13 @@ def _section(title: str, rules: list[Rule]) -> str:
     return f"## {title}\n\n{_table(head, rows)}"
 
 
-def _warnings() -> str:
+def _warnings(title: str, rules: tuple[WarningRule, ...]) -> str:
     rows = [
         (rule.id, str(rule.rank), _code(rule.clues[0]), rule.why, _first_command(rule))
-        for rule in sorted(WARNING_RULES, key=lambda rule: rule.rank)
+        for rule in sorted(rules, key=lambda rule: rule.rank)
     ]
     head = ("id", "rank", "holds", "why it matters", "what to do")
-    return f"## Warnings that matter\n\n{_table(head, rows)}"
+    return f"## {title}\n\n{_table(head, rows)}"
 
 
 def _first_command(rule: WarningRule) -> str:

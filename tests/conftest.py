@@ -21,10 +21,12 @@ _SECRETS = ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "STOKER_URL")
 
 @pytest.fixture(autouse=True)
 def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the user's servers, logs, keys or the hub."""
+    """No test sees the user's servers, settings, logs, keys or the hub."""
     monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("STOKER_CONFIG_FILE", str(tmp_path / "config.toml"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("STOKER_PACKED_CACHE_GIB", "0")  # models of tests would drive out the user's
     for name in _SECRETS:
         monkeypatch.delenv(name, raising=False)
 

@@ -13,6 +13,7 @@ from textual.message import Message
 
 from app.client.debug import DebugSample
 from app.client.errors import BadStatus, ClientError
+from app.client.watched import PacedSource
 from tui.messages import DebugArrived, DebugFailed
 
 INTERVAL_S = 1.0
@@ -60,7 +61,7 @@ class DebugPoller:
             self._post(DebugFailed(error))
             return max(self._interval_s, _REFUSED_INTERVAL_S if is_refusal(error) else 0.0)
         self._post(DebugArrived(sample))
-        return self._interval_s
+        return 0.0 if isinstance(self._source, PacedSource) else self._interval_s
 
 
 def is_refusal(error: ClientError) -> bool:

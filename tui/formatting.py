@@ -47,6 +47,30 @@ def age(value_s: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def window(value_s: float) -> str:
+    """A stretch of whole minutes or hours."""
+    if value_s < 60:
+        return f"{value_s:.0f} s"
+    return f"{value_s / 60:.0f} min" if value_s < 3600 else f"{value_s / 3600:.0f} h"
+
+
+def uptime(value_s: float) -> str:
+    """How long a server has been up, in its two largest units."""
+    minutes, seconds_left = divmod(int(max(0.0, value_s)), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    if not minutes:
+        return f"{seconds_left} s"
+    if not hours:
+        return f"{minutes} min {seconds_left} s"
+    days, hours_left = divmod(hours, 24)
+    return f"{days} d {hours_left} h" if days else f"{hours} h {minutes_left} min"
+
+
+def gib(value_bytes: float | None) -> str:
+    """A binary size as the logs write them."""
+    return UNKNOWN if value_bytes is None else f"{value_bytes / (1 << 30):.2f} GiB"
+
+
 def interval(value_s: float) -> str:
     """A refresh interval without needless zeros."""
     return f"{value_s:g} s"

@@ -1,151 +1,273 @@
 """The ring of past samples, and the frozen snapshot of it that the widgets draw.
 
-Percentiles and hit rate cover the last WINDOW_S seconds; after an idle minute the percentiles cover
-the time since the server started.
+A snapshot looks at one moment, the newest or an earlier one, and at a window of time before it.
+Percentiles are differences over that window, restarts included; without any they cover the time
+since the server started.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 from app.client.histograms import Histogram
 from app.client.metrics import MetricsSample, Rates, rates_between
 
 WINDOW_S = 60.0
-CAPACITY = 600
+WINDOWS_S = (WINDOW_S, 300.0, 900.0, 3600.0)
+CAPACITY = 3600
 
-Series = tuple[float | None, ...]
+_LATENCIES = ("ttft", "itl", "queue", "e2e")
+_COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
+_RATES = frozenset(
+    ("prompt_tokens_per_s", "generation_tokens_per_s", "finished_per_s", "tokens_per_step")
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The three latency histograms over one stretch; `window_s` None means since server start."""
+    """The latency histograms over one stretch; `window_s` None means since server start."""
 
     ttft: Histogram | None
     itl: Histogram | None
+    queue: Histogram | None
     e2e: Histogram | None
     window_s: float | None
 
 
+class Dot(NamedTuple):
+    """A value that holds from after `start_s` up to `end_s`; None where it is not known.
+
+    Thousands are made for each picture, which is why it is the cheapest kind of record.
+    """
+
+    start_s: float
+    end_s: float
+    value: float | None
+
+
+Series = Sequence[Dot]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One sample and the rates since the one before. `life` counts the restarts seen so far."""
+
+    sample: MetricsSample
+    start_s: float  # the value's stretch begins here: at the sample before, or at a gap's end
+    life: int
+    num_gaps: int
+    prompt_tokens_per_s: float | None = None
+    generation_tokens_per_s: float | None = None
+    finished_per_s: float | None = None
+    tokens_per_step: float | None = None
+    moved_s: float = 0.0  # when a counter last went up while requests were there
+
+    def value(self, name: str) -> float | None:
+        """A rate of this point, or else a field of its sample."""
+        found: float | None = getattr(self if name in _RATES else self.sample, name)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything one picture shows. Series end with the newest sample; None is a gap."""
+    """Everything one picture shows: the moment of `points[-1]`, and `window_s` before it."""
 
-    sample: MetricsSample
-    prompt_tokens_per_s: float | None
-    generation_tokens_per_s: float | None
-    recent_hit_rate: float | None  # 0..1 over WINDOW_S
+    points: tuple[Point, ...]  # those of the window; the newest is there in any case
+    base: Point | None  # the last one before the window
+    window_s: float
+    num_back: int  # samples between this one and the newest
     num_restarts: int
-    quiet_s: float  # since a counter of tokens or requests moved, while requests are there
     latency: Latency
-    running: Series
-    waiting: Series
-    prompt_rates: Series
-    generation_rates: Series
-
-
-@dataclass(frozen=True, slots=True)
-class _Point:
-    sample: MetricsSample
-    rates: Rates | None
+    recent_hit_rate: float | None  # 0..1 over the window
+    recent_preemptions: float | None  # over the window
 
     @property
-    def prompt_rate(self) -> float | None:
-        return self.rates.prompt_tokens_per_s if self.rates else None
+    def point(self) -> Point:
+        """The moment that is shown."""
+        return self.points[-1]
 
     @property
-    def generation_rate(self) -> float | None:
-        return self.rates.generation_tokens_per_s if self.rates else None
+    def sample(self) -> MetricsSample:
+        """The sample of that moment."""
+        return self.point.sample
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        """Since the sample before."""
+        return self.point.prompt_tokens_per_s
+
+    @property
+    def generation_tokens_per_s(self) -> float | None:
+        """Since the sample before."""
+        return self.point.generation_tokens_per_s
+
+    @property
+    def quiet_s(self) -> float:
+        """How long no counter of tokens or requests moved, while requests are there."""
+        return self.sample.time_s - self.point.moved_s
+
+    def series(self, name: str) -> Series:
+        """A rate, or a field of the samples, over the window."""
+        if name in _RATES:
+            return [Dot(p.start_s, p.sample.time_s, getattr(p, name)) for p in self.points]
+        return [Dot(p.start_s, p.sample.time_s, getattr(p.sample, name)) for p in self.points]
+
+    def peak(self, name: str) -> float | None:
+        """The largest known value in the window."""
+        values = [point.value(name) for point in self.points]
+        return max((value for value in values if value is not None), default=None)
 
 
 class MetricHistory:
-    """Samples in order of time, with gaps where the server was away."""
+    """Samples in order of time; it knows where the server was away between two of them."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._points: deque[_Point | None] = deque(maxlen=capacity)
-        self._newest: _Point | None = None  # kept even when gaps push it out
+        self.capacity = capacity
+        self._points: deque[Point] = deque(maxlen=capacity)
+        self._newest: MetricsSample | None = None
         self._num_restarts = 0
-        self._moved_at_s = 0.0
+        self._num_gaps = 0
+
+    @property
+    def num_points(self) -> int:
+        """How far one can step back, and one more."""
+        return len(self._points)
 
     def append(self, sample: MetricsSample) -> None:
         """Add a sample; its rates are taken against the one before, across any gap."""
-        rates = rates_between(self._newest.sample, sample) if self._newest else None
+        before = self._points[-1] if self._points else None
+        rates = rates_between(self._newest, sample) if self._newest else None
         self._num_restarts += bool(rates and rates.had_restart)
-        if rates is None or _has_moved(self._newest.sample if self._newest else None, sample):
-            self._moved_at_s = sample.time_s
-        self._newest = _Point(sample, rates)
-        self._points.append(self._newest)
+        if before is not None:
+            before = dataclasses.replace(before, sample=_slim(before.sample))
+            self._points[-1] = before
+        self._points.append(self._point(before, sample, rates))
+        self._newest = sample
 
     def append_gap(self) -> None:
         """Note that a sample was due and did not come."""
-        if self._newest:
-            self._points.append(None)
+        self._num_gaps += 1
 
-    def snapshot(self) -> Snapshot | None:
-        """The state after the newest sample; None before the first."""
-        newest = self._newest
-        if newest is None:
+    def snapshot(self, window_s: float = WINDOW_S, num_back: int = 0) -> Snapshot | None:
+        """The state `num_back` samples before the newest one; None before the first."""
+        if not self._points:
             return None
-        window = self._window(newest.sample.time_s - WINDOW_S)
+        end = max(1, len(self._points) - num_back)
+        points = list(self._points)[:end]
+        start_s = points[-1].sample.time_s - window_s
+        first = next(i for i, point in enumerate(points) if point.sample.time_s >= start_s)
+        base = points[first - 1] if first else None
+        inside = tuple(points[first:])
+        lives = _lives(base, inside)
+        queries, hits = _increase(lives, "prefix_queries"), _increase(lives, "prefix_hits")
         return Snapshot(
-            sample=newest.sample,
-            prompt_tokens_per_s=newest.prompt_rate,
-            generation_tokens_per_s=newest.generation_rate,
-            recent_hit_rate=_hit_rate(window),
-            num_restarts=self._num_restarts,
-            quiet_s=newest.sample.time_s - self._moved_at_s,
-            latency=_latency(newest.sample, window),
-            running=self._series(lambda point: point.sample.running),
-            waiting=self._series(lambda point: point.sample.waiting),
-            prompt_rates=self._series(lambda p: p.prompt_rate),
-            generation_rates=self._series(lambda p: p.generation_rate),
+            points=inside,
+            base=base,
+            window_s=window_s,
+            num_back=len(self._points) - end,
+            num_restarts=inside[-1].life,
+            latency=_latency(inside[-1].sample, lives, window_s),
+            recent_hit_rate=hits / queries if queries and hits is not None else None,
+            recent_preemptions=_increase(lives, "preemptions"),
         )
 
-    def _series(self, value: Callable[[_Point], float | None]) -> Series:
-        return tuple(value(point) if point else None for point in self._points)
+    def _point(self, before: Point | None, sample: MetricsSample, rates: Rates | None) -> Point:
+        had_gap = before is None or before.num_gaps != self._num_gaps
+        has_moved = before is None or rates is None or _has_moved(before.sample, sample)
+        steps = rates.step_tokens if rates else None
+        return Point(
+            sample=sample if before is None else _sharing(before.sample, sample),
+            start_s=sample.time_s if had_gap or before is None else before.sample.time_s,
+            life=self._num_restarts,
+            num_gaps=self._num_gaps,
+            prompt_tokens_per_s=rates.prompt_tokens_per_s if rates else None,
+            generation_tokens_per_s=rates.generation_tokens_per_s if rates else None,
+            finished_per_s=rates.finished_per_s if rates else None,
+            tokens_per_step=steps.sum / steps.n if steps and steps.n else None,
+            moved_s=sample.time_s if has_moved or before is None else before.moved_s,
+        )
 
-    def _window(self, start_s: float) -> list[Rates]:
-        return [
-            point.rates
-            for point in self._points
-            if point and point.rates and point.sample.time_s - point.rates.interval_s >= start_s
-        ]
+
+def _slim(sample: MetricsSample) -> MetricsSample:
+    """Without what nobody asks of a past sample: an hour of samples has to fit into memory."""
+    return dataclasses.replace(
+        sample,
+        tpot=None,
+        prefill_time=None,
+        decode_time=None,
+        inference_time=None,
+        prompt_length=None,
+        output_length=None,
+        step_tokens=None,
+    )
 
 
-def _has_moved(earlier: MetricsSample | None, later: MetricsSample) -> bool:
-    if earlier is None or not (later.running or later.waiting):
+def _sharing(earlier: MetricsSample, later: MetricsSample) -> MetricsSample:
+    """The later sample; its latencies are the earlier one's objects where nothing was added."""
+    same = {
+        name: getattr(earlier, name)
+        for name in _LATENCIES
+        if getattr(earlier, name) is not None and getattr(earlier, name) == getattr(later, name)
+    }
+    return dataclasses.replace(later, **same) if same else later
+
+
+def _has_moved(earlier: MetricsSample, later: MetricsSample) -> bool:
+    if not (later.running or later.waiting):
         return True
-    return any(
-        getattr(earlier, name) != getattr(later, name)
-        for name in ("prompt_tokens", "generation_tokens", "finished")
-    )
+    return any(getattr(earlier, name) != getattr(later, name) for name in _COUNTERS)
 
 
-def _hit_rate(window: Iterable[Rates]) -> float | None:
-    queries = hits = 0.0
-    for rates in window:
-        queries += rates.prefix_queries or 0.0
-        hits += rates.prefix_hits or 0.0
-    return hits / queries if queries > 0 else None
+# ---- over a window -------------------------------------------------------------------------------
+
+_Life = tuple["MetricsSample | None", MetricsSample]
 
 
-def _latency(sample: MetricsSample, window: list[Rates]) -> Latency:
-    recent = Latency(
-        ttft=_sum(rates.ttft for rates in window),
-        itl=_sum(rates.itl for rates in window),
-        e2e=_sum(rates.e2e for rates in window),
-        window_s=WINDOW_S,
-    )
-    if any(histogram and histogram.n for histogram in (recent.ttft, recent.itl, recent.e2e)):
-        return recent
-    return Latency(sample.ttft, sample.itl, sample.e2e, None)
+def _lives(base: Point | None, inside: Sequence[Point]) -> list[_Life]:
+    """First and last sample of each life of the server in the window.
+
+    A life that began inside it counts from zero: its first sample is None. The first one of all
+    began before we looked, so only what came after its first sample is ours to tell.
+    """
+    points = [base, *inside] if base is not None else list(inside)
+    lives: list[_Life] = []
+    for _, group in groupby(points, key=lambda point: point.life):
+        samples = [point.sample for point in group]
+        lives.append((None if lives else samples[0], samples[-1]))
+    return lives
 
 
-def _sum(parts: Iterable[Histogram | None]) -> Histogram | None:
+def _increase(lives: Sequence[_Life], name: str) -> float | None:
+    total: float | None = None
+    for first, last in lives:
+        end = getattr(last, name)
+        start = getattr(first, name) if first is not None else None
+        if end is not None:
+            total = (total or 0.0) + end - (start or 0.0)
+    return total
+
+
+def _latency(sample: MetricsSample, lives: Sequence[_Life], window_s: float) -> Latency:
+    recent = {name: _sum(_differences(lives, name)) for name in _LATENCIES}
+    if any(histogram and histogram.n for histogram in recent.values()):
+        return Latency(**recent, window_s=window_s)
+    return Latency(sample.ttft, sample.itl, sample.queue, sample.e2e, None)
+
+
+def _differences(lives: Sequence[_Life], name: str) -> Iterator[Histogram]:
+    for first, last in lives:
+        end: Histogram | None = getattr(last, name)
+        if end is not None:
+            yield end.since(getattr(first, name) if first is not None else None)
+
+
+def _sum(parts: Iterator[Histogram]) -> Histogram | None:
     total: Histogram | None = None
     for part in parts:
-        if part:
-            total = total.plus(part) if total else part
+        total = total.plus(part) if total else part
     return total

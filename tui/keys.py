@@ -8,6 +8,10 @@ _NAMES = {
     "plus": "+",
     "minus": "-",
     "equals_sign": "=",
+    "slash": "/",
+    "colon": ":",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
     "escape": "Esc",
 }
 

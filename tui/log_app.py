@@ -6,24 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from tui.log_index import LogIndex
 from tui.palette import palette_commands
 from tui.screens.help import HelpScreen
-from tui.screens.logs import LogScreen
-from tui.theme import STOKER_THEME
-
-_READING = (
-    ("phases", "✓ over, … not finished, ✗ failed; a click shows the lines of one"),
-    ("colours", "errors and their tracebacks, warnings; the words of the line say it too"),
-    ("below", "the whole line under the cursor, and what it means if a rule knows it"),
-)
+from tui.screens.logs import LOG_READING, LogScreen
+from tui.theme import StyledApp
 
 
-class LogApp(App[str]):
+class LogApp(StyledApp):
     """Ends when its user says so."""
 
     CSS_PATH = "app.tcss"
@@ -41,8 +35,7 @@ class LogApp(App[str]):
 
     def on_mount(self) -> None:
         """Put the log up."""
-        self.register_theme(STOKER_THEME)
-        self.theme = STOKER_THEME.name
+        self.wear(self.appearance)
         self.push_screen(LogScreen(self.index, self._log_title))
 
     def on_unmount(self) -> None:
@@ -57,7 +50,7 @@ class LogApp(App[str]):
         """Explain the keys."""
         bindings = (*LogScreen.BINDINGS, *LogApp.BINDINGS)
         keys = (binding for binding in bindings if isinstance(binding, Binding))
-        self.push_screen(HelpScreen(keys, _READING))
+        self.push_screen(HelpScreen(keys, LOG_READING))
 
 
 def run_log_view(path: Path, title: str) -> bool:

@@ -51,6 +51,26 @@ class CancelAsked(Message):
         self.request_id = request_id
 
 
+class ServerChosen(Message):
+    """The user wants the dashboard of one server of the fleet."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class DetailsAsked(Message):
+    """The user wants to see one request's walk."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        self.request_id = request_id
+
+
+class FilterAsked(Message):
+    """The user wants to see some requests only."""
+
+
 class LogLinesArrived(Message):
     """The followed log has grown by `lines`."""
 

@@ -8,25 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Protocol
 
 from textual.message import Message
 
 from app.client.errors import ClientError
-from app.client.metrics import MetricsSample
+from app.client.watched import PacedSource
+from app.client.watched import SampleSource as SampleSource
 from tui.messages import Disconnected, SampleArrived
 
-LONGEST_BACKOFF_S = 5.0
-
-
-class SampleSource(Protocol):
-    """Where samples come from (app.client.server.MetricsSource, or a script in tests)."""
-
-    async def scrape(self) -> MetricsSample:
-        """One sample, or ClientError."""
-
-    async def aclose(self) -> None:
-        """Give the connection back."""
+LONGEST_BACKOFF_S = 1.0
+"""A server that is back is seen at once; asking one that is away costs next to nothing."""
 
 
 class MetricsPoller:
@@ -64,7 +55,7 @@ class MetricsPoller:
             return delay_s
         self._num_failures = 0
         self._post(SampleArrived(sample))
-        return self.interval_s
+        return 0.0 if isinstance(self._source, PacedSource) else self.interval_s
 
     async def _wait(self, delay_s: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
@@ -73,6 +64,5 @@ class MetricsPoller:
 
 
 def backoff_s(interval_s: float, num_failures: int) -> float:
-    """Double the wait with each failure, up to LONGEST_BACKOFF_S (or the interval, if longer)."""
-    longest_s = max(interval_s, LONGEST_BACKOFF_S)
-    return min(longest_s, interval_s * 2.0 ** min(num_failures - 1, 16))
+    """Double the wait with each failure, up to LONGEST_BACKOFF_S."""
+    return min(LONGEST_BACKOFF_S, interval_s * 2.0 ** min(num_failures - 1, 16))

@@ -1,7 +1,20 @@
-"""The colours, as one Textual theme: ember on dark slate. Colour never carries meaning alone."""
+"""How every screen looks: a dark and a light theme, the terminal's own 16 colours, plain ASCII.
+
+`Appearance` is what a command line asks for, `StyledApp` the base of all our applications.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual.app import App
+from textual.color import Color
+from textual.filter import LineFilter
 from textual.theme import Theme
 
 STOKER_THEME = Theme(
@@ -25,3 +38,109 @@ STOKER_THEME = Theme(
         "border-blurred": "#3b4454",
     },
 )
+
+LIGHT_THEME = Theme(
+    name="stoker-light",
+    primary="#b34d00",
+    secondary="#00607a",
+    accent="#b34d00",
+    foreground="#1d2330",
+    background="#fbfaf7",
+    surface="#f1efe9",
+    panel="#e6e3da",
+    success="#3d6b1f",
+    warning="#8a5a00",
+    error="#b3243a",
+    dark=False,
+    variables={
+        "footer-key-foreground": "#b34d00",
+        "footer-description-foreground": "#4a5160",
+        "footer-background": "#f1efe9",
+        "border": "#b9b4a6",
+        "border-blurred": "#b9b4a6",
+    },
+)
+
+THEMES = {"dark": "stoker", "light": "stoker-light", "16": "ansi-dark"}
+"""What --theme takes, and the Textual theme behind it."""
+
+# One cell for one cell, so that nothing moves.
+_ASCII = str.maketrans(
+    {
+        **dict(zip(" ▁▂▃▄▅▆▇█", " _.:-=+*#", strict=True)),
+        **dict(zip("░▒▓◆·", ".:%@.", strict=True)),
+        **dict(zip("─━│┃╭╮╰╯┌┐└┘├┤┬┴┼", "--||+++++++++++++", strict=True)),
+        **dict(zip("▔▎▏▕▊▌▐▖▗▘▝", "-||||||....", strict=True)),
+        **dict(zip("●○▲▮✖✓✗…→←↑↓×≥≤", "*o!|x+x.><^vx><", strict=True)),
+        **dict(zip("▸▾⚠•▪‣⭑◦▉", ">v!*->*o|", strict=True)),
+        **dict(
+            zip("\N{EN DASH}\N{EM DASH}“”\N{LEFT SINGLE QUOTATION MARK}", '--""\'', strict=True)
+        ),
+        "°": "o",
+        "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Appearance:
+    """`theme` is a key of THEMES. NO_COLOR takes the colours out of any of them."""
+
+    theme: str = "dark"
+    is_ascii: bool = False
+
+    @classmethod
+    def chosen(
+        cls, environ: Mapping[str, str], theme: str | None = None, is_ascii: bool | None = None
+    ) -> Appearance:
+        """What was asked for, else STOKER_THEME and STOKER_ASCII, else what the terminal shows."""
+        named = theme or environ.get("STOKER_THEME", "")
+        if is_ascii is None:
+            is_ascii = bool(environ.get("STOKER_ASCII")) or not _shows_unicode()
+        return cls(named if named in THEMES else "dark", is_ascii)
+
+
+class StyledApp(App[str]):
+    """The base of our applications; each calls `wear` before its first screen."""
+
+    def __init__(self, appearance: Appearance | None = None) -> None:
+        super().__init__()
+        self.appearance = appearance or Appearance.chosen(os.environ)
+
+    def wear(self, appearance: Appearance) -> None:
+        """Look like that from now on."""
+        self.appearance = appearance
+        self.register_theme(STOKER_THEME)
+        self.register_theme(LIGHT_THEME)
+        self.theme = THEMES[appearance.theme]
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual's, and ours that leaves ASCII only."""
+        filters = super().get_line_filters()
+        return [*filters, AsciiFilter()] if self.appearance.is_ascii else filters
+
+
+class AsciiFilter(LineFilter):
+    """Replaces what a terminal without Unicode cannot show; unknown characters become `?`."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """One line."""
+        return [
+            Segment(to_ascii(segment.text), segment.style, segment.control) for segment in segments
+        ]
+
+
+def _shows_unicode() -> bool:
+    """By the encoding of stdout; a test or a pipe without one counts as able."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return encoding.lower().replace("-", "") in ("utf8", "utf16", "utf32")
+
+
+def to_ascii(text: str) -> str:
+    """As many cells as before."""
+    return text if text.isascii() else "".join(_ascii_cells(text.translate(_ASCII)))
+
+
+def _ascii_cells(text: str) -> Iterator[str]:
+    for char in text:
+        yield char if char.isascii() else "?" * cell_len(char)

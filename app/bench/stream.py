@@ -161,8 +161,7 @@ async def _pieces(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> A
             yield piece
         return
     while size := int((await reader.readline()).partition(b";")[0], 16):
-        yield await reader.readexactly(size)
-        await reader.readexactly(2)
+        yield (await reader.readexactly(size + 2))[:-2]
     while (await reader.readline()).strip():
         continue
 

@@ -1,21 +1,21 @@
-"""Streamed chat completions: messages in, text deltas out. No terminal, no history."""
+"""Streamed chat completions: messages in, deltas out. No terminal, no history."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.client.errors import BadAnswer, error_text, status_error
+from app.client.event_stream import post_events, post_events_async
 from app.client.server import first_model
-from app.client.sse import iter_events
-from app.client.transport import STREAM_TIMEOUT_S, connection_errors, open_client
+from app.client.transport import STREAM_TIMEOUT_S
 
 if TYPE_CHECKING:
     import httpx
 
-_END = "[DONE]"
+_PATH = "/v1/chat/completions"
+Message = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """A part of the tool call number `index`: its name once, its arguments bit by bit."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatDelta:
     """What one event adds. `reasoning` is thinking text that is not part of the answer."""
 
@@ -34,11 +44,12 @@ class ChatDelta:
     reasoning: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
+    tool_calls: tuple[ToolCallPiece, ...] = ()
 
 
 def stream_chat(
     base_url: str,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Message],
     *,
     model: str | None = None,
     api_key: str | None = None,
@@ -53,48 +64,56 @@ def stream_chat(
     """
     if model is None:
         model = first_model(base_url, api_key=api_key, transport=transport)
-    body = {
+    events = post_events(
+        base_url,
+        _PATH,
+        _body(model, messages, params),
+        api_key=api_key,
+        timeout_s=timeout_s,
+        transport=transport,
+    )
+    with contextlib.closing(events):
+        for event in events:
+            yield _delta(event)
+
+
+async def stream_chat_async(
+    base_url: str,
+    messages: Sequence[Message],
+    *,
+    model: str,
+    api_key: str | None = None,
+    timeout_s: float = STREAM_TIMEOUT_S,
+    transport: httpx.AsyncBaseTransport | None = None,
+    **params: object,
+) -> AsyncGenerator[ChatDelta, None]:
+    """The asynchronous twin of `stream_chat`."""
+    events = post_events_async(
+        base_url,
+        _PATH,
+        _body(model, messages, params),
+        api_key=api_key,
+        timeout_s=timeout_s,
+        transport=transport,
+    )
+    async with contextlib.aclosing(events):
+        async for event in events:
+            yield _delta(event)
+
+
+def _body(
+    model: str, messages: Sequence[Message], params: Mapping[str, object]
+) -> dict[str, object]:
+    return {
         "model": model,
         "messages": [dict(message) for message in messages],
         "stream": True,
         "stream_options": {"include_usage": True},
         **{name: value for name, value in params.items() if value is not None},
     }
-    client = open_client(base_url, api_key=api_key, timeout_s=timeout_s, transport=transport)
-    with connection_errors(str(client.base_url).rstrip("/")), client:
-        yield from _stream(client, body)
 
 
-def _stream(client: httpx.Client, body: Mapping[str, object]) -> Iterator[ChatDelta]:
-    with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.is_error:
-            response.read()
-            raise status_error(str(response.url), response.status_code, response.text)
-        is_complete = False
-        for data in iter_events(response.iter_bytes()):
-            if data.strip() == _END:
-                return
-            delta = _delta(data)
-            is_complete = is_complete or delta.finish_reason is not None
-            yield delta
-    if not is_complete:
-        raise BadAnswer("the stream ended in the middle of the answer")
-
-
-def _delta(data: str) -> ChatDelta:
-    try:
-        event = json.loads(data)
-    except ValueError as error:
-        raise BadAnswer(f"the stream holds an event that is not JSON: {data[:80]!r}") from error
-    if not isinstance(event, dict):
-        raise BadAnswer(f"the stream holds an event that is not an object: {data[:80]!r}")
-    # Some servers send the error nested, others as a flat object with "object": "error".
-    if event.get("error") or event.get("object") == "error":
-        raise BadAnswer(f"the server broke the answer off: {error_text(data)}")
-    return _from_event(event)
-
-
-def _from_event(event: Mapping[str, Any]) -> ChatDelta:
+def _delta(event: Mapping[str, Any]) -> ChatDelta:
     choices = event.get("choices") or [{}]
     choice = choices[0]
     part = choice.get("delta") or {}
@@ -102,11 +121,24 @@ def _from_event(event: Mapping[str, Any]) -> ChatDelta:
         text=part.get("content") or "",
         reasoning=part.get("reasoning_content") or part.get("reasoning") or "",
         finish_reason=choice.get("finish_reason"),
-        usage=_usage(event.get("usage")),
+        usage=read_usage(event),
+        tool_calls=tuple(_tool_call(piece) for piece in part.get("tool_calls") or ()),
     )
 
 
-def _usage(usage: Mapping[str, Any] | None) -> Usage | None:
+def _tool_call(piece: Mapping[str, Any]) -> ToolCallPiece:
+    function = piece.get("function") or {}
+    return ToolCallPiece(
+        index=int(piece.get("index") or 0),
+        id=piece.get("id") or "",
+        name=function.get("name") or "",
+        arguments=function.get("arguments") or "",
+    )
+
+
+def read_usage(event: Mapping[str, Any]) -> Usage | None:
+    """The token counts of an event that carries them."""
+    usage = event.get("usage")
     if not usage:
         return None
     return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))

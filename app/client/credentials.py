@@ -14,15 +14,16 @@ KEY_FILE_VARIABLE = "STOKER_API_KEY_FILE"
 def find_api_key(key_file: Path | None, environ: Mapping[str, str]) -> str | None:
     """The key from `key_file`, else from the first variable above that is set, else None."""
     if key_file is not None:
-        return _read(key_file)
+        return read_key_file(key_file)
     for name in KEY_VARIABLES:
         if environ.get(name, "").strip():
             return environ[name].strip()
     named = environ.get(KEY_FILE_VARIABLE)
-    return _read(Path(named)) if named else None
+    return read_key_file(Path(named)) if named else None
 
 
-def _read(path: Path) -> str:
+def read_key_file(path: Path) -> str:
+    """The one line of a key file; InvalidKeyFile when it is not one."""
     try:
         key = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from app.client.errors import BadAnswer, status_error
+from app.client.slots import Slot, read_slots
 from app.client.terminal_text import strip_escapes
+from app.client.trace import Trace, read_trace
 from app.client.transport import connection_errors, normalise_base_url, open_async_client
 
 if TYPE_CHECKING:
     import httpx
 
+DOCUMENTS = ("scheduler", "requests", "blocks")
 _MOST_BLOCKS = 1 << 20
 
 
@@ -44,6 +47,7 @@ class BlockMap:
     num_used: int
     num_cached: int | None = None
     num_free: int | None = None
+    num_unused_slots: int | None = None  # reserved, and no token in them yet
     first_block: int = 1
     states: bytes = b""
     free_queue: tuple[int, ...] = ()
@@ -73,6 +77,7 @@ class LiveRequest:
     blocks: int
     cached_tokens: int | None
     preemptions: int
+    client: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,21 +146,28 @@ class DebugSource:
 
     async def fetch(self) -> DebugSample:
         """Ask for all three documents; ClientError when one cannot be had."""
-        state = read_scheduler(await self._json("GET", "/debug/scheduler"))
-        document = await self._json("GET", "/debug/requests")
-        requests, num_not_listed = read_requests(document)
-        blocks = read_block_map(await self._json("GET", "/debug/blocks"))
-        return DebugSample(
-            time_s=time.monotonic(),
-            scheduler=state,
-            requests=requests,
-            num_not_listed=num_not_listed,
-            blocks=blocks,
-        )
+        return read_debug(await self.fetch_documents(), time.monotonic())
+
+    async def fetch_documents(self) -> dict[str, Any]:
+        """The three documents as they came, by the last part of their path."""
+        return {name: await self._json("GET", f"/debug/{name}") for name in DOCUMENTS}
 
     async def cancel(self, request_id: str) -> None:
         """End one request; BadStatus 404 when it has ended already."""
         await self._json("DELETE", f"/debug/requests/{quote(request_id, safe='')}")
+
+    async def trace(self, request_id: str) -> Trace:
+        """When what was done for one request; BadStatus 404 when no times of it are kept."""
+        path = f"/debug/requests/{quote(request_id, safe='')}/trace"
+        return read_trace(await self._json("GET", path))
+
+    async def slots(self) -> tuple[Slot, ...]:
+        """What llama-server's slots work on; other servers have none."""
+        return read_slots(await self.slots_document())
+
+    async def slots_document(self) -> Any:
+        """The answer of llama-server's GET /slots as it came."""
+        return await self._json("GET", "/slots")
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -179,6 +191,18 @@ class DebugSource:
             return response.json()
         except ValueError as error:
             raise BadAnswer(f"{response.url} did not answer with JSON") from error
+
+
+def read_debug(documents: Mapping[str, Any], time_s: float) -> DebugSample:
+    """The sample that the three documents make; BadAnswer when one is not as it should be."""
+    requests, num_not_listed = read_requests(documents.get("requests"))
+    return DebugSample(
+        time_s=time_s,
+        scheduler=read_scheduler(documents.get("scheduler")),
+        requests=requests,
+        num_not_listed=num_not_listed,
+        blocks=read_block_map(documents.get("blocks")),
+    )
 
 
 def read_scheduler(document: Any) -> SchedulerState:
@@ -215,11 +239,12 @@ def read_requests(document: Any) -> tuple[tuple[LiveRequest, ...], int]:
 def _read_request(entry: Any) -> LiveRequest:
     optional = ("place", "cached_tokens")
     return LiveRequest(
-        **_numbers(entry, LiveRequest, leave_out=("id", "state", "age_s", *optional)),
+        **_numbers(entry, LiveRequest, leave_out=("id", "state", "age_s", "client", *optional)),
         **_optional_numbers(entry, optional),
         id=strip_escapes(str(entry["id"])),
         state=strip_escapes(str(entry["state"])),
         age_s=float(entry["age_s"]),
+        client=strip_escapes(str(entry["client"])) if entry.get("client") else None,
     )
 
 
@@ -229,6 +254,8 @@ def read_block_map(document: Any) -> BlockMap:
         counts: dict[str, Any] = {
             key: int(document[key]) for key in ("num_blocks", "block_size", "num_used")
         }
+        if document.get("num_unused_slots") is not None:
+            counts["num_unused_slots"] = int(document["num_unused_slots"])
         if not document["is_mapped"]:
             return BlockMap(**counts)
         return _mapped(document, counts)

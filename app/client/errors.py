@@ -3,6 +3,7 @@
 ClientError
 ├── InvalidUrl      the address cannot be understood; nothing was sent
 ├── InvalidKeyFile  the API key file cannot be read; nothing was sent
+├── InvalidRecording  a recording cannot be written or read
 ├── Unreachable     no connection, a time-out, or the connection broke
 ├── BadStatus       an answer with an HTTP error status
 │   └── Unauthorized  401 or 403: the API key is missing or wrong
@@ -26,6 +27,10 @@ class InvalidUrl(ClientError):
 
 class InvalidKeyFile(ClientError):
     """The API key file cannot be read or is empty."""
+
+
+class InvalidRecording(ClientError):
+    """A file that is no recording, or cannot become one."""
 
 
 class Unreachable(ClientError):

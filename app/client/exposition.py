@@ -112,3 +112,9 @@ def _labels(text: str) -> dict[str, str] | None:
 
 def _number(text: str) -> float | None:
     return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def finite_number(text: str) -> float | None:
+    """A number as the format writes them; None for anything else, infinity and NaN too."""
+    number = _number(text)
+    return number if number is not None and math.isfinite(number) else None

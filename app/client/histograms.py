@@ -44,7 +44,8 @@ class Histogram:
         """What came after `earlier`; everything, if the server restarted in between."""
         if earlier is None or not earlier.is_continued_by(self):
             return self
-        counts = tuple(b - a for a, b in zip(earlier.counts, self.counts, strict=True))
+        # Most buckets stay as they were: one shared zero instead of an object for each.
+        counts = tuple(b - a or 0.0 for a, b in zip(earlier.counts, self.counts, strict=True))
         return Histogram(self.bounds, counts, self.sum - earlier.sum)
 
     def plus(self, later: Histogram) -> Histogram:

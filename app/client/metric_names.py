@@ -12,7 +12,10 @@ from app.client.exposition import Exposition
 
 @dataclass(frozen=True, slots=True)
 class MetricNames:
-    """The names of one engine, newest first; empty where the engine has no such metric."""
+    """The names of one engine, newest first; empty where the engine has no such metric.
+
+    TOTALS and HISTOGRAMS list the fields that MetricsSample has under the same name.
+    """
 
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -27,15 +30,50 @@ class MetricNames:
     prefix_hit_rate: tuple[str, ...] = ()
     prompt_tokens: tuple[str, ...] = ()
     generation_tokens: tuple[str, ...] = ()
+    cached_prompt_tokens: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # only where finished ones are not told by reason
+    rejected: tuple[str, ...] = ()
+    external_queries: tuple[str, ...] = ()
+    external_hits: tuple[str, ...] = ()
+    media_queries: tuple[str, ...] = ()
+    media_hits: tuple[str, ...] = ()
+    spec_drafts: tuple[str, ...] = ()
+    spec_draft_tokens: tuple[str, ...] = ()
+    spec_accepted_tokens: tuple[str, ...] = ()
     ttft: tuple[str, ...] = ()
     itl: tuple[str, ...] = ()
+    tpot: tuple[str, ...] = ()
     e2e: tuple[str, ...] = ()
+    queue: tuple[str, ...] = ()
+    prefill_time: tuple[str, ...] = ()
+    decode_time: tuple[str, ...] = ()
+    inference_time: tuple[str, ...] = ()
+    step_tokens: tuple[str, ...] = ()
+    prompt_length: tuple[str, ...] = ()
+    output_length: tuple[str, ...] = ()
 
 
 CACHE_CONFIG = "vllm:cache_config_info"
 FREE_BLOCKS = "stoker_kv_free_blocks"
 CACHED_BLOCKS = "stoker_kv_cached_blocks"
+WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+SLEEP_STATE = "vllm:engine_sleep_state"
+PROCESS_START = "process_start_time_seconds"
+
+TOTALS = (
+    *("running", "waiting", "preemptions", "prefix_queries", "prefix_hits"),
+    *("prompt_tokens", "generation_tokens", "cached_prompt_tokens", "finished", "rejected"),
+    *("external_queries", "external_hits", "media_queries", "media_hits"),
+    *("spec_drafts", "spec_draft_tokens", "spec_accepted_tokens"),
+)
+"""Fields whose value is the sum over a name's series."""
+
+HISTOGRAMS = (
+    *("ttft", "itl", "tpot", "e2e", "queue", "prefill_time", "decode_time"),
+    *("inference_time", "step_tokens", "prompt_length", "output_length"),
+)
+"""Fields that are histograms."""
 
 _VLLM = MetricNames(
     running=("vllm:num_requests_running",),
@@ -47,10 +85,27 @@ _VLLM = MetricNames(
     prefix_hit_rate=("vllm:gpu_prefix_cache_hit_rate",),
     prompt_tokens=("vllm:prompt_tokens",),
     generation_tokens=("vllm:generation_tokens",),
+    cached_prompt_tokens=("vllm:prompt_tokens_cached",),
     finished=("vllm:request_success",),
+    rejected=("vllm:admission_rejections",),
+    external_queries=("vllm:external_prefix_cache_queries",),
+    external_hits=("vllm:external_prefix_cache_hits",),
+    media_queries=("vllm:mm_cache_queries",),
+    media_hits=("vllm:mm_cache_hits",),
+    spec_drafts=("vllm:spec_decode_num_drafts",),
+    spec_draft_tokens=("vllm:spec_decode_num_draft_tokens",),
+    spec_accepted_tokens=("vllm:spec_decode_num_accepted_tokens",),
     ttft=("vllm:time_to_first_token_seconds",),
     itl=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    tpot=("vllm:request_time_per_output_token_seconds",),
     e2e=("vllm:e2e_request_latency_seconds",),
+    queue=("vllm:request_queue_time_seconds",),
+    prefill_time=("vllm:request_prefill_time_seconds",),
+    decode_time=("vllm:request_decode_time_seconds",),
+    inference_time=("vllm:request_inference_time_seconds",),
+    step_tokens=("vllm:iteration_tokens_total",),
+    prompt_length=("vllm:request_prompt_tokens",),
+    output_length=("vllm:request_generation_tokens",),
 )
 
 _SGLANG = MetricNames(
@@ -66,9 +121,13 @@ _SGLANG = MetricNames(
     prompt_tokens=("sglang:prompt_tokens",),
     generation_tokens=("sglang:generation_tokens",),
     finished=("sglang:num_requests",),
+    failed=("sglang:num_aborted_requests",),
     ttft=("sglang:time_to_first_token_seconds",),
     itl=("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
     e2e=("sglang:e2e_request_latency_seconds",),
+    queue=("sglang:queue_time_seconds",),
+    prompt_length=("sglang:prompt_tokens_histogram",),
+    output_length=("sglang:generation_tokens_histogram",),
 )
 
 _LLAMACPP = MetricNames(
@@ -77,13 +136,22 @@ _LLAMACPP = MetricNames(
     kv_usage=("llamacpp:kv_cache_usage_ratio",),
     prompt_tokens=("llamacpp:prompt_tokens_total",),
     generation_tokens=("llamacpp:tokens_predicted_total",),
+    cached_prompt_tokens=("llamacpp:prompt_tokens_cached_total",),
+    spec_drafts=("llamacpp:spec_decode_num_drafts",),
+    spec_draft_tokens=("llamacpp:spec_decode_num_draft_tokens",),
+    spec_accepted_tokens=("llamacpp:spec_decode_num_accepted_tokens",),
 )
 
 _TGI = MetricNames(
     running=("tgi_batch_current_size",),
     waiting=("tgi_queue_size",),
     finished=("tgi_request_success",),
+    failed=("tgi_request_failure",),
     e2e=("tgi_request_duration",),
+    queue=("tgi_request_queue_duration",),
+    inference_time=("tgi_request_inference_duration",),
+    prompt_length=("tgi_request_input_length",),
+    output_length=("tgi_request_generated_tokens",),
 )
 
 # Ours comes first: it exposes the vLLM names too.
@@ -94,6 +162,29 @@ _BY_PREFIX = (
     ("llamacpp:", "llama.cpp", _LLAMACPP),
     ("tgi_", "tgi", _TGI),
 )
+
+ENGINES = tuple(names for _, _, names in _BY_PREFIX)
+"""The names of every engine."""
+
+OWN_READING = (
+    *(CACHE_CONFIG, FREE_BLOCKS, CACHED_BLOCKS),
+    *(WAITING_BY_REASON, SLEEP_STATE, PROCESS_START),
+)
+"""Names that are read in a way of their own."""
+
+NOT_READ = {
+    "vllm:prompt_tokens_by_source": "its parts are cached_prompt_tokens and the rest",
+    "vllm:prompt_tokens_cached_by_source": "its sum is cached_prompt_tokens",
+    "vllm:request_prefill_kv_computed_tokens": "prompt_length less what was cached",
+    "vllm:request_max_num_generation_tokens": "output_length tells what was generated",
+    "vllm:request_params_max_tokens": "what clients ask for says nothing of the server",
+    "vllm:request_params_n": "what clients ask for says nothing of the server",
+    "vllm:request_num_preemptions": "preemptions counts them when they happen",
+    "vllm:estimated_flops_per_gpu": "an estimate that moves only with --enable-mfu-metrics",
+    "vllm:estimated_read_bytes_per_gpu": "an estimate that moves only with --enable-mfu-metrics",
+    "vllm:estimated_write_bytes_per_gpu": "an estimate that moves only with --enable-mfu-metrics",
+}
+"""What vLLM exposes without further flags and nobody reads here, with the reason."""
 
 
 def recognise(exposition: Exposition) -> tuple[str, MetricNames] | None:

@@ -6,11 +6,12 @@ What a server does not expose is None, never 0. Values are summed over data-para
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from app.client import metric_names
-from app.client.exposition import Exposition, Sample, parse_exposition
+from app.client.exposition import Exposition, Sample, finite_number, parse_exposition
 from app.client.histograms import Histogram
 from app.client.metric_names import MetricNames
 from app.client.terminal_text import strip_escapes
@@ -44,6 +45,29 @@ class MetricsSample:
     ttft: Histogram | None = None
     itl: Histogram | None = None
     e2e: Histogram | None = None
+    cached_prompt_tokens: float | None = None
+    finished_by_reason: Mapping[str, float] | None = None  # stop, length, abort, error, ...
+    failed: float | None = None  # requests that ended with an error
+    rejected: float | None = None  # requests refused at the door
+    waiting_deferred: float | None = None  # of `waiting`: LoRA, KV transfer, grammar
+    sleep_state: str | None = None  # awake, weights_offloaded, discard_all
+    max_concurrency: float | None = None  # requests of full length that the KV cache holds
+    start_time_s: float | None = None  # of the server's process, unix time
+    external_queries: float | None = None  # tokens asked of a KV connector
+    external_hits: float | None = None
+    media_queries: float | None = None  # items asked of the multi-modal cache
+    media_hits: float | None = None
+    spec_drafts: float | None = None
+    spec_draft_tokens: float | None = None
+    spec_accepted_tokens: float | None = None
+    tpot: Histogram | None = None  # mean per request
+    queue: Histogram | None = None  # seconds in the queue, counted when a request ends
+    prefill_time: Histogram | None = None
+    decode_time: Histogram | None = None
+    inference_time: Histogram | None = None
+    step_tokens: Histogram | None = None  # tokens per engine step
+    prompt_length: Histogram | None = None
+    output_length: Histogram | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +78,24 @@ class Rates:
     had_restart: bool
     prompt_tokens_per_s: float | None
     generation_tokens_per_s: float | None
+    finished_per_s: float | None
     preemptions: float | None
     prefix_queries: float | None
     prefix_hits: float | None
     ttft: Histogram | None
     itl: Histogram | None
     e2e: Histogram | None
+    queue: Histogram | None
+    step_tokens: Histogram | None
 
 
 def read_sample(text: str, time_s: float) -> MetricsSample | None:
     """The sample in one scrape's text; None if it holds no metrics of a known engine."""
-    exposition = parse_exposition(text)
+    return sample_from(parse_exposition(text), time_s)
+
+
+def sample_from(exposition: Exposition, time_s: float) -> MetricsSample | None:
+    """The sample in one scrape's lines; None if they are no metrics of a known engine."""
     recognised = metric_names.recognise(exposition)
     if recognised is None:
         return None
@@ -74,7 +105,7 @@ def read_sample(text: str, time_s: float) -> MetricsSample | None:
 def rates_between(earlier: MetricsSample, later: MetricsSample) -> Rates:
     """The difference of two samples; after a restart, what the new server has counted so far."""
     interval_s = later.time_s - earlier.time_s
-    had_restart = _had_restart(_counters(earlier), _counters(later))
+    had_restart = _had_restart(earlier, later)
     base = MetricsSample(earlier.time_s, later.engine) if had_restart else earlier
     return Rates(
         interval_s=interval_s,
@@ -83,20 +114,30 @@ def rates_between(earlier: MetricsSample, later: MetricsSample) -> Rates:
         generation_tokens_per_s=_per_second(
             base.generation_tokens, later.generation_tokens, interval_s
         ),
+        finished_per_s=_per_second(base.finished, later.finished, interval_s),
         preemptions=_increase(base.preemptions, later.preemptions),
         prefix_queries=_increase(base.prefix_queries, later.prefix_queries),
         prefix_hits=_increase(base.prefix_hits, later.prefix_hits),
-        ttft=later.ttft.since(base.ttft) if later.ttft else None,
-        itl=later.itl.since(base.itl) if later.itl else None,
-        e2e=later.e2e.since(base.e2e) if later.e2e else None,
+        ttft=_since(base.ttft, later.ttft),
+        itl=_since(base.itl, later.itl),
+        e2e=_since(base.e2e, later.e2e),
+        queue=_since(base.queue, later.queue),
+        step_tokens=_since(base.step_tokens, later.step_tokens),
     )
 
 
-def _had_restart(earlier: tuple[float | None, ...], later: tuple[float | None, ...]) -> bool:
-    """A counter went back, or all are gone: a server that is starting counts nothing yet."""
-    pairs = [(old, new) for old, new in zip(earlier, later, strict=True) if old is not None]
+def _had_restart(earlier: MetricsSample, later: MetricsSample) -> bool:
+    """A counter went back, or all are gone: a server that is starting counts nothing yet.
+
+    The start time tells too when the new process has counted further than the old one had.
+    """
+    starts = earlier.start_time_s, later.start_time_s
+    if starts[0] is not None and starts[1] is not None and abs(starts[1] - starts[0]) > 1.0:
+        return True
+    counters = zip(_counters(earlier), _counters(later), strict=True)
+    pairs = [(old, new) for old, new in counters if old is not None]
     went_back = any(new is not None and new < old for old, new in pairs)
-    return went_back or (bool(pairs) and all(new is None for new in later))
+    return went_back or (bool(pairs) and all(new is None for new in _counters(later)))
 
 
 def _counters(sample: MetricsSample) -> tuple[float | None, ...]:
@@ -110,6 +151,10 @@ def _counters(sample: MetricsSample) -> tuple[float | None, ...]:
         sample.finished,
         *(histogram.n if histogram else None for histogram in histograms),
     )
+
+
+def _since(earlier: Histogram | None, later: Histogram | None) -> Histogram | None:
+    return later.since(earlier) if later else None
 
 
 def _increase(before: float | None, after: float | None) -> float | None:
@@ -128,31 +173,31 @@ class _Reader:
     names: MetricNames
 
     def read(self, time_s: float) -> MetricsSample:
-        queries, hits = self.total(self.names.prefix_queries), self.total(self.names.prefix_hits)
-        blocks = self.blocks_total()
-        usage = self.kv_usage()
+        values: dict[str, Any] = {
+            name: self.total(getattr(self.names, name)) for name in metric_names.TOTALS
+        }
+        for name in metric_names.HISTOGRAMS:
+            values[name] = self.histogram(getattr(self.names, name))
+        blocks, usage = self.blocks_total(), self.kv_usage()
+        finished = self.by_label(self.names.finished, "finished_reason")
         return MetricsSample(
             time_s=time_s,
             engine=self.engine,
             model=self.model(),
-            running=self.total(self.names.running),
-            waiting=self.total(self.names.waiting),
             kv_usage=usage,
             kv_blocks_total=blocks,
             kv_blocks_used=self.blocks_used(blocks, usage),
             kv_cached_share=self.cached_share(blocks),
             block_size=self.block_size(),
             kv_capacity_tokens=self.capacity_tokens(),
-            preemptions=self.total(self.names.preemptions),
-            prefix_queries=queries,
-            prefix_hits=hits,
-            prefix_hit_rate=self.hit_rate(queries, hits),
-            prompt_tokens=self.total(self.names.prompt_tokens),
-            generation_tokens=self.total(self.names.generation_tokens),
-            finished=self.total(self.names.finished),
-            ttft=self.histogram(self.names.ttft),
-            itl=self.histogram(self.names.itl),
-            e2e=self.histogram(self.names.e2e),
+            prefix_hit_rate=self.hit_rate(values["prefix_queries"], values["prefix_hits"]),
+            finished_by_reason=finished,
+            failed=finished.get("error") if finished else self.total(self.names.failed),
+            waiting_deferred=self.waiting_deferred(),
+            sleep_state=self.sleep_state(),
+            max_concurrency=self.max_concurrency(),
+            start_time_s=self.total((metric_names.PROCESS_START,)),
+            **values,
         )
 
     def samples(self, names: Sequence[str]) -> list[Sample]:
@@ -166,6 +211,29 @@ class _Reader:
     def total(self, names: Sequence[str]) -> float | None:
         found = self.samples(names)
         return sum(sample.value for sample in found) if found else None
+
+    def waiting_deferred(self) -> float | None:
+        return (self.by_label((metric_names.WAITING_BY_REASON,), "reason") or {}).get("deferred")
+
+    def by_label(self, names: Sequence[str], label: str) -> dict[str, float] | None:
+        """The sum per value of `label`; None where no series has that label."""
+        sums: dict[str, float] = {}
+        for sample in self.samples(names):
+            if label in sample.labels:
+                key = strip_escapes(sample.labels[label])
+                sums[key] = sums.get(key, 0.0) + sample.value
+        return sums or None
+
+    def sleep_state(self) -> str | None:
+        """The state that every engine is in; None where they differ."""
+        states = self.by_label((metric_names.SLEEP_STATE,), "sleep_state") or {}
+        active = [state for state, number in states.items() if number > 0]
+        return active[0] if len(active) == 1 else None
+
+    def max_concurrency(self) -> float | None:
+        texts = (s.labels.get("kv_cache_max_concurrency", "") for s in self.cache_configs())
+        numbers = [number for text in texts if (number := finite_number(text)) is not None]
+        return sum(numbers) if numbers else None
 
     def count(self, names: Sequence[str]) -> int | None:
         total = self.total(names)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import time
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -110,7 +112,8 @@ def scrape_metrics(
     transport: httpx.BaseTransport | None = None,
 ) -> MetricsSample:
     """One sample of GET /metrics, stamped with the monotonic clock."""
-    return _sample(_get_ok(base_url, "/metrics", api_key, timeout_s, transport))
+    response = _get_ok(base_url, "/metrics", api_key, timeout_s, transport)
+    return sample_of(response.text, time.monotonic(), str(response.url))
 
 
 class MetricsSource:
@@ -125,21 +128,32 @@ class MetricsSource:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._base_url = normalise_base_url(base_url)
-        self._client = open_async_client(
-            base_url, api_key=api_key, timeout_s=timeout_s, transport=transport
+        self._open = partial(
+            open_async_client, base_url, api_key=api_key, timeout_s=timeout_s, transport=transport
         )
+        self._client: httpx.AsyncClient | None = None
 
     async def scrape(self) -> MetricsSample:
         """One sample; raises ClientError when the server is away or refuses."""
+        text, time_s = await self.fetch()
+        return sample_of(text, time_s, f"{self._base_url}/metrics")
+
+    async def fetch(self) -> tuple[str, float]:
+        """The text of one scrape and the time of its arrival; raises like `scrape`."""
+        if self._client is None:
+            # Importing and opening takes a tenth of a second, in which a screen can draw.
+            self._client = await asyncio.to_thread(self._open)
         with connection_errors(self._base_url):
             response = await self._client.get("/metrics")
         if response.is_error:
             raise status_error(str(response.url), response.status_code, response.text)
-        return _sample(response)
+        return response.text, time.monotonic()
 
     async def aclose(self) -> None:
         """Close the connection."""
-        await self._client.aclose()
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
 
     async def __aenter__(self) -> MetricsSource:
         return self
@@ -153,10 +167,11 @@ class MetricsSource:
         await self.aclose()
 
 
-def _sample(response: httpx.Response) -> MetricsSample:
-    sample = read_sample(response.text, time.monotonic())
+def sample_of(text: str, time_s: float, origin: str) -> MetricsSample:
+    """The sample in the text of a scrape; BadAnswer naming `origin` where there is none."""
+    sample = read_sample(text, time_s)
     if sample is None:
-        raise BadAnswer(f"{response.url} holds no metrics of an inference server")
+        raise BadAnswer(f"{origin} holds no metrics of an inference server")
     return sample
 
 

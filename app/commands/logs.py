@@ -201,9 +201,11 @@ def _only(targets: list[LogTarget], option: str) -> LogTarget:
 
 def _read(target: LogTarget, lines: ErrorLines | PhaseLines | None = None) -> LogReport:
     from logparse import LogParser
+    from logparse.restore import restored_lines
 
     parser = LogParser(tells_events=False)
-    for number, line in enumerate(_lines(target), start=1):
+    for line in restored_lines(_lines(target)):
+        number = parser.num_lines + 1
         parser.feed(line)
         if lines is not None:
             lines.take(number, line)
@@ -229,7 +231,9 @@ def _open(target: LogTarget) -> Iterator[BinaryIO]:
     if target.path is None:
         yield sys.stdin.buffer
         return
-    with target.path.open("rb") as stream:
+    from app.ops.log_files import open_log
+
+    with open_log(target.path) as stream:
         yield stream
 
 
@@ -251,16 +255,19 @@ def _follow(targets: list[LogTarget], form: str) -> int:
 
 def _growing(target: LogTarget) -> Iterator[str]:
     """Lines as they come; ends only with the interrupt, and then gives a last unfinished one."""
+    from app.ops.log_files import read_earlier_parts
     from app.ops.log_targets import EXAMPLE
     from logparse.follow import FollowedFile
+    from logparse.source import decoded_lines
 
     assert target.path is not None
     try:
         file = FollowedFile(target.path)
     except OSError as error:
         raise _usage(f"cannot read {target.title}: {error.strerror}", EXAMPLE) from error
-    with file:
+    with file, read_earlier_parts(target.path) as earlier:
         try:
+            yield from decoded_lines(earlier)
             while True:
                 yield from file.poll()
                 time.sleep(_POLL_S)

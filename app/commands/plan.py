@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from app.planning.gpu_catalogue import PlannedGpu
+    from app.planning.memory_estimates import Calibration
     from app.planning.plan_models import PlannedModel
     from app.planning.plan_request import PlanRequest
 
@@ -19,11 +20,11 @@ _ASSUMED = "Assumptions (each is estimated where it is not given)"
 
 
 def plan(
-    model: Annotated[
-        str | None,
+    what: Annotated[
+        list[str] | None,
         typer.Argument(
             help="A folder, a .gguf file, a Hugging Face id, or a built-in shape.",
-            metavar="MODEL",
+            metavar="[MODEL] | verify LOG|SERVER [MODEL]",
         ),
     ] = None,
     gpu: Annotated[
@@ -38,6 +39,12 @@ def plan(
         str | None,
         typer.Option(help="Compare with what this start logged; - for stdin.", metavar="FILE"),
     ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Earlier starts: planned, measured, error.")
+    ] = False,
+    no_calibration: Annotated[
+        bool, typer.Option("--no-calibration", help="Leave earlier starts out of the estimates.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Name, tab, value on each line.")] = False,
     gpu_memory_utilization: Annotated[
@@ -58,7 +65,9 @@ def plan(
     ] = "auto",
     quantization: Annotated[
         str | None,
-        typer.Option(help="fp8: quantise while loading.", rich_help_panel=_MEMORY),
+        typer.Option(
+            help="Quantise while loading: fp8, on a CPU int8 or int4.", rich_help_panel=_MEMORY
+        ),
     ] = None,
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a block.", rich_help_panel=_MEMORY)
@@ -140,15 +149,28 @@ def plan(
       stoker plan Qwen/Qwen3-32B --gpu h100 --tp 2 --kv-cache-dtype fp8
       stoker plan model.gguf --gpu rtx4090
       stoker plan llama-3.1-8b --gpu 24GiB --from-log server.log
+      stoker plan verify smollm2-135m     (the last start of that server)
+      stoker plan --history
     """
+    import dataclasses
+
     from app.errors import ExitCode, StokerError
     from app.planning.memory_estimates import GivenGib
     from app.planning.plan_models import find_planned_model
     from app.planning.plan_request import PlanRequest
-    from engine.env import cpu_has_bf16
 
     if shapes:
         return _print_shapes(as_json)
+    words = what or []
+    if words[:1] == ["verify"]:
+        from_log, words = _log_to_verify(words, from_log)
+    if len(words) > 1:
+        raise StokerError(f"one model is planned, not {len(words)}", exit_code=ExitCode.USAGE)
+    model = words[0] if words else None
+    if history:
+        return _print_history(model, as_json, plain)
+    if model is None and from_log is not None:
+        model = _model_of_start(from_log)
     if model is None and from_log is None:
         raise StokerError(
             "MODEL is missing",
@@ -161,7 +183,6 @@ def plan(
         gpu=device,
         engine=_engine(engine, device, found),
         free_ram_bytes=_free_ram() if device is None and from_log is None else 0,
-        cpu_dtype="bfloat16" if cpu_has_bf16() else "float32",
         tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_size=pipeline_parallel_size,
         data_parallel_size=data_parallel_size,
@@ -180,6 +201,8 @@ def plan(
     if from_log is not None:
         return _compare(from_log, found, request, as_json, plain)
     assert found is not None
+    if not no_calibration:
+        request = dataclasses.replace(request, calibration=_calibration(found, request))
     lengths, batches = _sizes("--request-len", request_len), _sizes("--batch", batch)
     return _print_plan(found, request, lengths, batches, as_json=as_json, plain=plain)
 
@@ -232,6 +255,69 @@ def _compare(
     else:
         print(comparison_text(values))
     return ExitCode.OK if agrees else ExitCode.NO
+
+
+def _log_to_verify(words: list[str], from_log: str | None) -> tuple[str, list[str]]:
+    """The path of the log that `verify` names, and the words that follow."""
+    from app.errors import ExitCode, StokerError
+    from app.ops.log_targets import find_logs
+
+    if len(words) < 2 or from_log is not None:
+        raise StokerError(
+            "`stoker plan verify` takes one log, or the name of a server",
+            hint="stoker plan verify server.log",
+            exit_code=ExitCode.USAGE,
+        )
+    (target,) = find_logs(words[1:2])
+    return str(target.path or "-"), words[2:]
+
+
+def _model_of_start(log: str) -> str | None:
+    """The model of a start that is in the ledger; a log alone may name no shape that is known."""
+    from pathlib import Path
+
+    from app.ops.memory_ledger import open_ledger
+
+    path = str(Path(log).absolute())
+    starts = [entry for entry in open_ledger().read()[0] if entry.log_path == path]
+    return starts[-1].model_path if starts else None
+
+
+def _calibration(model: PlannedModel, request: PlanRequest) -> Calibration | None:
+    """What earlier starts teach; a ledger that cannot be read is no reason not to plan."""
+    from app.errors import StokerError
+    from app.ops.memory_ledger import open_ledger
+    from app.planning.calibration import calibrate
+
+    try:
+        return calibrate(open_ledger().read()[0], model.shape, request)
+    except (StokerError, OSError):
+        return None
+
+
+def _print_history(model: str | None, as_json: bool, plain: bool) -> int:
+    from app import output
+    from app.history_view import history_document, history_rows, history_text
+    from app.ops.memory_ledger import open_ledger
+    from app.planning.calibration import shape_key
+    from app.planning.plan_models import find_planned_model
+
+    entries, num_damaged = open_ledger().read()
+    if model is not None:
+        wanted = shape_key(find_planned_model(model).shape)
+        entries = tuple(entry for entry in entries if entry.shape == wanted)
+    if as_json:
+        document = {"damaged_lines": num_damaged, "starts": history_document(entries)}
+        output.print_json("stoker.plan.history", document)
+    elif plain:
+        output.print_plain(history_rows(entries))
+    elif entries:
+        print(history_text(entries))
+    else:
+        output.say("no start is recorded; `stoker serve` records each one")
+    if num_damaged:
+        output.say(f"warning: {num_damaged} damaged line(s) of the ledger were passed over")
+    return 0
 
 
 def _print_shapes(as_json: bool) -> int:

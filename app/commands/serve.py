@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,28 @@ if TYPE_CHECKING:
     from app.ops.engine_launch import EnginePlace
     from app.ops.launch_specs import LaunchSpec, ServeRequest
     from app.ops.managed_server import ManagedServer, ServerCare
-    from app.ops.supervisor import StopReport
-    from logparse import Event
+    from app.ops.restart_policy import RestartPolicy
+    from app.settings import Setting
 
-_FOLLOW_POLL_S = 0.2
 # Options that say how this one start is shown, not what is served.
 _NOT_REPEATED = ("name", "no_tui", "detach", "exit_when_ready", "dry_run")
 
 
 class ServeCommand(GroupedCommand):
     """Adds MODEL and the engine's own flags to the help; they are read by the engine's parser."""
+
+    @property
+    def setting_defaults(self) -> dict[str, Any]:
+        """What settings can give beside our own options."""
+        from app.engine_settings import engine_setting_defaults
+
+        return engine_setting_defaults()
+
+    def check_setting(self, key: str, setting: Setting) -> None:
+        """StokerError for one of these that the engine would refuse."""
+        from app.engine_settings import check_engine_setting
+
+        check_engine_setting(key, setting)
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """One line."""
@@ -70,7 +82,11 @@ def serve(
     ),
     no_tui: bool = typer.Option(False, "--no-tui", help="Plain lines, no dashboard."),
     startup_timeout: float = typer.Option(
-        600.0, "--startup-timeout", min=1.0, metavar="SECONDS", help="Longest wait until ready."
+        600.0,
+        "--startup-timeout",
+        min=1.0,
+        metavar="SECONDS",
+        help="A start that shows no progress for so long is ended.",
     ),
     api_key_file: str = typer.Option(
         None, "--api-key-file", help="File with the key that /v1 requests must carry."
@@ -80,6 +96,40 @@ def serve(
     ),
     stall_after: float = typer.Option(
         60.0, "--stall-after", min=1.0, metavar="SECONDS", help="No step for so long: stalled."
+    ),
+    idle_probe: float = typer.Option(
+        300.0,
+        "--idle-probe",
+        min=0.0,
+        metavar="SECONDS",
+        help="Ask an idle server for one token every so often: is it hung? 0: never.",
+    ),
+    restart: str = typer.Option(
+        "no",
+        "--restart",
+        metavar="no|on-failure",
+        help="Start a server again that ended by itself.",
+    ),
+    restart_max: int = typer.Option(
+        5,
+        "--restart-max",
+        min=1,
+        metavar="N",
+        help="Restarts in a row; 10 minutes of service begin the count anew.",
+    ),
+    status_port: int = typer.Option(
+        None,
+        "--status-port",
+        min=1,
+        max=65535,
+        metavar="PORT",
+        help="Port of the supervisor's own /startupz, /readyz, /livez and /metrics.",
+    ),
+    log_max_bytes: str = typer.Option(
+        "256MiB",
+        "--log-max-bytes",
+        metavar="SIZE",
+        help="Most that the log of a start may take; its first 500 lines always stay.",
     ),
     detach: bool = typer.Option(
         False, "--detach", "-d", help="Return once it is ready; it runs on in the background."
@@ -104,6 +154,7 @@ def serve(
       stoker serve HuggingFaceTB/SmolLM2-360M-Instruct --max-model-len 4k
       stoker serve --no-tui --startup-timeout 120 > serve.out
       stoker serve --detach --name tiny     (then: stoker ps, status, attach, restart, stop)
+      stoker serve --detach --name tiny --restart on-failure --status-port 9100
       stoker serve --engine vllm --engine-python ~/vllm/bin/python Qwen/Qwen3-0.6B
       stoker serve --engine llama.cpp ./model.gguf --max-model-len 4096 --max-num-seqs 8 -- -ngl 99
     """
@@ -111,8 +162,11 @@ def serve(
     from app.ops.launch_specs import engine_called, parse_serve_request, with_debug_endpoints
     from app.ops.managed_server import ServerCare
 
-    words = ctx.args if drain is None else [f"--shutdown-timeout={drain:g}", *ctx.args]
+    own = ctx.args if drain is None else [f"--shutdown-timeout={drain:g}", *ctx.args]
+    words = _with_settings(ctx, own)
+    policy, max_log_bytes = _restart_policy(restart, restart_max), _log_bytes(log_max_bytes)
     request = parse_serve_request(words, engine_called(engine))
+    _require_two_ports(request, status_port)
     place = EnginePlace(engine_python, engine_binary)
     api_key = _api_key(request, api_key_file)
     if _wants_dashboard(no_tui or detach or exit_when_ready):
@@ -121,14 +175,96 @@ def serve(
     if dry_run:
         return _print_launch(spec)
     is_background = detach and not exit_when_ready
-    care = ServerCare(_repeatable_args(ctx), is_background, stall_after)
+    care = ServerCare(
+        serve_args=_repeatable_args(ctx, words),
+        is_background=is_background,
+        stall_s=stall_after,
+        idle_probe_s=idle_probe or None,
+        restart=policy,
+        max_log_bytes=max_log_bytes,
+        status_port=status_port,
+    )
+    note = _ledger_note(request, spec)
     if is_background:
-        return _run_detached(spec, name, request.served_name, startup_timeout, care)
+        return _run_detached(spec, name, request.served_name, startup_timeout, care, note)
     dashboard = _wants_dashboard(no_tui)
-    return _run(spec, name, request.served_name, startup_timeout, dashboard, care, exit_when_ready)
+    return _run(
+        spec, name, request.served_name, startup_timeout, dashboard, care, exit_when_ready, note
+    )
 
 
-def _repeatable_args(ctx: typer.Context) -> tuple[str, ...]:
+def _restart_policy(word: str, max_restarts: int) -> RestartPolicy:
+    from app.errors import ExitCode, StokerError
+    from app.ops.restart_policy import RestartPolicy
+
+    if word not in ("no", "on-failure"):
+        raise StokerError(
+            f"--restart {word!r} is not known",
+            hint="use no or on-failure",
+            exit_code=ExitCode.USAGE,
+        )
+    return RestartPolicy(is_on=word == "on-failure", max_restarts=max_restarts)
+
+
+def _log_bytes(text: str) -> int:
+    from app.errors import ExitCode, StokerError
+    from app.ops.log_files import LEAST_LOG_BYTES
+    from engine.args import human_readable_int
+
+    try:
+        size = human_readable_int(text)
+    except (ValueError, argparse.ArgumentTypeError):
+        size = 0
+    if size < LEAST_LOG_BYTES:
+        raise StokerError(
+            f"--log-max-bytes {text} is no size that a log can have",
+            hint="1MiB at least, for instance 64MiB or 1GiB",
+            exit_code=ExitCode.USAGE,
+        )
+    return size
+
+
+def _require_two_ports(request: ServeRequest, status_port: int | None) -> None:
+    from app.errors import ExitCode, StokerError
+
+    if status_port == request.args.port:
+        raise StokerError(
+            f"the server itself listens on port {status_port}",
+            hint=f"--status-port {status_port + 1}",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def _with_settings(ctx: typer.Context, words: list[str]) -> list[str]:
+    """MODEL and engine flags: those of files and variables before those of the command line."""
+    if ctx.obj is None or not ctx.obj.extra:
+        return words
+    from app.engine_settings import with_engine_settings
+
+    return with_engine_settings(words, ctx.obj.extra)
+
+
+def _ledger_note(request: ServeRequest, spec: LaunchSpec) -> Callable[[ManagedServer], None]:
+    """What writes a start into the memory ledger; what is free before it is looked up now."""
+    from app.planning.start_record import memory_before, record_start
+
+    before = memory_before(request)
+
+    def note(server: ManagedServer) -> None:
+        from app.ops.memory_ledger import open_ledger
+        from app.output import say
+
+        report, log = server.report(), server.log_path
+        reason = record_start(
+            open_ledger(), request, spec, before, report, server=server.name, log_path=log
+        )
+        if reason is not None:
+            say(f"note: this start is not in `stoker plan --history`: {reason}")
+
+    return note
+
+
+def _repeatable_args(ctx: typer.Context, words: list[str]) -> tuple[str, ...]:
     """The options and words that `stoker restart` serves again; never a key."""
     from app.ops.start_words import without_api_key
 
@@ -137,7 +273,7 @@ def _repeatable_args(ctx: typer.Context) -> tuple[str, ...]:
         if value is not None and value is not False and key not in _NOT_REPEATED:
             option = "--" + key.replace("_", "-")
             options += [option] if value is True else [option, str(value)]
-    return (*options, *without_api_key(ctx.args))
+    return (*options, *without_api_key(words))
 
 
 def _print_launch(spec: LaunchSpec) -> int:
@@ -189,51 +325,51 @@ def _run(
     dashboard: bool,
     care: ServerCare | None = None,
     exit_when_ready: bool = False,
+    note_start: Callable[[ManagedServer], None] | None = None,
 ) -> int:
     from app.ops.find_server import open_registry
     from app.ops.log_sink import new_log_path
     from app.ops.managed_server import ManagedServer
-    from app.ops.serving import ServingScreens, serve_until_stopped
-    from app.paths import logs_dir
-    from app.start_view import StartView
+    from app.ops.serving import serve_until_stopped
+    from app.ops.start_history import StartHistory
+    from app.paths import logs_dir, state_dir
+    from app.serve_view import ServeView, print_throughput, wait_quietly
 
     registry = open_registry()
     chosen = registry.free_name(name, Path(served_name).name, spec.port)
     log_path = new_log_path(logs_dir(), chosen)
     server = ManagedServer(spec, name=chosen, log_path=log_path, registry=registry, care=care)
-    is_background = server.care.is_background
-    with StartView(f"starting {spec.model} on {spec.url}") as view:
+    running = wait_quietly if server.care.is_background else print_throughput
+    if exit_when_ready:
+        running = _end_at_once
+    elif dashboard:
+        running = _show_dashboard
+    history = StartHistory(state_dir() / "start-times.json")
+    with ServeView(server, history, note_start or _note_nothing) as view:
+        return serve_until_stopped(server, view.screens(running), timeout_s)
 
-        def ready(running: ManagedServer) -> None:
-            view.close()
-            if not is_background:
-                _print_ready(running)
 
-        def stopped(report: StopReport) -> None:
-            _print_stopped(report, spec)
-            _warn_of_incomplete_log(server)
+def _end_at_once(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
+    """It was only to be seen that it gets ready."""
 
-        running = _show_dashboard if dashboard else _wait if is_background else _follow
-        return serve_until_stopped(
-            server,
-            ServingScreens(
-                starting=view.show,
-                ready=ready,
-                running=(lambda server, should_go_on: None) if exit_when_ready else running,
-                stopping=lambda: _say_stopping(lambda: view.close("stopped"), spec),
-                stopped=stopped,
-            ),
-            timeout_s,
-        )
+
+def _note_nothing(server: ManagedServer) -> None:
+    """This start is not for the ledger."""
 
 
 def _run_detached(
-    spec: LaunchSpec, name: str | None, served_name: str, timeout_s: float, care: ServerCare
+    spec: LaunchSpec,
+    name: str | None,
+    served_name: str,
+    timeout_s: float,
+    care: ServerCare,
+    note_start: Callable[[ManagedServer], None] | None = None,
 ) -> int:
     """Start in the background; the start is shown here until it is over."""
     from app.cli import exit_code_of
     from app.ops.background import follow_start, start_in_background
     from app.ops.find_server import open_registry
+    from app.ops.server_registry import NOT_READY_STATES, STARTING
     from app.output import say
     from app.paths import logs_dir
 
@@ -242,12 +378,13 @@ def _run_detached(
 
     def supervise() -> int:
         return exit_code_of(
-            lambda: _run(spec, chosen, served_name, timeout_s, False, care), debug=False
+            lambda: _run(spec, chosen, served_name, timeout_s, False, care, False, note_start),
+            debug=False,
         )
 
     def is_ready() -> bool:
         states = {record.name: record.state for record in registry.running()}
-        return states.get(chosen, "starting") not in ("starting", "draining")
+        return states.get(chosen, STARTING) not in (*NOT_READY_STATES, "draining")
 
     start = start_in_background(supervise, logs_dir() / f"{chosen}.out")
     code = follow_start(start, is_ready, lambda text: print(text, end="", file=sys.stderr))
@@ -272,90 +409,3 @@ def _show_dashboard(server: ManagedServer, should_go_on: Callable[[], bool]) -> 
         log_path=server.log_path,
         server_alive=should_go_on,
     )
-
-
-def _wait(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
-    """In the background nobody reads along: only what is wrong is said."""
-    while should_go_on():
-        _say_stall(server)
-        server.take_events()
-        time.sleep(_FOLLOW_POLL_S)
-
-
-def _follow(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
-    """Print a line whenever the server's log has new throughput numbers."""
-    has_warned = False
-    while should_go_on():
-        _say_stall(server)
-        if not has_warned:
-            has_warned = _warn_of_incomplete_log(server)
-        if _has_throughput(server.take_events()):
-            print(_throughput_line(server), flush=True)
-        time.sleep(_FOLLOW_POLL_S)
-
-
-def _say_stall(server: ManagedServer) -> None:
-    from app.output import say
-
-    if (reason := server.take_stall()) is not None:
-        say(f"warning: the server is stalled: {reason}")
-
-
-def _warn_of_incomplete_log(server: ManagedServer) -> bool:
-    from app.output import say
-
-    if server.log_write_error is None:
-        return False
-    say(f"warning: the log {server.log_path} is incomplete: {server.log_write_error}")
-    return True
-
-
-def _has_throughput(events: tuple[Event, ...]) -> bool:
-    from logparse import FactFound
-
-    wanted = ("prompt_tokens_per_s", "generation_tokens_per_s", "num_running", "num_waiting")
-    return any(isinstance(event, FactFound) and event.key in wanted for event in events)
-
-
-def _throughput_line(server: ManagedServer) -> str:
-    facts = server.report().facts
-    values = (
-        ("prompt", facts.prompt_tokens_per_s, "tok/s"),
-        ("generation", facts.generation_tokens_per_s, "tok/s"),
-        ("running", facts.num_running, ""),
-        ("waiting", facts.num_waiting, ""),
-        ("KV cache", facts.kv_usage_percent, "%"),
-    )
-    shown = (
-        f"{title} {value} {unit}".strip() for title, value, unit in values if value is not None
-    )
-    return f"{time.strftime('%H:%M:%S')}  {'  '.join(shown)}"
-
-
-def _print_ready(server: ManagedServer) -> None:
-    from app import output
-
-    print(
-        f"ready at {server.spec.url} ({server.elapsed_s():.1f} s), log {server.log_path}",
-        flush=True,
-    )
-    address = "" if server.spec.port == 8000 else f" {server.spec.url}"
-    output.say(f'next: echo "Hello" | stoker chat{address}    (Ctrl-C here stops the server)')
-
-
-def _say_stopping(close_view: Callable[[], None], spec: LaunchSpec) -> None:
-    from app import output
-    from app.ops.launch_specs import LLAMA_CPP
-
-    close_view()
-    drain = f"; running requests get up to {spec.shutdown_timeout_s:g} s"
-    drain = "" if spec.engine == LLAMA_CPP else drain  # it ends them at once
-    output.say(f"stopping the server{drain} (Ctrl-C again to hurry)")
-
-
-def _print_stopped(report: StopReport, spec: LaunchSpec) -> None:
-    from app import output
-
-    port = "free" if report.is_port_free else "still in use"
-    processes = "1 process" if report.num_ended == 1 else f"{report.num_ended} processes"
-    output.say(f"stopped: {processes} ended, port {spec.port} {port}")

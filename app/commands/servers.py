@@ -28,7 +28,7 @@ def ps(
         bool, typer.Option("--orphans", help="Engines that no supervisor looks after.")
     ] = False,
 ) -> int:
-    """List servers: starting, ready, idle, busy, stalled, draining, failed.
+    """List servers: starting, ready, idle, busy, stalled, draining, backing off, failed.
 
     \b
     Examples:
@@ -62,17 +62,27 @@ def status(name: _Name = None, as_json: _Json = False) -> int:
         print_json("stoker.status", document)
         return state.exit_code
     detail = f" ({state.detail})" if state.detail else ""
+    supervisor = document["supervisor_pid"]
     rows = [
         ("server", f"{record.name}: {state.name}{detail}"),
         ("model", f"{record.model}, engine {record.engine}"),
         ("address", record.url),
-        ("processes", f"server {document['pid']}, supervisor {document['supervisor_pid']}"),
+        ("processes", f"server {document['pid'] or '-'}, supervisor {supervisor or '-'}"),
         ("up", _duration(document["up_s"])),
-        ("log", record.log_path),
+        ("restarts", str(record.num_restarts)),
+        ("probes", record.status_url or record.status_socket or "-"),
+        ("log", record.log_path + _log_note(record)),
     ]
     for label, text in rows:
         print(f"{label:<10}  {printable(text)}")
     return state.exit_code
+
+
+def _log_note(record: ServerRecord) -> str:
+    from app.output import human_bytes
+
+    lost = f", {human_bytes(record.log_lost_bytes)} left out" if record.log_lost_bytes else ""
+    return f"{lost}, incomplete: {record.log_error}" if record.log_error else lost
 
 
 def stop(
@@ -181,13 +191,14 @@ def _list_servers(as_json: bool, as_plain: bool) -> None:
     if as_json:
         print_json("stoker.servers", {"servers": found})
         return
-    keys = ("name", "state", "engine", "model", "url", "pid", "up_s", "detail")
+    keys = ("name", "state", "engine", "model", "url", "pid", "up_s", "detail", "restarts")
     rows = [[one[key] for key in keys] for one in found]
     if as_plain:
         print_plain(rows)
     elif rows:
-        shown = [[*row[:6], _duration(row[6]), _first_line(row[7])] for row in rows]
-        _print_table(("NAME", "STATE", "ENGINE", "MODEL", "URL", "PID", "UP", ""), shown)
+        shown = [[*row[:6], _duration(row[6]), row[8], _first_line(row[7])] for row in rows]
+        titles = ("NAME", "STATE", "ENGINE", "MODEL", "URL", "PID", "UP", "RESTARTS", "")
+        _print_table(titles, shown)
     else:
         say("no server runs; `stoker serve` starts one")
 

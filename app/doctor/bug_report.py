@@ -100,12 +100,13 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
 def _log(log: Path | None) -> list[str]:
     if log is None:
         return ["no log was found"]
+    from app.ops.log_files import open_log
     from logparse import LogParser, explain
     from logparse.source import SourceError, decoded_lines
 
     parser = LogParser()
     try:
-        with log.open("rb") as stream:
+        with open_log(log) as stream:
             for line in decoded_lines(stream):
                 parser.feed(line)
     except (OSError, SourceError) as error:

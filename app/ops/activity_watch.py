@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import psutil
 
-from app.ops.forward_progress import ProgressJudge, Verdict, read_counters
+from app.ops.forward_progress import Activity, ProgressJudge, Verdict, open_scraper, read_counters
+from app.ops.idle_probe import IdleProbe
+
+if TYPE_CHECKING:
+    import httpx
 
 _INTERVAL_S = 2.0
 
@@ -22,7 +28,9 @@ class ActivityWatch:
         *,
         processes: Callable[[], Iterable[psutil.Process]],
         on_change: Callable[[Verdict], None],
+        probe: IdleProbe | None = None,
     ) -> None:
+        self._probe = probe
         self._url = url
         self._judge = ProgressJudge(stall_s)
         self._processes = processes
@@ -41,14 +49,27 @@ class ActivityWatch:
         if self._thread.ident is not None:
             self._thread.join()
 
+    @property
+    def still_s(self) -> float | None:
+        """Seconds since a busy engine moved; None for one that need not move."""
+        return self._judge.still_s(time.monotonic())
+
     def _run(self) -> None:
         told: Verdict | None = None
-        while not self._is_over.wait(self._interval_s):
-            verdict = self._judge.judge(read_counters(self._url), self._stopped())
-            is_news = told is None or verdict.activity is not told.activity
-            if is_news and not self._is_over.is_set():
-                told = verdict
-                self._on_change(verdict)
+        with open_scraper(self._url) as client:
+            while not self._is_over.wait(self._interval_s):
+                verdict = self._look(client)
+                is_news = told is None or verdict.activity is not told.activity
+                if is_news and not self._is_over.is_set():
+                    told = verdict
+                    self._on_change(verdict)
+
+    def _look(self, client: httpx.Client) -> Verdict:
+        verdict = self._judge.judge(read_counters(client), self._stopped())
+        if self._probe is None:
+            return verdict
+        complaint = self._probe.look(is_idle=verdict.activity in (Activity.IDLE, Activity.READY))
+        return verdict if complaint is None else Verdict(Activity.STALLED, complaint)
 
     def _stopped(self) -> list[str]:
         return [_describe(one) for one in self._processes() if _is_stopped(one)]

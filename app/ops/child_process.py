@@ -58,15 +58,16 @@ def spawn(
     )
 
 
-def guard_session(session: int) -> subprocess.Popen[bytes]:
-    """Start what kills the session of a child made by `spawn` when this process is gone.
+def guard_session(session: int, mark: str) -> subprocess.Popen[bytes]:
+    """Start what ends the whole tree of a child made by `spawn` when this process is gone.
 
     The kernel's signal reaches the child alone; vLLM's engine processes do not end with it. Closing
-    the guard's stdin ends it, and with it what is left of the session.
+    the guard's stdin ends it, and with it what is left of the tree. `mark` is `NAME=value` of the
+    child's environment, which all that it starts inherit.
     """
     guard = str(Path(__file__).with_name("session_guard.py"))
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", guard, str(session)],
+        [sys.executable, "-I", "-S", guard, str(session), mark],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

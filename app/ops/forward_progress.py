@@ -10,11 +10,15 @@ import enum
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from app.client.errors import ClientError
 from app.client.exposition import parse_exposition
 from app.client.metrics import read_sample
 from app.client.transport import connection_errors, open_client
+
+if TYPE_CHECKING:
+    import httpx
 
 DEFAULT_STALL_S = 60.0
 _SCRAPE_TIMEOUT_S = 2.0
@@ -48,11 +52,16 @@ class Verdict:
     reason: str | None = None
 
 
-def read_counters(url: str) -> Reading:
+def open_scraper(url: str) -> httpx.Client:
+    """One connection for many readings."""
+    return open_client(url, timeout_s=_SCRAPE_TIMEOUT_S)
+
+
+def read_counters(client: httpx.Client) -> Reading:
     """Scrape /metrics; a server without it still answers, one that hangs does not."""
     now = time.monotonic()
     try:
-        with connection_errors(url), open_client(url, timeout_s=_SCRAPE_TIMEOUT_S) as client:
+        with connection_errors(str(client.base_url)):
             response = client.get("/metrics")
     except ClientError:
         return Reading(now, None, None)
@@ -87,6 +96,12 @@ class ProgressJudge:
         """`stopped` names processes of the server that somebody has stopped (SIGSTOP)."""
         self._verdict = self._judge(reading, stopped)
         return self._verdict
+
+    def still_s(self, now_s: float) -> float | None:
+        """Seconds since the last step; None while there is nothing to do, or nothing to see."""
+        if self._verdict.activity not in (Activity.BUSY, Activity.STALLED):
+            return None
+        return None if self._moved_at is None else max(0.0, now_s - self._moved_at)
 
     def _judge(self, reading: Reading, stopped: Sequence[str]) -> Verdict:
         if self._answered_at is None:

@@ -64,7 +64,6 @@ class LaunchSpec:
     host: str
     port: int
     shutdown_timeout_s: float
-    children_outlive_it: bool = False  # a killed server leaves its own children running
     served_name: str | None = None  # the name clients use; None: the server's own choice
     variables: dict[str, str] = field(default_factory=dict)  # added to the child's environment
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value

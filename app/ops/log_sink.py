@@ -1,12 +1,15 @@
-"""Keeps a server's output: raw in a private file, known secrets blanked, the last lines in memory.
+"""Keeps a server's output: raw in private files, known secrets blanked, the last lines in memory.
 
-Does not understand the lines; whoever wants them as they come gives a callback.
+Does not understand the lines. Whoever wants them as they come gives a callback; it runs in a thread
+of its own, so that it may be slower than the server prints: nothing makes the server wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 import threading
 import time
 from collections import deque
@@ -14,22 +17,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from app.ops.log_files import DEFAULT_LOG_BYTES, RotatingLog
+
 _LINE_END = re.compile(rb"[\r\n]")
 _MASK = b"***"
 _TAIL_LINES = 200
-_CHUNK_BYTES = 1 << 16
+_TAIL_COLUMNS = 4000
+_CHUNK_BYTES = 1 << 20
+_LONGEST_LINE = 1 << 20  # a longer one is told in pieces; the file has it whole
+_BACKLOG_BYTES = 16 << 20  # what a slow reader may be behind; it misses what is older
 
 
 def new_log_path(folder: Path, name: str) -> Path:
     """A file name that no other start uses, e.g. `smollm2-135m-20261003-120001.log`."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "server"
     stem = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path = folder / f"{stem}.log"
-    return path if not path.exists() else folder / f"{stem}-{os.getpid()}.log"
+    path, number = folder / f"{stem}.log", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}.{number}.log"
+    return path
 
 
 class LogSink:
-    """Owns one log file. `drain` runs in a thread of its own until the pipe is closed."""
+    """Owns one log. `drain` runs in a thread of its own until the pipe is closed."""
 
     def __init__(
         self,
@@ -37,52 +48,158 @@ class LogSink:
         *,
         secrets: Sequence[str] = (),
         on_line: Callable[[str], None] | None = None,
+        max_bytes: int = DEFAULT_LOG_BYTES,
     ) -> None:
         self.path = path
-        self.write_error: str | None = None
-        self._secrets = tuple(secret.encode() for secret in secrets if secret)
-        self._on_line = on_line
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._lock = threading.Lock()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._file = os.fdopen(descriptor, "wb", buffering=0)
+        self._mask = _SecretMask(secrets)
+        self._log = RotatingLog(path, max_bytes)
+        self._feed = _LineFeed(on_line)
+
+    @property
+    def write_error(self) -> str | None:
+        """Why parts of the log could not be written, if so."""
+        return self._log.write_error
+
+    @property
+    def lost_bytes(self) -> int:
+        """What is no longer, or never was, in the files."""
+        return self._log.lost_bytes
 
     def drain(self, pipe: BinaryIO) -> None:
         """Read `pipe` to its end; a line counts when its line feed or carriage return has come."""
-        pending = b""
-        with pipe, self._file:
+        _widen(pipe)
+        self._feed.start()
+        with pipe:
             while chunk := os.read(pipe.fileno(), _CHUNK_BYTES):
-                pending += chunk
-                end = max(pending.rfind(b"\n"), pending.rfind(b"\r")) + 1
-                complete, pending = pending[:end], pending[end:]
-                self._take(complete)
-            self._take(pending)
+                self._take(self._mask.feed(chunk))
+        self._take(self._mask.rest())
+        self._log.close()
+        self._feed.finish()
 
     def close(self) -> None:
         """Close the file of a server that could not be started."""
-        self._file.close()
+        self._log.close()
 
     def tail(self, count: int) -> list[str]:
         """The last `count` lines."""
-        with self._lock:
-            return list(self._tail)[-count:]
-
-    def _write(self, data: bytes) -> None:
-        """A full disk must not stop the draining, or the server would block on its own log."""
-        if self.write_error is not None or not data:
-            return
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.write_error = error.strerror
+        return self._feed.tail(count)
 
     def _take(self, data: bytes) -> None:
+        if data:
+            self._log.write(data)
+            self._feed.put(data)
+
+
+class _SecretMask:
+    """Blanks secrets in a stream, also one that is cut by two reads."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        self._secrets = sorted({s.encode() for s in secrets if s}, key=len, reverse=True)
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        data = self._held + data
         for secret in self._secrets:
             data = data.replace(secret, _MASK)
-        self._write(data)
+        num_held = max((_begun(data, secret) for secret in self._secrets), default=0)
+        self._held = data[len(data) - num_held :]
+        return data[: len(data) - num_held]
+
+    def rest(self) -> bytes:
+        rest, self._held = self._held, b""
+        return rest
+
+
+def _begun(data: bytes, secret: bytes) -> int:
+    """How many bytes at the end of `data` may be the beginning of `secret`."""
+    most = min(len(secret) - 1, len(data))
+    return next((n for n in range(most, 0, -1) if data.endswith(secret[:n])), 0)
+
+
+class _LineFeed:
+    """Cuts what is put into lines and hands them on, in its own thread."""
+
+    def __init__(self, on_line: Callable[[str], None] | None) -> None:
+        self._on_line = on_line
+        self._blocks: deque[bytes | None] = deque()  # None: something was left out here
+        self._num_bytes = 0
+        self._is_over = False
+        self._changed = threading.Condition()
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._thread = threading.Thread(target=self._run, name="log-lines", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, block: bytes) -> None:
+        with self._changed:
+            self._blocks.append(block)
+            self._num_bytes += len(block)
+            if self._num_bytes > _BACKLOG_BYTES:
+                self._forget_oldest()
+            self._changed.notify()
+
+    def finish(self) -> None:
+        """Return when the last line is told."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join()
+
+    def tail(self, count: int) -> list[str]:
+        with self._changed:
+            return list(self._tail)[-count:]
+
+    def _forget_oldest(self) -> None:
+        while self._num_bytes > _BACKLOG_BYTES:
+            self._num_bytes -= len(self._blocks.popleft() or b"")
+        self._blocks.appendleft(None)
+
+    def _run(self) -> None:
+        pending, is_cut = b"", False
+        while (block := self._next()) != b"":
+            if block is None:
+                pending, is_cut = b"", True
+                continue
+            pending += block
+            if is_cut:
+                pending = pending[_first_end(pending) :]
+                is_cut = not pending
+            end = max(pending.rfind(b"\n"), pending.rfind(b"\r")) + 1
+            if len(pending) - end > _LONGEST_LINE:
+                end = len(pending)
+            self._tell(pending[:end])
+            pending = pending[end:]
+        self._tell(pending)
+
+    def _next(self) -> bytes | None:
+        """The next block; empty at the end."""
+        with self._changed:
+            while not self._blocks and not self._is_over:
+                self._changed.wait()
+            block = self._blocks.popleft() if self._blocks else b""
+            self._num_bytes -= len(block or b"")
+            return block
+
+    def _tell(self, data: bytes) -> None:
         lines = [line.decode(errors="replace") for line in _LINE_END.split(data) if line.strip()]
-        with self._lock:
-            self._tail.extend(lines)
+        with self._changed:
+            self._tail.extend(line[:_TAIL_COLUMNS] for line in lines)
         for line in lines:
             if self._on_line is not None:
                 self._on_line(line)
+
+
+def _first_end(data: bytes) -> int:
+    """Behind the first end of a line; the length where there is none."""
+    found = _LINE_END.search(data)
+    return len(data) if found is None else found.end()
+
+
+def _widen(pipe: BinaryIO) -> None:
+    """Room for a megabyte: while another thread has the interpreter, the server prints on."""
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # not a pipe, or this user has too many
+            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _CHUNK_BYTES)

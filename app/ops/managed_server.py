@@ -1,4 +1,4 @@
-"""One server under our care: supervisor, log parser and registry record put together.
+"""One server under our care, through all of its starts: what is running, its record, its endpoint.
 
 Says what happens as logparse events; draws nothing.
 """
@@ -9,27 +9,35 @@ import dataclasses
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from app.ops.activity_watch import ActivityWatch
 from app.ops.forward_progress import DEFAULT_STALL_S, Verdict
+from app.ops.idle_probe import DEFAULT_IDLE_PROBE_S, IdleProbe
 from app.ops.launch_specs import LaunchSpec
-from app.ops.log_sink import LogSink
+from app.ops.log_files import DEFAULT_LOG_BYTES
+from app.ops.log_sink import new_log_path
+from app.ops.one_start import OneStart
 from app.ops.readiness import StartOutcome, wait_until_ready
-from app.ops.ready_probe import ReadyProbe
-from app.ops.server_registry import FAILED, ServerRecord, ServerRegistry
+from app.ops.ready_probe import answers_one_token
+from app.ops.restart_policy import RestartPolicy
+from app.ops.server_registry import (
+    FAILED,
+    RESTARTING,
+    STARTING,
+    ServerRecord,
+    ServerRegistry,
+)
 from app.ops.socket_folders import remove_dead_socket_folders
 from app.ops.start_words import without_api_key
-from app.ops.supervisor import StopReport, StopTimes, Supervisor
-from logparse import Event, LogParser, LogReport
-
-_EVENTS_KEPT = 2000
-_WATCH_INTERVAL_S = 1.0
+from app.ops.status_endpoint import StatusEndpoint
+from app.ops.status_pages import SupervisorStatus, page
+from app.ops.supervisor import StopReport, StopTimes
+from logparse import Event, LogReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +50,14 @@ class ServerCare:
     serve_args: tuple[str, ...] = ()
     is_background: bool = False
     stall_s: float = DEFAULT_STALL_S
+    idle_probe_s: float | None = DEFAULT_IDLE_PROBE_S  # None: an idle server is not asked
+    restart: RestartPolicy = field(default=RestartPolicy())
+    max_log_bytes: int = DEFAULT_LOG_BYTES
+    status_port: int | None = None
 
 
 class ManagedServer:
-    """Start, follow and stop one server."""
+    """Start, follow and stop one server; after `clear_away` it can be started again."""
 
     def __init__(
         self,
@@ -59,41 +71,59 @@ class ManagedServer:
     ) -> None:
         self.spec = spec
         self.name = name
-        self.log_path = log_path
         self.care = care or ServerCare()
+        self.num_restarts = 0
+        self._times = times
         self._registry = registry
         self._record: ServerRecord | None = None
         self._record_lock = threading.Lock()
         self._activity: ActivityWatch | None = None
         self._stall: str | None = None
-        self._parser = LogParser()
-        self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
-        self._lock = threading.Lock()
-        self._sink = LogSink(log_path, secrets=_secrets(spec), on_line=self._read_line)
-        self._supervisor = Supervisor(spec, self._sink, times)
-        self._probe = ReadyProbe(spec)
-        self._started_at = 0.0
-        self._watched_at = 0.0
+        self._endpoint = StatusEndpoint(lambda path: page(path, self.status()))
+        self._began_at = time.monotonic()
+        self._start = self._new_start(log_path)
+
+    def _new_start(self, log_path: Path) -> OneStart:
+        return OneStart(self.spec, log_path, self.care.max_log_bytes, self._times)
 
     def start(self) -> None:
-        """Start the process and leave a record of it."""
+        """Start the process, leave a record of it and answer probes."""
         remove_dead_socket_folders()
-        self._started_at = time.monotonic()
-        self._supervisor.start()
         try:
-            self._record = self._new_record()
-            self._registry.add(self._record)
+            self._start.supervisor.start()
+            if self._record is None:
+                self._register()
+            else:
+                self._change_record(**self._process_fields(), state=RESTARTING, detail=None)
         except BaseException:
-            self._record = None  # what is there is another server's
-            self._supervisor.hurry()
-            self._supervisor.stop()
+            if self._start.supervisor.has_begun:
+                self._start.supervisor.hurry()
+                self._start.supervisor.stop()
+            self.leave()
             raise
+
+    def start_again(self) -> None:
+        """After `clear_away`: another start, with a log of its own."""
+        self.num_restarts += 1
+        self._start = self._new_start(new_log_path(self.log_path.parent, self.name))
+        self.start()
+
+    def _register(self) -> None:
+        record = self._new_record()
+        self._registry.add(record)
+        self._record = record  # from here on it is ours to remove
+        if self.care.status_port is not None:
+            self._endpoint.open_port(self.care.status_port)
+        path = self._endpoint.open_socket(self._registry.socket_path(self.name))
+        port = self.care.status_port
+        url = None if port is None else f"http://127.0.0.1:{port}"
+        self._change_record(status_socket=str(path), status_url=url)
 
     def _new_record(self) -> ServerRecord:
         return ServerRecord(
             name=self.name,
-            pid=self._supervisor.pid,
-            create_time=self._supervisor.create_time,
+            pid=self._start.supervisor.pid,
+            create_time=self._start.supervisor.create_time,
             supervisor_pid=os.getpid(),
             supervisor_create_time=psutil.Process().create_time(),
             url=self.spec.url,
@@ -107,32 +137,54 @@ class ManagedServer:
             needs_key=bool(self.spec.secrets),
         )
 
+    def _process_fields(self) -> dict[str, object]:
+        return {
+            "pid": self._start.supervisor.pid,
+            "create_time": self._start.supervisor.create_time,
+            "log_path": str(self.log_path),
+            "num_restarts": self.num_restarts,
+        }
+
+    def _change_record(self, **values: object) -> None:
+        with self._record_lock:
+            if self._record is None:
+                return
+            changed = dataclasses.replace(self._record, **values)  # type: ignore[arg-type]
+            if changed != self._record:
+                self._record = changed
+                self._registry.replace(changed)
+
     def note_state(self, state: str, detail: str | None = None) -> None:
         """Write into the record what `stoker ps` shows."""
-        with self._record_lock:
-            record = self._record
-            if record is None or (record.state, record.detail) == (state, detail):
-                return
-            self._record = dataclasses.replace(record, state=state, detail=detail)
-            self._registry.replace(self._record)
-
-    def note_failure(self, cause: str) -> None:
-        """After `stop`: keep the record of a background server that ended by itself."""
-        with self._record_lock:
-            if self._record is not None and self.care.is_background:
-                failed = dataclasses.replace(self._record, state=FAILED, detail=cause)
-                self._registry.replace(failed)
+        self._change_record(state=state, detail=detail, **self._log_fields())
 
     def begin_service(self) -> None:
         """It is ready: from now on its counters are watched."""
+        self._start.ready_at = time.monotonic()
+        self._start.supervisor.note_files()  # it will not use others before long
         self.note_state("ready")
         self._activity = ActivityWatch(
             self.spec.url,
             self.care.stall_s,
-            processes=self._supervisor.processes,
+            processes=self._start.supervisor.processes,
+            probe=self._idle_probe(),
             on_change=self._note_activity,
         )
         self._activity.start()
+
+    def _idle_probe(self) -> IdleProbe | None:
+        if self.care.idle_probe_s is None:
+            return None
+        return IdleProbe(
+            lambda timeout_s: answers_one_token(self.spec, timeout_s),
+            every_s=self.care.idle_probe_s,
+            patience_s=self.care.stall_s,
+        )
+
+    def _end_watch(self) -> None:
+        activity, self._activity = self._activity, None
+        if activity is not None:
+            activity.stop()
 
     def take_stall(self) -> str | None:
         """Why it counts as stalled, once for each stall."""
@@ -147,92 +199,119 @@ class ManagedServer:
         self, timeout_s: float, is_stop_requested: Callable[[], bool], on_tick: Callable[[], None]
     ) -> StartOutcome:
         """Wait for the first token; `on_tick` is called several times a second meanwhile."""
+        state = RESTARTING if self.num_restarts else STARTING
 
         def tick() -> None:
             if self.watch():
-                self.note_state("starting", self._running_phase())
+                self.note_state(state, self._start.running_phase())
             on_tick()
 
         return wait_until_ready(
-            is_ready=self.is_ready,
+            is_ready=self._start.probe.is_ready,
             is_alive=self.is_alive,
             is_stop_requested=is_stop_requested,
             timeout_s=timeout_s,
+            still_s=lambda: self._start.progress.age_s,
             on_tick=tick,
         )
 
-    def is_ready(self) -> bool:
-        """Ask the server itself."""
-        return self._probe.is_ready()
+    def status(self) -> SupervisorStatus:
+        """What the supervisor's own endpoint tells; called by its threads."""
+        record, start, activity = self._record, self._start, self._activity
+        is_started = start.ready_at is not None
+        moved = activity.still_s if activity is not None else start.progress.age_s
+        return SupervisorStatus(
+            name=self.name,
+            engine=self.spec.engine,
+            model=self.spec.model,
+            state=STARTING if record is None else record.state,
+            detail=None if record is None else record.detail,
+            phase=None if is_started else start.running_phase(),
+            is_started=is_started,
+            is_process_alive=start.supervisor.has_begun and start.supervisor.is_alive(),
+            num_restarts=self.num_restarts,
+            uptime_s=time.monotonic() - self._began_at,
+            progress_age_s=moved,
+            log_lost_bytes=start.sink.lost_bytes,
+            engine_version=start.report().facts.engine_version,
+        )
 
     def is_alive(self) -> bool:
         """True while the server's first process runs."""
-        return self._supervisor.is_alive()
+        return self._start.supervisor.is_alive()
 
     @property
     def exit_code(self) -> int | None:
         """Exit status of the first process, None while it runs."""
-        return self._supervisor.exit_code
+        return self._start.supervisor.exit_code
+
+    @property
+    def served_s(self) -> float:
+        """For how long this start has been ready."""
+        return self._start.served_s
 
     def elapsed_s(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self._started_at
+        return self._start.elapsed_s
 
     def watch(self) -> bool:
         """Note new processes of the tree, at most once a second; True when it was time."""
-        now = time.monotonic()
-        if now - self._watched_at < _WATCH_INTERVAL_S:
-            return False
-        self._watched_at = now
-        self._supervisor.watch()
-        return True
+        is_time = self._start.watch()
+        if is_time:
+            self._change_record(**self._log_fields())
+        return is_time
 
-    def _running_phase(self) -> str | None:
-        phases = self.report().phases
-        return next((phase.name for phase in phases if phase.state == "running"), None)
+    def _log_fields(self) -> dict[str, object]:
+        sink = self._start.sink
+        return {"log_lost_bytes": sink.lost_bytes, "log_error": sink.write_error}
 
     def take_events(self) -> tuple[Event, ...]:
         """What the log has told since the last call."""
-        with self._lock:
-            events = tuple(self._events)
-            self._events.clear()
-        return events
+        return self._start.take_events()
 
     def report(self) -> LogReport:
         """All that the log has told so far."""
-        with self._lock:
-            return self._parser.report()
+        return self._start.report()
+
+    @property
+    def log_path(self) -> Path:
+        """The log of this start."""
+        return self._start.log_path
 
     def log_tail(self, count: int) -> list[str]:
         """The last lines of the log."""
-        return self._sink.tail(count)
+        return self._start.sink.tail(count)
 
     @property
     def log_write_error(self) -> str | None:
         """Why the log file is incomplete, if it is."""
-        return self._sink.write_error
+        return self._start.sink.write_error
 
     def hurry(self) -> None:
         """Make `stop` skip its waiting."""
-        self._supervisor.hurry()
+        self._start.supervisor.hurry()
+
+    def clear_away(self) -> StopReport:
+        """End every process of this start; record and endpoint stay for the next one."""
+        self._end_watch()
+        report = self._start.supervisor.stop()
+        remove_dead_socket_folders()
+        return report
 
     def stop(self) -> StopReport:
         """End every process of the server and forget its record."""
-        if self._activity is not None:
-            self._activity.stop()
+        self._end_watch()  # or it would write its own state over this one
         self.note_state("draining")
-        report = self._supervisor.stop()
-        remove_dead_socket_folders()
-        if self._record is not None:
-            self._registry.remove(self.name)
+        report = self.clear_away()
+        self.leave()
         return report
 
-    def _read_line(self, line: str) -> None:
-        with self._lock:
-            self._events.extend(self._parser.feed(line))
-
-
-def _secrets(spec: LaunchSpec) -> tuple[str, ...]:
-    """Values that must not reach the log, whatever the server prints."""
-    named = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "STOKER_API_KEY")
-    return (*spec.secrets.values(), *(os.environ.get(name, "") for name in named))
+    def leave(self, failure: str | None = None) -> None:
+        """No other start follows. Only the failure of a background server stays in the registry."""
+        self._endpoint.close()
+        if self._record is None:
+            return
+        if failure is None or not self.care.is_background:
+            self._registry.remove(self.name)
+        else:
+            self._change_record(state=FAILED, detail=failure, status_socket=None, status_url=None)

@@ -1,35 +1,44 @@
-"""All processes of one server: the child, its descendants and whatever else shares its session.
+"""All processes of one server: the child, its descendants, whatever shares its session or mark.
 
-A process is known by pid and start time, so that a reused pid is never signalled. Zombies count as
-gone.
+The mark is a variable in the environment of the child, which even those inherit that leave its
+session. A process is known by pid and start time, so that a reused pid is never signalled. Zombies
+count as gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 from collections.abc import Iterator
 
 import psutil
 
+_VARIABLE = "STOKER_SERVER_MARK"
+
 
 class ProcessTree:
     """Remembers every process seen below `root_pid`, also after its parent has gone."""
 
-    def __init__(self, root_pid: int) -> None:
+    def __init__(self, root_pid: int, mark: str | None = None) -> None:
         self._root_pid = root_pid
+        self._mark = mark.encode() if mark is not None else _mark_of(root_pid)
         self._seen: dict[int, psutil.Process] = {}
 
     def refresh(self) -> None:
         """Look for processes not seen before; cheap enough to call once a second."""
-        for process in (*self._descendants(), *self._session_members()):
+        for process in (*self._descendants(), *self._members()):
             if not self._is_known(process):
                 self._seen[process.pid] = process
 
     def alive(self) -> tuple[psutil.Process, ...]:
         """Processes seen so far that still run."""
         return tuple(process for process in self._seen.values() if _is_alive(process))
+
+    def pids(self) -> frozenset[int]:
+        """Of all processes seen, also of those that have ended."""
+        return frozenset(self._seen)
 
     def num_seen(self) -> int:
         """How many processes there have been."""
@@ -52,12 +61,34 @@ class ProcessTree:
                 yield process
                 yield from process.children(recursive=True)
 
-    def _session_members(self) -> Iterator[psutil.Process]:
-        """Orphans: their parent is gone, but the session they were born in stays on them."""
+    def _members(self) -> Iterator[psutil.Process]:
+        """Orphans: their parent is gone, but session and environment stay on them."""
         for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
-                if os.getsid(pid) == self._root_pid:
+                if os.getsid(pid) == self._root_pid or self._has_mark(pid):
                     yield psutil.Process(pid)
+
+    def _has_mark(self, pid: int) -> bool:
+        return self._mark is not None and self._mark in _environment(pid)
+
+
+def new_mark() -> str:
+    """For the environment of one server's first process."""
+    return f"{_VARIABLE}={secrets.token_hex(8)}"
+
+
+def _mark_of(pid: int) -> bytes | None:
+    prefix = f"{_VARIABLE}=".encode()
+    return next((entry for entry in _environment(pid) if entry.startswith(prefix)), None)
+
+
+def _environment(pid: int) -> list[bytes]:
+    """As it was when the program began; empty for other users' processes and other systems."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
 
 
 def _is_alive(process: psutil.Process) -> bool:

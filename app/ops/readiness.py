@@ -24,12 +24,14 @@ def wait_until_ready(
     is_alive: Callable[[], bool],
     is_stop_requested: Callable[[], bool],
     timeout_s: float,
+    still_s: Callable[[], float],
     on_tick: Callable[[], None] = lambda: None,
-    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> StartOutcome:
-    """Ask again and again; a server that is gone is never ready, whoever answers on its port."""
-    deadline = clock() + timeout_s
+    """Ask again and again; a server that is gone is never ready, whoever answers on its port.
+
+    `still_s` says for how long nothing has moved: that, not the time since the start, is limited.
+    """
     while True:
         on_tick()
         if is_stop_requested():
@@ -38,6 +40,6 @@ def wait_until_ready(
             return StartOutcome.EXITED
         if is_ready() and is_alive():
             return StartOutcome.READY
-        if clock() >= deadline:
+        if still_s() >= timeout_s:
             return StartOutcome.TIMED_OUT
         sleep(POLL_S)

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -28,13 +28,15 @@ from app.ops.server_registry import ServerRecord, ServerRegistry
 from app.ops.serving import ServingScreens, serve_until_stopped
 from app.ops.socket_folders import remove_dead_socket_folders
 from app.ops.supervisor import StopTimes
+from logparse import parse_lines
 
-_MARK = "STOKER_SELFTEST"
+_MARK, _NAME = "STOKER_SELFTEST", "selftest"
 _POLL_S = 0.05
 _PATIENCE_S = 20.0
 _START_S = 120.0
 _TIMES = StopTimes(grace_s=1.0, group_s=1.0, kill_s=5.0)
-_STALL_S = 1.0
+STALL_S = 1.0
+LOG_NAME = "engine.log"
 
 
 class TrialFailed(Exception):
@@ -52,12 +54,17 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One server from its start to its end: what is done to it, and how its supervisor must end."""
+    """One server from its start to its end: what is done to it, and how its supervisor must end.
+
+    `may_be_done`: it may get ready just before it is interrupted, which is an end without fault.
+    """
 
     title: str
     mode: str
     act: Callable[[RunningTrial], None]
     exit_code: int
+    care: ServerCare = field(default=ServerCare(stall_s=STALL_S))
+    may_be_done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class RunningTrial:
 
     def hold_state(self, state: str) -> None:
         """It stays so for twice as long as a stall takes."""
-        end = time.monotonic() + 2 * _STALL_S
+        end = time.monotonic() + 2 * STALL_S
         while time.monotonic() < end:
             if self.record().state != state:
                 raise TrialFailed(f"{state} became {self.record().state}")
@@ -87,8 +94,21 @@ class RunningTrial:
 
     def wait_for_line(self, text: str) -> None:
         """Until the server has printed it."""
-        log = self.folder / "engine.log"
+        log = self.folder / LOG_NAME
         wait_for(lambda: log.exists() and text in log.read_text(), f"the line {text!r}")
+
+    def wait_for_phase(self, name: str) -> None:
+        """Until the log says that this part of the start has begun."""
+        wait_for(lambda: name in self._phases(), f"the phase {name!r}")
+
+    def _phases(self) -> list[str]:
+        log = self.folder / LOG_NAME
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return [phase.name for phase in parse_lines(lines).phases if phase.state != "absent"]
+
+    def num_starts(self) -> int:
+        """How many logs there are."""
+        return len(list(self.folder.glob("*.log")))
 
     def core(self) -> psutil.Process:
         """The server's own child."""
@@ -103,12 +123,17 @@ def fake_spec(mode: str) -> LaunchSpec:
     script, port = Path(__file__).with_name("selftest_engine.py"), free_port()
     return LaunchSpec(
         engine="selftest",
-        argv=(sys.executable, str(script), str(port), mode),
+        argv=(sys.executable, "-I", "-S", str(script), str(port), mode),
         model="selftest",
         host="127.0.0.1",
         port=port,
         shutdown_timeout_s=0.5,
     )
+
+
+def shared_memory(port: int) -> Path:
+    """What the fake engine on this port leaves to whoever stops it."""
+    return Path(f"/dev/shm/stoker-selftest-{port}")
 
 
 def own_engine_spec(model: Path) -> SpecMaker:
@@ -130,13 +155,17 @@ def run_trial(trial: Trial, make_spec: SpecMaker, remains_s: float = _PATIENCE_S
     with tempfile.TemporaryDirectory(prefix="stoker.selftest.") as name:
         folder = Path(name)
         registry = ServerRegistry(folder / "servers")
-        start = start_in_background(lambda: _supervise(spec, registry, folder), folder / "out")
+
+        def supervise() -> int:
+            return _supervise(_server(spec, registry, folder, trial.care))
+
+        start = start_in_background(supervise, folder / "out")
         running = RunningTrial(start, registry, folder)
         problem = None
         try:
             trial.act(running)
             code = _wait_for_end(start.pid)
-            if code != trial.exit_code:
+            if code != trial.exit_code and not (trial.may_be_done and code == 0):
                 problem = f"the supervisor ended with {code} instead of {trial.exit_code}"
         except TrialFailed as failed:
             problem = str(failed)
@@ -144,6 +173,7 @@ def run_trial(trial: Trial, make_spec: SpecMaker, remains_s: float = _PATIENCE_S
         problem = problem or _remains(mark, spec, registry, remains_s)
         for process in marked_processes(mark):
             process.kill()
+        shared_memory(spec.port).unlink(missing_ok=True)
         if problem is not None:
             problem += "".join(f"\n    {line}" for line in _last_lines(folder))
     return TrialResult(trial.title, time.monotonic() - began, problem)
@@ -182,14 +212,15 @@ def marked_processes(mark: str) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _supervise(spec: LaunchSpec, registry: ServerRegistry, folder: Path) -> int:
-    server = _server(spec, registry, folder)
+def _supervise(server: ManagedServer) -> int:
     screens = ServingScreens(
         starting=lambda events: None,
         ready=lambda server: None,
         running=_wait_while_running,
         stopping=lambda: None,
         stopped=lambda report: None,
+        backing_off=lambda back_off: None,
+        starting_again=lambda: None,
     )
     try:
         return serve_until_stopped(server, screens, _START_S)
@@ -198,12 +229,11 @@ def _supervise(spec: LaunchSpec, registry: ServerRegistry, folder: Path) -> int:
         return error.exit_code
 
 
-def _server(spec: LaunchSpec, registry: ServerRegistry, folder: Path) -> ManagedServer:
-    log = folder / "engine.log"
-    care = ServerCare(stall_s=_STALL_S)
-    return ManagedServer(
-        spec, name="selftest", log_path=log, registry=registry, times=_TIMES, care=care
-    )
+def _server(
+    spec: LaunchSpec, registry: ServerRegistry, folder: Path, care: ServerCare
+) -> ManagedServer:
+    log = folder / LOG_NAME
+    return ManagedServer(spec, name=_NAME, log_path=log, registry=registry, times=_TIMES, care=care)
 
 
 def _wait_while_running(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
@@ -212,7 +242,8 @@ def _wait_while_running(server: ManagedServer, should_go_on: Callable[[], bool])
 
 
 def _cycle(folder: Path) -> None:
-    server = _server(fake_spec("good"), ServerRegistry(folder / "servers"), folder)
+    registry = ServerRegistry(folder / "servers")
+    server = _server(fake_spec("good"), registry, folder, ServerCare(stall_s=STALL_S))
     server.start()
     server.wait_until_ready(_START_S, lambda: False, lambda: None)
     server.begin_service()
@@ -254,7 +285,11 @@ def _remains(
         found = [f"process {one.pid}" for one in marked_processes(mark)]
         if not is_port_free(spec.host, spec.port):
             found.append(f"port {spec.port}")
+        if shared_memory(spec.port).exists():
+            found.append("shared memory")
         found += [f"the record of {record.name}" for record in registry.all()]
+        if registry.socket_path(_NAME).exists():
+            found.append("the status socket")
         remove_dead_socket_folders()
         if not found or time.monotonic() > deadline:
             return f"left behind: {', '.join(found)}" if found else None
@@ -262,6 +297,6 @@ def _remains(
 
 
 def _last_lines(folder: Path) -> list[str]:
-    texts = [path.read_text(errors="replace") for path in folder.glob("engine.log")]
+    texts = [path.read_text(errors="replace") for path in folder.glob("*.log")]
     out = (folder / "out").read_text(errors="replace")
     return [line for text in (*texts, out) for line in text.splitlines()[-10:]]

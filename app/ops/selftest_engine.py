@@ -1,9 +1,12 @@
 """A small program in the place of an engine for `stoker selftest`: a server with one child.
 
-Run by path; uses the standard library only. MODE says how it behaves:
+Run by path; uses the standard library only; never gives its shared memory back. MODE says how it
+behaves:
 
 good | idle | busy | frozen    ready; no request, one that moves, one whose counters stand still
+hung                           ready and without a request, but it answers only the first one
 stubborn                       ready; it and its child ignore SIGTERM
+runaway                        ready; a grandchild in a session of its own ignores SIGTERM
 hold:N | die:N                 stays, or ends, in part N (0 to 3) of its start
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import http.server
 import itertools
+import mmap
 import os
 import signal
 import subprocess
@@ -24,7 +28,16 @@ _CHILD = """
 import os, signal, sys, time
 if sys.argv[1] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("up", flush=True)
+if sys.argv[1] == "runaway" and os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    print("up", flush=True)
+    while True:
+        time.sleep(60)
+if sys.argv[1] != "runaway":
+    print("up", flush=True)
 parent = os.getppid()
 while sys.argv[1] == "stubborn" or os.getppid() == parent:
     time.sleep(0.05)
@@ -36,17 +49,32 @@ def main() -> None:
     port, (mode, _, part) = int(sys.argv[1]), sys.argv[2].partition(":")
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, mode], stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _CHILD, mode], stdout=subprocess.PIPE
+    )
     assert child.stdout is not None
     child.stdout.readline()
     for number in range(_PARTS):
         print(f"part {number} of the start", flush=True)
         if part == str(number):
             _hold_or_die(mode)
+    memory = _shared_memory(port)
     threading.Thread(target=_end_with, args=(child,), daemon=True).start()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _handler(mode))
     print(f"ready on port {port}", flush=True)
     server.serve_forever()
+    memory.close()
+
+
+def _shared_memory(port: int) -> mmap.mmap:
+    """Left to whoever stops this program, as by a killed engine."""
+    if not os.path.isdir("/dev/shm"):
+        return mmap.mmap(-1, 4096)
+    file = os.open(f"/dev/shm/stoker-selftest-{port}", os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(file, 4096)
+    memory = mmap.mmap(file, 4096)
+    os.close(file)
+    return memory
 
 
 def _hold_or_die(mode: str) -> None:
@@ -63,7 +91,7 @@ def _end_with(child: subprocess.Popen[bytes]) -> None:
 
 
 def _handler(mode: str) -> type[http.server.BaseHTTPRequestHandler]:
-    steps = itertools.count(1)
+    steps, questions = itertools.count(1), itertools.count(1)
 
     def body(path: str) -> str:
         if path != "/metrics":
@@ -83,6 +111,12 @@ def _handler(mode: str) -> type[http.server.BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if mode == "hung" and next(questions) > 1:
+                time.sleep(600)
+            self.do_GET()
 
         def log_message(self, format: str, *args: object) -> None:
             pass

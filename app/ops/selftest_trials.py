@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app.errors import ExitCode
+from app.ops.managed_server import ServerCare
+from app.ops.restart_policy import RestartPolicy
 from app.ops.selftest import (
+    STALL_S,
     RunningTrial,
     SpecMaker,
     Trial,
@@ -18,28 +21,33 @@ from app.ops.selftest import (
     own_engine_spec,
     run_cycles,
     run_trial,
+    wait_for,
 )
+from app.ops.server_registry import BACKING_OFF
 from app.ops.stopping import stop_server
+from logparse import PHASE_NAMES
 
 _READY = ("ready", "idle", "busy", "stalled")
 _PARTS = range(4)  # of the fake engine's start
+_KILLED = -signal.SIGKILL
 _FAILED = ExitCode.ENGINE_FAILED_TO_START
 Act = Callable[[RunningTrial], None]
 
 
 def lifecycle(own_model: Path | None, cycles: int) -> Iterator[TrialResult]:
     """Starts, stops and killings of the fake engine and, with a model, of ours."""
-    for trial in (*_fake_trials(), *_both_trials()):
+    for trial in (*_fake_trials(), *_restart_trials(), *both_trials()):
         yield run_trial(trial, fake_spec)
     if cycles:
         yield run_cycles(cycles)
     if own_model is not None:
-        yield from _with_own_engine(_both_trials(), own_engine_spec(own_model))
+        trials = [*interrupted_starts(), *both_trials()]
+        yield from _with_own_engine(trials, own_engine_spec(own_model))
 
 
 def stall(own_model: Path | None) -> Iterator[TrialResult]:
     """Idle, busy, stalled and dead servers are told apart."""
-    for trial in (*_activity_trials(), _suspended_trial()):
+    for trial in (*_activity_trials(), _hung_trial(), _suspended_trial()):
         yield run_trial(trial, fake_spec)
     if own_model is not None:
         yield from _with_own_engine([_suspended_trial()], own_engine_spec(own_model))
@@ -59,16 +67,47 @@ def _fake_trials() -> list[Trial]:
         Trial(f"the engine ends in part {n} of the start", f"die:{n}", _watch, _FAILED)
         for n in _PARTS
     ]
-    stubborn = Trial("SIGTERM is ignored by the whole tree", "stubborn", _signal_it("TERM"), 0)
-    return [*held, *failed, stubborn]
+    whole, runaway = "SIGTERM is ignored by the whole tree", "a grandchild left its session"
+    ends = [
+        Trial(whole, "stubborn", _signal_it("TERM"), ExitCode.OK),
+        Trial(f"{whole}, kill -9 of the supervisor", "stubborn", _signal_it("KILL"), _KILLED),
+        Trial(runaway, "runaway", _signal_it("TERM"), ExitCode.OK),
+        Trial(f"{runaway}, kill -9 of the supervisor", "runaway", _signal_it("KILL"), _KILLED),
+        Trial(f"{runaway}, kill -9 of the server", "runaway", _kill_server, ExitCode.ENGINE_DIED),
+    ]
+    return [*held, *failed, *ends]
 
 
-def _both_trials() -> list[Trial]:
+def interrupted_starts() -> list[Trial]:
+    """Our engine has no hook to hold it: it is interrupted when its log enters the phase."""
+    return [
+        Trial(f"Ctrl-C in: {name}", "good", _interrupt_phase(name), 130, may_be_done=True)
+        for name in PHASE_NAMES
+        if name != "compilation"  # it compiles nothing with --enforce-eager
+    ]
+
+
+def _restart_trials() -> list[Trial]:
+    quick = _restarting(RestartPolicy(is_on=True, max_restarts=2, first_delay_s=0.05))
+    slow = _restarting(RestartPolicy(is_on=True, first_delay_s=600.0, longest_delay_s=600.0))
+    return [
+        Trial("a killed server is served again", "good", _kill_twice, ExitCode.OK, quick),
+        Trial("restarts in a row have a limit", "die:2", _expect_starts(3), _FAILED, quick),
+        Trial("Ctrl-C while backing off", "die:1", _interrupt_back_off, 130, slow),
+    ]
+
+
+def _restarting(policy: RestartPolicy) -> ServerCare:
+    return ServerCare(stall_s=STALL_S, restart=policy)
+
+
+def both_trials() -> list[Trial]:
+    """For the fake engine and for ours."""
     return [
         Trial("stop by SIGTERM", "good", _signal_it("TERM"), ExitCode.OK),
         Trial("stop by Ctrl-C", "good", _signal_it("INT"), ExitCode.OK),
         Trial("stop from outside", "good", _stop_from_outside, ExitCode.OK),
-        Trial("kill -9 of the supervisor", "good", _signal_it("KILL"), -signal.SIGKILL),
+        Trial("kill -9 of the supervisor", "good", _signal_it("KILL"), _KILLED),
         Trial("kill -9 of the server", "good", _kill_server, ExitCode.ENGINE_DIED),
         Trial("kill -9 of the core", "good", _kill_core, ExitCode.ENGINE_DIED),
     ]
@@ -83,6 +122,11 @@ def _activity_trials() -> list[Trial]:
     ]
 
 
+def _hung_trial() -> Trial:
+    care = ServerCare(stall_s=STALL_S, idle_probe_s=STALL_S)
+    return Trial("an idle core that hangs", "hung", _expect("stalled"), ExitCode.OK, care)
+
+
 def _suspended_trial() -> Trial:
     return Trial("a core stopped by SIGSTOP is a stall", "idle", _suspend_core, ExitCode.OK)
 
@@ -94,6 +138,38 @@ def _watch(trial: RunningTrial) -> None:
 def _interrupt_held(trial: RunningTrial) -> None:
     trial.wait_for_line("holding")
     os.kill(trial.start.pid, signal.SIGINT)
+
+
+def _interrupt_phase(name: str) -> Act:
+    def act(trial: RunningTrial) -> None:
+        trial.wait_for_phase(name)
+        os.kill(trial.start.pid, signal.SIGINT)
+
+    return act
+
+
+def _interrupt_back_off(trial: RunningTrial) -> None:
+    trial.wait_for_state(BACKING_OFF)
+    os.kill(trial.start.pid, signal.SIGINT)
+
+
+def _kill_twice(trial: RunningTrial) -> None:
+    for number in (1, 2):
+        _kill_server(trial)
+        _wait_for_restart(trial, number)
+    trial.wait_for_state(*_READY)
+    os.kill(trial.start.pid, signal.SIGTERM)
+
+
+def _wait_for_restart(trial: RunningTrial, number: int) -> None:
+    wait_for(lambda: trial.record().num_restarts == number, f"restart {number}")
+
+
+def _expect_starts(count: int) -> Act:
+    def act(trial: RunningTrial) -> None:
+        wait_for(lambda: trial.num_starts() == count, f"{count} starts")
+
+    return act
 
 
 def _signal_it(name: str) -> Act:

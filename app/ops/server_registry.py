@@ -16,6 +16,10 @@ from urllib.parse import urlsplit
 from app.errors import ExitCode, StokerError
 
 FAILED = "failed"
+STARTING, RESTARTING, BACKING_OFF = "starting", "restarting", "backing off"
+NOT_READY_STATES = (STARTING, RESTARTING, BACKING_OFF)
+READY_STATES = ("ready", "idle", "busy")
+STATES = (STARTING, *READY_STATES, "stalled", "draining", BACKING_OFF, RESTARTING, FAILED)
 _CLOCK_SLACK_S = 1.5  # the boot time, and so every start time, moves a little when the clock is set
 
 
@@ -23,8 +27,9 @@ _CLOCK_SLACK_S = 1.5  # the boot time, and so every start time, moves a little w
 class ServerRecord:
     """One server. A create time (epoch seconds) tells a process from a later one with its pid.
 
-    `state` is starting, ready, idle, busy, stalled, draining or failed; `detail` says more of it.
+    `state` is one of STATES; `detail` says more of it. While it is `backing off` no process runs.
     `command` is the server's own, `serve_args` and `folder` what `stoker restart` repeats.
+    `status_socket` and `status_url` are the supervisor's own endpoint.
     """
 
     name: str
@@ -36,8 +41,13 @@ class ServerRecord:
     engine: str
     log_path: str
     supervisor_create_time: float = 0.0
-    state: str = "starting"
+    state: str = STARTING
     detail: str | None = None
+    num_restarts: int = 0
+    log_lost_bytes: int = 0
+    log_error: str | None = None
+    status_socket: str | None = None
+    status_url: str | None = None
     stop_s: float = 5.0  # what the server may take to finish its requests
     command: tuple[str, ...] = field(default=())
     serve_args: tuple[str, ...] = field(default=())
@@ -93,7 +103,15 @@ class ServerRegistry:
 
     def remove(self, name: str) -> None:
         """Forget a server."""
-        self._path(name).unlink(missing_ok=True)
+        self._delete(self._path(name))
+
+    def socket_path(self, name: str) -> Path:
+        """Where the status socket of a server lies; it goes with the record."""
+        return self._path(name).with_suffix(".sock")
+
+    def _delete(self, record: Path) -> None:
+        record.unlink(missing_ok=True)
+        record.with_suffix(".sock").unlink(missing_ok=True)
 
     def running(self) -> tuple[ServerRecord, ...]:
         """Records of servers that live, by name; stale ones are deleted."""
@@ -109,7 +127,7 @@ class ServerRegistry:
             ):
                 found.append(record)
             else:
-                path.unlink(missing_ok=True)
+                self._delete(path)
         return tuple(found)
 
     def free_name(self, wanted: str | None, fallback: str, port: int) -> str:

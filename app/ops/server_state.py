@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from app.errors import ExitCode
-from app.ops.server_registry import FAILED, ServerRecord
+from app.ops.server_registry import BACKING_OFF, FAILED, ServerRecord
 
 _EXIT_CODES = {
     "ready": ExitCode.OK,
@@ -36,6 +36,8 @@ def server_state(record: ServerRecord) -> ServerState:
     if record.state == FAILED:
         return ServerState(FAILED, record.detail)
     if not record.is_running():
+        if record.state == BACKING_OFF and record.is_supervised():
+            return ServerState(BACKING_OFF, record.detail)
         return ServerState("dead", "its process is gone")
     if not record.is_supervised():
         return ServerState("orphaned", "its stoker is gone; nobody watches it")
@@ -59,7 +61,12 @@ def describe(record: ServerRecord) -> dict[str, object]:
         "supervisor_pid": record.supervisor_pid if record.is_supervised() else None,
         "supervisor_start_time": record.supervisor_create_time,
         "up_s": round(time.time() - record.create_time, 1) if is_up else None,
+        "restarts": record.num_restarts,
+        "status_socket": record.status_socket,
+        "status_url": record.status_url,
         "log_path": record.log_path,
+        "log_lost_bytes": record.log_lost_bytes,
+        "log_error": record.log_error,
         "command": list(record.command),
         "serve_args": list(record.serve_args),
         "folder": record.folder,

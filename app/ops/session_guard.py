@@ -1,8 +1,9 @@
-"""Runs beside a server whose children outlive it: ends its session when Stoker is gone.
+"""Runs beside a server: ends all of its processes when Stoker is gone, however Stoker ended.
 
-Called as `python -I -S session_guard.py SESSION`; its standard input is a pipe that closes when the
-supervisor ends, however it ends. SIGTERM first: whoever shuts down removes its shared memory, and
-Python's resource tracker, which ignores that signal, removes what others leave. No import of ours.
+Called as `python -I -S session_guard.py SESSION MARK`. Its standard input is a pipe that closes
+with the supervisor and brings, NUL after each, the names of shared memory and sockets to remove at
+last. A process is the server's by its session, by MARK in its environment, or by its parent.
+SIGTERM first: whoever shuts down cleans up. Of ours it imports its neighbour `shared_files` only.
 """
 
 from __future__ import annotations
@@ -19,38 +20,56 @@ _KILL_S = 3.0
 
 
 def main() -> None:
-    """Wait for the end of the pipe, then end everyone of the session."""
-    session = int(sys.argv[1])
-    sys.stdin.buffer.read()
+    """Wait for the end of the pipe, then end everyone of the server."""
+    session, mark = int(sys.argv[1]), sys.argv[2].encode()
+    names = sys.stdin.buffer.read().split(b"\0")[:-1]
     for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _KILL_S)):
-        _signal_all(session, number)
+        for pid in _members(session, mark):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
         deadline = time.monotonic() + patience_s
-        while _members(session) and time.monotonic() < deadline:
+        while _members(session, mark) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+    _remove([os.fsdecode(name) for name in names])
 
 
-def _signal_all(session: int, number: signal.Signals) -> None:
-    for pid in _members(session):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+def _remove(paths: list[str]) -> None:
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from shared_files import SharedFiles  # type: ignore[import-not-found]
+
+    files = SharedFiles()
+    files.add(paths)
+    files.remove()
 
 
-def _members(session: int) -> list[int]:
-    members = []
+def _members(session: int, mark: bytes) -> set[int]:
+    parents, found = {}, set()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):
-            if os.getsid(int(name)) == session and not _is_zombie(name):
-                members.append(int(name))
-    return members
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(name)
+            state, parents[pid] = _state_and_parent(name)
+            if state == b"Z":
+                del parents[pid]
+            elif os.getsid(pid) == session or _has_mark(name, mark):
+                found.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
 
 
-def _is_zombie(pid: str) -> bool:
-    """The state follows the program's name, which stands in brackets and may hold any character."""
+def _state_and_parent(pid: str) -> tuple[bytes, int]:
+    """They follow the program's name, which stands in brackets and may hold any character."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return fields[0], int(fields[1])
+
+
+def _has_mark(pid: str, mark: bytes) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"Z"
-    except OSError:
-        return True
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read().split(b"\0")
+    except OSError:  # another user's
+        return False
 
 
 if __name__ == "__main__":

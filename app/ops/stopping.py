@@ -7,10 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from app.ops.gpu_release import GpuWitness
 from app.ops.ports import describe_holder, is_port_free
 from app.ops.process_tree import ProcessTree
 from app.ops.server_registry import ServerRecord
+from app.ops.shared_files import SharedFiles
 from app.ops.socket_folders import remove_dead_socket_folders
 from app.ops.supervisor import StopReport, StopTimes
 
@@ -22,14 +25,19 @@ _SPARE_S = 5.0
 def stop_server(record: ServerRecord, *, now: bool, times: StopTimes | None = None) -> StopReport:
     """End one server and its supervisor; `now` cuts running requests off."""
     times = times or StopTimes()
-    tree = ProcessTree(record.pid) if record.is_running() else None
-    if tree is not None:
+    tree, files, gpus = None, SharedFiles(), GpuWitness()
+    if record.is_running():
+        tree = ProcessTree(record.pid)
         tree.refresh()
+        files.note(tree.pids())
     if record.is_supervised():
         _stop_supervisor(record, now, times)
     was_killed = tree is not None and end_processes(tree, times)
     remove_dead_socket_folders()
-    return _report(record, tree, was_killed, times)
+    report = _report(record, tree, was_killed, times)
+    pids = tree.pids() if tree is not None else frozenset()
+    gpu_left = gpus.wait_for_release(pids, times.gpu_s)
+    return replace(report, files_left=files.remove(), gpu_left=gpu_left)
 
 
 def end_processes(tree: ProcessTree, times: StopTimes) -> bool:

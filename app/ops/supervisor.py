@@ -5,24 +5,30 @@ Knows nothing of phases, screens or models. Signals reach it as calls to `stop` 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 from app.errors import StokerError
 from app.ops.child_process import guard_session, spawn
+from app.ops.gpu_release import GpuHold, GpuWitness
 from app.ops.launch_specs import LaunchSpec
 from app.ops.log_sink import LogSink
 from app.ops.ports import describe_holder, is_port_free
-from app.ops.process_tree import ProcessTree
+from app.ops.process_tree import ProcessTree, new_mark
+from app.ops.shared_files import SharedFiles
 
 _POLL_S = 0.05
-_LOG_GRACE_S = 2.0
+_LOG_GRACE_S = 4.0
+_NOTE_FILES_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class StopTimes:
     grace_s: float = 3.0  # on top of the server's own shutdown timeout
     group_s: float = 3.0  # after SIGTERM to every process
     kill_s: float = 3.0  # after SIGKILL
+    gpu_s: float = 5.0  # until the driver has taken the memory back
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +50,16 @@ class StopReport:
     is_port_free: bool
     was_killed: bool
     port_holder: str = ""  # as in `sshd (pid 12)`, where this user may see it
+    files_left: tuple[str, ...] = ()  # shared memory and sockets that could not be removed
+    gpu_left: tuple[GpuHold, ...] = ()
+    gpu_freed_bytes: int | None = None  # None: no GPU was used, or nobody can tell
 
     @property
     def is_clean(self) -> bool:
         """Nothing of the server remains."""
-        return not self.leftovers and self.is_port_free
+        return (
+            not self.leftovers and self.is_port_free and not self.files_left and not self.gpu_left
+        )
 
     def remains(self, port: int) -> str:
         """What is left, in words."""
@@ -57,13 +69,18 @@ class StopReport:
         if not self.is_port_free:
             holder = f", held by {self.port_holder}" if self.port_holder else ""
             what.append(f"port {port} is still in use{holder}")
+        if self.files_left:
+            what.append(f"{', '.join(self.files_left)} cannot be removed")
+        what += map(str, self.gpu_left)
         return " and ".join(what)
 
 
 class Supervisor:
     """One server process tree. Start it from the main thread: the child dies with that thread."""
 
-    def __init__(self, spec: LaunchSpec, sink: LogSink, times: StopTimes | None = None) -> None:
+    def __init__(
+        self, spec: LaunchSpec, sink: LogSink, times: StopTimes | None = None, nvml: Any = None
+    ) -> None:
         self._spec = spec
         self._sink = sink
         self._times = times or StopTimes()
@@ -73,24 +90,35 @@ class Supervisor:
         self._drain: threading.Thread | None = None
         self._tree: ProcessTree | None = None
         self._create_time = 0.0
+        self._gpus = GpuWitness(nvml)
+        self._files = SharedFiles()
+        self._files_noted_at = 0.0
 
     def start(self) -> None:
         """Start the server and the thread that drains its output."""
+        self._gpus.begin()
+        mark = new_mark()
+        name, _, value = mark.partition("=")
         try:
-            process = spawn(self._spec.argv, stdout=subprocess.PIPE, env=self._spec.environment())
+            environment = {**self._spec.environment(), name: value}
+            process = spawn(self._spec.argv, stdout=subprocess.PIPE, env=environment)
         except StokerError:
             self._sink.close()
             raise
         assert process.stdout is not None
         self._process = process
         self._create_time = _create_time(process.pid)
-        self._tree = ProcessTree(process.pid)
-        if self._spec.children_outlive_it:
-            self._guard = guard_session(process.pid)
+        self._tree = ProcessTree(process.pid, mark)
+        self._guard = guard_session(process.pid, mark)
         self._drain = threading.Thread(
             target=self._sink.drain, args=(process.stdout,), name="log-sink", daemon=True
         )
         self._drain.start()
+
+    @property
+    def has_begun(self) -> bool:
+        """True once there is a process."""
+        return self._process is not None
 
     @property
     def pid(self) -> int:
@@ -112,9 +140,21 @@ class Supervisor:
         return self._running().poll()
 
     def watch(self) -> None:
-        """Note processes that have appeared; call it about once a second."""
-        if self._tree is not None:
-            self._tree.refresh()
+        """Note processes that have appeared, and their files; call it about once a second."""
+        if self._tree is None:
+            return
+        self._tree.refresh()
+        if time.monotonic() - self._files_noted_at >= _NOTE_FILES_S:
+            self.note_files()
+
+    def note_files(self) -> None:
+        """Learn which shared memory and sockets are in use, here and in the guard."""
+        self._files_noted_at = time.monotonic()
+        names = self._files.note(process.pid for process in self.processes())
+        if names and self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(OSError):  # somebody has killed the guard
+                self._guard.stdin.write(b"".join(os.fsencode(name) + b"\0" for name in names))
+                self._guard.stdin.flush()
 
     def processes(self) -> tuple[psutil.Process, ...]:
         """Processes of the server that are known to run."""
@@ -129,6 +169,8 @@ class Supervisor:
         process, tree = self._running(), self._tree
         assert tree is not None
         tree.refresh()
+        self.note_files()
+        self._gpus.note(tree.pids())
         was_killed = False
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -166,6 +208,9 @@ class Supervisor:
             is_port_free=is_free,
             was_killed=was_killed,
             port_holder="" if is_free else describe_holder(port),
+            files_left=self._files.remove(),
+            gpu_left=self._gpus.wait_for_release(tree.pids(), self._times.gpu_s),
+            gpu_freed_bytes=self._gpus.noted_bytes,
         )
 
     def _everything_gone(self, tree: ProcessTree) -> bool:

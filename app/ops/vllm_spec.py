@@ -22,7 +22,7 @@ _OURS_ALONE = {
     "device": "the vLLM build decides it; CUDA_VISIBLE_DEVICES or `-- --device-ids` picks GPUs",
     "num_threads": "name the cores in VLLM_CPU_OMP_THREADS_BIND, e.g. 0-7",
     "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
-    "attention_backend": "choose one of vLLM's own: -- --attention-backend NAME",
+    "kernels": "choose one of vLLM's own: -- --attention-backend NAME",
 }
 _OUR_VALUES = {
     ("model_impl", "stoker"): "leave it out, or use transformers",
@@ -96,7 +96,6 @@ def vllm_spec(
         host=request.args.host,
         port=request.args.port,
         shutdown_timeout_s=request.args.shutdown_timeout,
-        children_outlive_it=True,
         variables={"PATH": f"{folder}{os.pathsep}{path}"},
         secrets={API_KEY_VARIABLE: api_key} if api_key else {},
     )

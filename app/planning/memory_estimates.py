@@ -40,6 +40,26 @@ class GivenGib:
     graphs: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The median of `num_starts`, and the least and most of them.
+
+    On a GPU the ratio of the measured to the estimated memory beside weights and KV cache, on a CPU
+    the bytes that the processes take themselves.
+    """
+
+    num_starts: int
+    likely: float
+    low: float
+    high: float
+
+    @property
+    def basis(self) -> str:
+        """Where the number comes from."""
+        starts = "1 earlier start" if self.num_starts == 1 else f"{self.num_starts} earlier starts"
+        return f"calibrated by {starts} of this model on this device"
+
+
 def assumptions(
     given: GivenGib,
     shape: ModelShape,
@@ -55,6 +75,25 @@ def assumptions(
         _given("activation peak", given.peak)
         or _peak(shape, max_num_batched_tokens, max_num_seqs, tensor_parallel_size),
         _given("CUDA graphs", given.graphs) or _graphs(graphs),
+    )
+
+
+def calibrated(
+    guesses: tuple[Assumption, ...], calibration: Calibration | None
+) -> tuple[Assumption, ...]:
+    """The estimates times what earlier starts measured of them."""
+    if calibration is None:
+        return guesses
+    return tuple(_scaled(guess, calibration) if guess.num_bytes else guess for guess in guesses)
+
+
+def _scaled(guess: Assumption, calibration: Calibration) -> Assumption:
+    return Assumption(
+        guess.name,
+        num_bytes=int(guess.num_bytes * calibration.likely),
+        low=int(guess.num_bytes * calibration.low),
+        high=int(guess.num_bytes * calibration.high),
+        basis=calibration.basis,
     )
 
 

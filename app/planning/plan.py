@@ -10,10 +10,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.planning.memory_estimates import Assumption, assumptions
+from app.planning.memory_estimates import Assumption, assumptions, calibrated
 from app.planning.model_shapes import ModelShape
 from app.planning.plan_request import (
     LLAMA_CPP,
+    STOKER,
     VLLM,
     PlanRequest,
     SchedulerDefaults,
@@ -111,6 +112,8 @@ def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> Plan
         weights = weights.loaded_as(run_dtype(shape, request))
     if request.quantization == "fp8":
         weights = weights.as_fp8()
+    if _is_native(shape, request):
+        weights = weights.as_native(shape, request.quantization)
     max_len = asked_model_len(shape, request)
     scheduler = scheduler_defaults(request, max_len)
     graphs = _graphs(request, scheduler)
@@ -134,6 +137,12 @@ def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> Plan
     if request.max_model_len == -1:
         plan = dataclasses.replace(plan, max_model_len=max(1, plan.longest_model_len()))
     return _sized(plan)
+
+
+def _is_native(shape: ModelShape, request: PlanRequest) -> bool:
+    """Whether our native CPU kernels pack the weights, given a compiler."""
+    is_ours = request.engine == STOKER and request.gpu is None and shape.quantization is None
+    return is_ours and run_dtype(shape, request) == "bfloat16"
 
 
 def _sized(plan: Plan) -> Plan:
@@ -184,7 +193,7 @@ def _assumptions(
     if request.gpu is None:
         return ()
     tokens = scheduler.max_num_batched_tokens
-    return assumptions(
+    guesses = assumptions(
         request.given,
         shape,
         max_num_batched_tokens=LLAMA_CPP_STEP if request.engine == LLAMA_CPP else tokens,
@@ -192,6 +201,7 @@ def _assumptions(
         tensor_parallel_size=request.tensor_parallel_size,
         graphs=graphs,
     )
+    return calibrated(guesses, request.calibration)
 
 
 def _requested(request: PlanRequest) -> int:
@@ -218,7 +228,9 @@ def _stages(
         spec = cache_spec(shape, request, scheduler.max_num_batched_tokens, layers)
         available = requested - size - spent
         if request.gpu is None:
-            left = max(0, request.free_ram_bytes - size)  # looked at once the weights are there
+            # Looked at once the weights are there, and the processes themselves.
+            taken = size + int(request.calibration.likely if request.calibration else 0)
+            left = max(0, request.free_ram_bytes - taken)
             available = _cpu_available(int(left * request.gpu_memory_utilization), spec, max_len)
         if request.kv_memory_bytes is not None:
             available = request.kv_memory_bytes
@@ -228,8 +240,23 @@ def _stages(
 
 def _cpu_available(share: int, spec: KVCacheSpec, max_len: int) -> int:
     """Our engine's rule: a share of the free RAM, but no more than 4 GiB unless one request is."""
+    return min(share, _cpu_cap(spec, max_len))
+
+
+def _cpu_cap(spec: KVCacheSpec, max_len: int) -> int:
     one_request = (spec.blocks_per_request(max_len) + 1) * spec.bytes_per_block
-    return min(share, max(_CPU_CAP_BYTES, one_request))
+    return max(_CPU_CAP_BYTES, one_request)
+
+
+def cpu_process_bytes(plan: Plan, kv_bytes: int) -> int | None:
+    """What a start on a CPU took beside weights and KV cache; None where its cap hides that."""
+    stage, request = plan.tightest, plan.request
+    if request.kv_memory_bytes is not None or kv_bytes >= 0.99 * _cpu_cap(
+        stage.spec, plan.max_model_len
+    ):
+        return None
+    found = int(kv_bytes / request.gpu_memory_utilization)
+    return max(0, request.free_ram_bytes - stage.weights_bytes - found)
 
 
 def with_changes(plan: Plan, weights: Weights, **changes: object) -> Plan:

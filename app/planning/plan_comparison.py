@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError
+from app.ops.log_files import open_log
 from app.planning.log_comparison import (
     ComparedValue,
     compare_capacity,
@@ -49,7 +50,7 @@ def _read(path: str) -> LogReport:
     try:
         if path == "-":
             return parse_lines(decoded_lines(sys.stdin.buffer))
-        with Path(path).open("rb") as stream:
+        with open_log(Path(path)) as stream:
             return parse_lines(decoded_lines(stream))
     except (OSError, SourceError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from app.errors import ExitCode, StokerError
 from app.planning.gpu_catalogue import PlannedGpu
-from app.planning.memory_estimates import GivenGib
+from app.planning.memory_estimates import Calibration, GivenGib
 from app.planning.model_shapes import ModelShape
 from engine.kv_sizing import GIB
 
@@ -20,7 +20,7 @@ class PlanRequest:
 
     `gpu` None plans our own engine on a CPU with `free_ram_bytes`, where models run in `cpu_dtype`.
     `max_model_len` -1 is the longest that fits. `kv_memory_bytes` replaces the prediction of the
-    KV cache's share.
+    KV cache's share. `calibration` is what earlier starts teach.
     """
 
     gpu: PlannedGpu | None
@@ -41,6 +41,7 @@ class PlanRequest:
     enforce_eager: bool = False
     kv_memory_bytes: int | None = None
     given: GivenGib = field(default_factory=GivenGib)
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,24 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
         raise _usage(
             f"{request.engine} is planned on one device only", "leave --tp, --pp, --dp out"
         )
-    if request.quantization not in (None, "fp8"):
+    formats = _load_formats(request)
+    if request.quantization is not None and request.quantization not in formats:
+        where = "CPU" if request.gpu is None else "GPU"
         raise _usage(
-            f"--quantization {request.quantization} is not counted by `stoker plan`",
-            "fp8 is; a checkpoint that is quantised already needs no flag",
+            f"--quantization {request.quantization} is nothing that {request.engine} does while it "
+            f"loads on a {where}, as far as `stoker plan` knows",
+            f"{' and '.join(formats) or 'nothing'} can be planned there; a checkpoint that is "
+            "quantised already needs no flag",
         )
     if request.quantization and shape.quantization:
         raise _usage(f"{shape.name} is quantised already ({shape.quantization})")
+
+
+def _load_formats(request: PlanRequest) -> tuple[str, ...]:
+    """What `--quantization` may be there."""
+    if request.engine == STOKER:
+        return ("int8", "int4") if request.gpu is None else ()
+    return ("fp8",) if request.engine == VLLM else ()
 
 
 def asked_model_len(shape: ModelShape, request: PlanRequest) -> int:

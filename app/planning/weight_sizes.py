@@ -12,6 +12,8 @@ from app.planning.model_shapes import Experts, ModelShape
 
 VALUE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 FP8_BYTES = 1.0
+# Of one value with its group's bf16 scale (and minimum), as docs/kernels.md describes them.
+NATIVE_BYTES = {"int8": 1 + 2 / 64, "int4": 0.5 + 4 / 32}
 
 WHOLE, SPLIT, KV_HEADS = "whole", "split", "kv-heads"
 EMBEDDING, LAYER, HEAD, TOWER = "embedding", "layer", "head", "tower"
@@ -89,6 +91,24 @@ class Weights:
             for part in self.parts
         )
         return replace(self, parts=parts, basis=f"{self.basis}, linear layers in fp8")
+
+    def as_native(self, shape: ModelShape, quantization: str | None) -> Weights:
+        """As the native CPU kernels keep them: the head is packed apart from a tied embedding."""
+        parts = [*self.parts]
+        if shape.tie_word_embeddings:
+            tables = [part for part in parts if part.place == EMBEDDING]
+            parts += [replace(part, place=HEAD) for part in tables]
+        if quantization is None:
+            return replace(self, parts=tuple(parts))
+        sizes = {LAYER: NATIVE_BYTES[quantization], HEAD: NATIVE_BYTES["int8"]}
+        packed = tuple(
+            replace(part, dtype=quantization, num_bytes=part.num_values * sizes[part.place])
+            if part.is_linear or (part.place == HEAD and part.division == SPLIT)
+            else part
+            for part in parts
+        )
+        basis = f"{self.basis}, linear layers in {quantization}"
+        return replace(self, parts=packed, basis=basis)
 
 
 def device_bytes(

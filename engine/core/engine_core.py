@@ -13,6 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core.executor import Executor, create_executor
+from engine.core.request_traces import RequestTraces, StepClock
 from engine.core.structured_output import StructuredOutputManager
 from engine.errors import MemoryBudgetError
 from engine.kv_sizing import (
@@ -75,7 +76,9 @@ class EngineCore:
         self.scheduler = Scheduler(
             self.config.scheduler, self.config.cache, self.capacity.num_blocks, self.spec.groups
         )
-        self._steps = StepHistory() if config.observability.debug_endpoints else None
+        is_watched = config.observability.debug_endpoints
+        self._steps = StepHistory() if is_watched else None
+        self._traces = RequestTraces() if is_watched else None
 
     @property
     def ready_message(self) -> HandshakeReady:
@@ -96,6 +99,8 @@ class EngineCore:
 
     def add_request(self, message: EngineCoreRequest) -> None:
         """Queue one request."""
+        if self._traces is not None:
+            self._traces.begin(message.request_id)
         cache, spec = self.config.cache, message.sampling_params.structured_outputs
         grammar = None if spec is None else self.structured_outputs.start(message.request_id, spec)
         self.scheduler.add_request(
@@ -109,6 +114,8 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Sequence[str]) -> int:
         """End requests whose client is gone; returns how many were alive."""
+        if self._traces is not None:
+            self._traces.note_aborts(request_ids)
         return len(self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED))
 
     def abort_all(self) -> int:
@@ -132,16 +139,28 @@ class EngineCore:
             document = blocks_document(self.scheduler)
         return msgspec.json.encode(document).decode()
 
+    def trace_document(self, request_id: str) -> str | None:
+        """JSON of when what was done for a request; None if it is not known."""
+        document = self._traces.document(request_id) if self._traces is not None else None
+        return None if document is None else msgspec.json.encode(document).decode()
+
     def step(self) -> EngineCoreOutputs:
         """Schedule, run the model, take the tokens back. The caller has checked `is_idle`."""
+        start_s = time.monotonic()
         scheduled = self.scheduler.schedule()
+        planned_s = time.monotonic()
         outputs = self.scheduler.take_rejected()
         if scheduled.total_num_scheduled_tokens:
             if self._steps is not None:
                 self._steps.record(self.scheduler, scheduled)
             scheduled.grammar_bitmask = self._grammar_bitmask(scheduled)
             result = self.executor.execute_model(scheduled).result()
+            executed_s = time.monotonic()
             outputs += self.scheduler.update_from_output(scheduled, result)
+            if self._traces is not None:
+                clock = StepClock(start_s, planned_s, executed_s, time.monotonic())
+                self._traces.record(clock, scheduled, result, self.scheduler.requests)
+                self._traces.note_ends(outputs)
         elif self.scheduler.is_waiting_for_grammars():
             self.structured_outputs.wait(_GRAMMAR_WAIT_S)
         return EngineCoreOutputs(
@@ -227,7 +246,7 @@ def _log_config(config: EngineConfig) -> None:
     logger.info(
         "Initializing a V1 LLM engine (v%s) with config: model='%s', tokenizer='%s', "
         "dtype=torch.%s, max_seq_len=%d, tensor_parallel_size=1, pipeline_parallel_size=1, "
-        "data_parallel_size=1, quantization=None, enforce_eager=True, kv_cache_dtype=%s, "
+        "data_parallel_size=1, quantization=%s, enforce_eager=True, kv_cache_dtype=%s, "
         "device_config=%s, seed=%d, served_model_name=%s, enable_prefix_caching=%s, "
         "enable_chunked_prefill=%s",
         __version__,
@@ -235,6 +254,7 @@ def _log_config(config: EngineConfig) -> None:
         config.model.path,
         config.device.dtype,
         config.scheduler.max_model_len,
+        None if config.device.quantization == "none" else config.device.quantization,
         config.cache.cache_dtype,
         config.device.device,
         config.seed,

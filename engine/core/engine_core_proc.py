@@ -34,6 +34,7 @@ logger = get_logger(__name__)
 
 _PARENT_CHECK_S = 0.5
 _DEBUG_DOCUMENTS = {f"debug_{name}": name for name in ("scheduler", "requests", "blocks")}
+_TRACE = "debug_trace:"
 
 
 def main(handshake_address: str) -> int:
@@ -157,6 +158,9 @@ class EngineCoreProc:
         if request.method in _DEBUG_DOCUMENTS:
             name = _DEBUG_DOCUMENTS[request.method]
             return UtilityOutput(request.call_id, self._core.debug_document(name))
+        if request.method.startswith(_TRACE):
+            found = self._core.trace_document(request.method.removeprefix(_TRACE))
+            return UtilityOutput(request.call_id, found)
         return UtilityOutput(request.call_id, error=f"no such method: {request.method}")
 
     def _send(self, message: EngineCoreOutputs) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.args import EngineArgs
 from engine.errors import EngineDeadError, EngineError, GenerationError
@@ -18,6 +19,7 @@ from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import IterationStats, ParentRequest, StatSink
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.outputs import RequestOutput
+from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.tokenizer import Tokenizer
 from engine.logger import get_logger
 from engine.messages import EngineCoreOutputs, EngineCoreRequest, HandshakeReady, SchedulerStats
@@ -60,10 +62,12 @@ class AsyncLLM:
         tokenizer: Tokenizer,
         input_processor: InputProcessor,
         sinks: Sequence[StatSink] = (),
+        traces: FrontendTraces | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.input_processor = input_processor
         self.dead = asyncio.Event()
+        self.traces = traces
         self._client = client
         self._processor = OutputProcessor(tokenizer)
         self._sinks = tuple(sinks)
@@ -113,7 +117,11 @@ class AsyncLLM:
         box = self._processor.add_request(request, parent)
         self._idle.clear()
         try:
+            if self.traces is not None:
+                self.traces.note(request.request_id, "registered")
             await self._client.add_request(request)
+            if self.traces is not None:
+                self.traces.note(request.request_id, "sent")
             while True:
                 output = await box.get()
                 yield output
@@ -132,6 +140,14 @@ class AsyncLLM:
         """JSON of `scheduler`, `requests` or `blocks`; None where the engine keeps none."""
         answer = await self._client.call_utility(f"debug_{name}")
         return answer if isinstance(answer, str) else None
+
+    async def trace_document(self, request_id: str) -> dict[str, Any] | None:
+        """When what was done for a request; None if it is not known, or traces are not kept."""
+        if self.traces is None:
+            return None
+        answer = await self._client.call_utility(f"debug_trace:{request_id}")
+        core = json.loads(answer) if isinstance(answer, str) else None
+        return self.traces.document(request_id, core)
 
     def cancel(self, request_id: str) -> bool:
         """End a request from outside; whoever waits for it gets an error. False: no such one."""
@@ -164,7 +180,11 @@ class AsyncLLM:
     async def _read_outputs(self) -> None:
         while True:
             outputs = await self._client.get_output()
+            came_s = time.monotonic()
             step = self._processor.process(outputs, time.time())
+            if self.traces is not None:
+                ids = (output.request_id for output in outputs.outputs)
+                self.traces.note_outputs(ids, came_s, time.monotonic())
             self._record(outputs.scheduler_stats, step.stats)
             if step.stopped_ids:
                 await self._client.abort_requests(step.stopped_ids)

@@ -21,6 +21,7 @@ from engine.frontend.async_llm import AsyncLLM, EngineCoreClient
 from engine.frontend.chat_template import ChatTemplate, load_chat_template
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import StatSink
+from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.sampling_defaults import SamplingDefaults, load_sampling_defaults
 from engine.frontend.tokenizer import Tokenizer
 from engine.logger import get_logger
@@ -87,7 +88,13 @@ async def start_async_llm(
         max_logprobs=args.max_logprobs,
         default_max_tokens=defaults.max_tokens,
     )
-    llm = AsyncLLM(client, tokenizer, processor, make_sinks(config, ready) if make_sinks else ())
+    llm = AsyncLLM(
+        client,
+        tokenizer,
+        processor,
+        make_sinks(config, ready) if make_sinks else (),
+        FrontendTraces() if config.observability.debug_endpoints else None,
+    )
     llm.start()
     return StartedEngine(client, llm, config, chat_template, defaults.settings)
 

@@ -72,6 +72,9 @@ class KernelSet(Protocol):
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Pack [out, in] into whatever form this set multiplies fastest."""
 
+    def pack_head(self, weight: Tensor) -> PackedLinear:
+        """The same for the head, whose result may also be float32."""
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm over the last dimension; float32 in and out."""
 

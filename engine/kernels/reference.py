@@ -54,6 +54,10 @@ class ReferenceKernels:
 
         return PackedLinear(linear, num_bytes, is_copy=True)
 
+    def pack_head(self, weight: Tensor) -> PackedLinear:
+        """As any other linear."""
+        return self.pack_linear(weight, None)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """All in float32; the next linear rounds."""
         return F.rms_norm(x, weight.shape, weight, eps)

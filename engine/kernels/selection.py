@@ -1,16 +1,17 @@
-"""Chooses the kernel set: what `--attention-backend` asks for, and what can run on this device."""
+"""Chooses the kernel set: what `--kernels` asks for, and what can run on this device."""
 
 from __future__ import annotations
 
 import logging
-import platform
+import os
 from dataclasses import dataclass
 
 from engine.config import DeviceConfig
-from engine.env import cpu_flags
+from engine.env import cpu_has_bf16
 from engine.errors import ConfigError
 from engine.kernels.kernel_set import KernelSet, create_kernel_set
-from engine.kernels.native.build import BuildError, build_library
+from engine.kernels.native.build import BuildError, built_library
+from engine.kernels.native.instruction_sets import VARIABLE, choose_instruction_set
 from engine.kernels.native.library import open_library
 from engine.kernels.native.model_step import NativeKernels
 from engine.kv_sizing import KVCacheSpec
@@ -35,25 +36,36 @@ def select_kernels(
 ) -> SelectedKernels:
     """`model_sets` are the sets that the model's architecture has code for.
 
-    Raises ConfigError when `native` is asked for and impossible; `auto` falls back and logs why.
+    Logs the choice and its reason. Raises ConfigError when `native` is asked for and impossible.
     """
-    asked = device.attention_backend
+    asked = device.kernels
     if asked == "reference":
+        logger.info("Reference kernels (torch) are used: --kernels asks for them.")
         return SelectedKernels(create_kernel_set("reference"), ["REFERENCE"])
     obstacle = _obstacle(device, spec, model_sets)
     level = logging.INFO
     if obstacle is None:
         try:
-            kernels = NativeKernels(open_library(build_library()), num_threads)
-            return SelectedKernels(kernels, ["NATIVE", "REFERENCE"])
+            return SelectedKernels(_native_kernels(num_threads), ["NATIVE", "REFERENCE"])
         except (BuildError, OSError) as error:
             obstacle, level = str(error), logging.WARNING  # slower than it could be
+            if not cpu_has_bf16():
+                obstacle += ". Without them --dtype float32 is faster on this CPU"
     if asked == "native":
-        raise ConfigError(
-            f"--attention-backend native cannot be used: {obstacle}. Use auto or reference."
-        )
+        raise ConfigError(f"--kernels native cannot be used: {obstacle}. Use auto or reference.")
     logger.log(level, "Native CPU kernels are not used: %s.", obstacle)
     return SelectedKernels(create_kernel_set("reference"), ["REFERENCE"])
+
+
+def _native_kernels(num_threads: int) -> NativeKernels:
+    isa = choose_instruction_set()
+    with built_library(isa) as path:
+        library = open_library(path)
+    reason = f"{VARIABLE} asks for {isa.name}" if os.environ.get(VARIABLE) else "the best it has"
+    instructions = library.stoker_instructions().decode()
+    logger.info("Native kernels for %s are used on this CPU: %s.", instructions, reason)
+    build = path.stem.rpartition("-")[0]
+    return NativeKernels(library, num_threads, instructions=instructions, build=build)
 
 
 def _obstacle(device: DeviceConfig, spec: KVCacheSpec, model_sets: list[str]) -> str | None:
@@ -70,6 +82,4 @@ def _obstacle(device: DeviceConfig, spec: KVCacheSpec, model_sets: list[str]) ->
         return f"they need a block size that {_KEY_GROUP} divides, not {spec.block_size}"
     if spec.head_dim % (2 * _KEY_GROUP) or spec.head_dim > _MAX_HEAD_DIM:
         return f"they need a head_dim that 32 divides (up to 512), not {spec.head_dim}"
-    if platform.machine() != "x86_64" or "avx512_bf16" not in cpu_flags():
-        return "this CPU has no AVX512-BF16 instructions"
     return None

@@ -191,7 +191,7 @@ class DecoderModel:
         return packed
 
     def _pack_head(self, weights: DecoderWeights) -> PackedLinear:
-        packed = self._kernels.pack_linear(weights.lm_head, None)
+        packed = self._kernels.pack_head(weights.lm_head)
         is_tied = weights.lm_head is weights.embedding
         if packed.is_copy or not is_tied:
             self._weight_bytes += packed.num_bytes

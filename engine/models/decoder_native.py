@@ -5,16 +5,25 @@ What the families differ in is in ModelConfig, as for `engine.models.decoder`, i
 
 from __future__ import annotations
 
+import dataclasses
+import time
+
 import torch
 
 from engine.kernels.native.library import Shape
 from engine.kernels.native.model_step import NativeKernels, NativeModelStep, RotaryTensors
+from engine.kernels.native.packed_cache import PackedFile
+from engine.kernels.weight_formats import BF16, INT4, INT8
 from engine.kv_sizing import KVCacheSpec
 from engine.layers.rotary import inverse_frequencies
+from engine.logger import get_logger
 from engine.model_config import ModelConfig, RopeScaling
 from engine.models.weights import DecoderWeights, LayerWeights
 
+logger = get_logger(__name__)
+
 _ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}  # Activation in gemm.h
+_FORMATS = {BF16: 0, INT8: 1, INT4: 2}  # Format in quantize.h
 
 
 def build_native_decoder(
@@ -25,19 +34,64 @@ def build_native_decoder(
     spec: KVCacheSpec,
 ) -> NativeModelStep:
     """Pack `weights` layer by layer; `weights.layers` is emptied on the way."""
-    model = NativeModelStep(kernels, _shape(config, kernels.num_threads, num_positions, spec), spec)
-    places = {
+    start = time.monotonic()
+    model = NativeModelStep(kernels, _shape(config, kernels, num_positions, spec), spec)
+    places = _places(spec)
+    for number in range(config.num_hidden_layers):
+        _load_layer(model, number, weights.layers.pop(0), *places[number])
+    rotaries = _rotaries(config, num_positions)
+    model.load_ends(weights.embedding, weights.final_norm, weights.lm_head, *rotaries)
+    formats = kernels.formats
+    logger.info(
+        "Packing weights (layers in %s, head in %s) took %.2f seconds",
+        formats.layers,
+        formats.head,
+        time.monotonic() - start,
+    )
+    return model
+
+
+def read_native_decoder(
+    config: ModelConfig,
+    packed: PackedFile,
+    kernels: NativeKernels,
+    num_positions: int,
+    spec: KVCacheSpec,
+) -> NativeModelStep:
+    """The same model from what `packed_parts` gave; OSError when the file does not fit."""
+    model = NativeModelStep(kernels, _shape(config, kernels, num_positions, spec), spec)
+    model.read_packed(packed)
+    for number, (group, page) in _places(spec).items():
+        model.load_layer(number, group=group, page=page)
+    embedding = torch.frombuffer(packed.parts[1], dtype=torch.bfloat16)
+    shape = (config.vocab_size, config.hidden_size)
+    model.load_ends(embedding.view(shape), None, None, *_rotaries(config, num_positions))
+    return model
+
+
+def packing_facts(config: ModelConfig, kernels: NativeKernels) -> list[object]:
+    """What packed weights depend on besides the checkpoint's files."""
+    facts = dataclasses.asdict(config)
+    for name in ("path", "served_name", "max_position_embeddings"):
+        del facts[name]
+    return [facts, kernels.instructions, dataclasses.asdict(kernels.formats)]
+
+
+def _places(spec: KVCacheSpec) -> dict[int, tuple[int, int]]:
+    """Group and page of each layer's KV."""
+    return {
         layer: (number, page)
         for number, group in enumerate(spec.groups)
         for page, layer in enumerate(group.layers)
     }
-    for number in range(config.num_hidden_layers):
-        _load_layer(model, number, weights.layers.pop(0), *places[number])
+
+
+def _rotaries(config: ModelConfig, num_positions: int) -> tuple[RotaryTensors, RotaryTensors]:
+    """Of layers that see everything, and of those with a window."""
     rotary = local = _rotary(config, config.rope_theta, config.rope_scaling, num_positions)
     if config.local_rope_theta is not None:
         local = _rotary(config, config.local_rope_theta, None, num_positions)
-    model.load_ends(weights.embedding, weights.final_norm, weights.lm_head, rotary, local)
-    return model
+    return rotary, local
 
 
 def _rotary(
@@ -48,7 +102,9 @@ def _rotary(
     return angles.cos(), angles.sin()
 
 
-def _shape(config: ModelConfig, num_threads: int, num_positions: int, spec: KVCacheSpec) -> Shape:
+def _shape(
+    config: ModelConfig, kernels: NativeKernels, num_positions: int, spec: KVCacheSpec
+) -> Shape:
     return Shape(
         num_layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -59,7 +115,7 @@ def _shape(config: ModelConfig, num_threads: int, num_positions: int, spec: KVCa
         vocab=config.vocab_size,
         num_positions=num_positions,
         block_size=spec.block_size,
-        num_threads=num_threads,
+        num_threads=kernels.num_threads,
         num_groups=len(spec.groups),
         num_pages=spec.layers_per_block,
         qkv_bias=config.attention_bias,
@@ -68,6 +124,8 @@ def _shape(config: ModelConfig, num_threads: int, num_positions: int, spec: KVCa
         qk_norm=config.qk_norm,
         sandwich_norms=config.has_sandwich_norms,
         activation=_ACTIVATIONS[config.hidden_act],
+        layer_format=_FORMATS[kernels.formats.layers],
+        head_format=_FORMATS[kernels.formats.head],
         eps=config.rms_norm_eps,
         norm_offset=config.norm_offset,
         # As trained: the factor is rounded to the weights' format before it is applied.

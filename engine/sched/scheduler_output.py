@@ -93,6 +93,7 @@ class ModelRunnerOutput:
 
     An empty list where the prompt is not complete yet. Log probabilities of those who asked:
     `logprobs` parallel to the sampled tokens, `prompt_logprobs` with the first sampled token.
+    `forward_s` and `sampler_s` are what the two took on the runner's clock.
     """
 
     req_ids: list[str]
@@ -100,3 +101,5 @@ class ModelRunnerOutput:
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[str, bytes] = field(default_factory=dict)  # little-endian float32
+    forward_s: float = 0.0
+    sampler_s: float = 0.0

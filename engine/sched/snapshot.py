@@ -198,6 +198,7 @@ def blocks_document(scheduler: Scheduler) -> Document:
         "block_size": scheduler.block_size,
         "num_used": total - num_free,
         "num_free_or_cached": num_free,
+        "num_unused_slots": sum(_num_unused_slots(scheduler, item) for item in scheduler.running),
         "is_mapped": total <= MAX_MAPPED_BLOCKS,
     }
     if total <= MAX_MAPPED_BLOCKS:
@@ -210,6 +211,13 @@ def blocks_document(scheduler: Scheduler) -> Document:
             if (held := _held_blocks(scheduler, request_id))
         }
     return document
+
+
+def _num_unused_slots(scheduler: Scheduler, request: Request) -> int:
+    """Token slots that a running request's blocks have room for and that hold nothing yet."""
+    tables = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+    slots = sum(len(table) * scheduler.block_size for table in tables)
+    return slots - len(tables) * request.num_computed_tokens
 
 
 def _held_blocks(scheduler: Scheduler, request_id: str) -> list[int]:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.frontend.embeddings import embed_all
+from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
 from engine.server import introspection
 from engine.server.auth import BearerAuth
@@ -131,15 +132,19 @@ class _Routes:
     async def chat_completions(self, request: Request) -> Response:
         services = self._state.require_ready()
         services.require_generation()
+        marks = _arrival(request)
         body = parse_body(ChatBody, await _read_body(request))
-        job, plan = await make_chat_job(services, body)
+        marks.note("read")
+        job, plan = await make_chat_job(services, body, marks)
         return await _answer(services, request, job, ChatFormat(job, plan), stream=body.stream)
 
     async def completions(self, request: Request) -> Response:
         services = self._state.require_ready()
         services.require_generation()
+        marks = _arrival(request)
         body = parse_body(CompletionBody, await _read_body(request))
-        job = await make_completion_job(services, body)
+        marks.note("read")
+        job = await make_completion_job(services, body, marks)
         return await _answer(services, request, job, CompletionFormat(job), stream=body.stream)
 
     async def embeddings(self, request: Request) -> Response:
@@ -149,6 +154,13 @@ class _Routes:
         job = await make_embedding_job(services, body)
         vectors = await _unless_client_goes(request, embed_all(services.llm, job.requests))
         return Response(job.document(vectors), media_type="application/json")
+
+
+def _arrival(request: Request) -> Marks:
+    client = request.client
+    marks = Marks(None if client is None else f"{client.host}:{client.port}")
+    marks.note("received")
+    return marks
 
 
 async def _answer(

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.errors import RequestError
 from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.request_traces import Marks
 from engine.server.generation import Choice, Job, make_job, usage
 from engine.server.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.prompts import encode
@@ -20,7 +21,7 @@ from engine.server.tools import ToolPlan, plan_tools
 _GOES_ON = b'"finish_reason":null'
 
 
-async def make_chat_job(services: Services, body: ChatBody) -> tuple[Job, ToolPlan]:
+async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tuple[Job, ToolPlan]:
     """Render the template, tokenize, check."""
     services.check_model(body.model)
     body.check_supported()
@@ -37,9 +38,11 @@ async def make_chat_job(services: Services, body: ChatBody) -> tuple[Job, ToolPl
         template_args=body.chat_template_kwargs,
         tools=plan.for_template,
     )
+    marks.note("rendered")
     token_ids = await encode(
         services.llm.tokenizer, prompt, add_special_tokens=body.add_special_tokens
     )
+    marks.note("tokenized")
     params = body.sampling_params(services.sampling_defaults)
     await check_structured_outputs(body)
     params = await plan.apply(params)
@@ -51,6 +54,7 @@ async def make_chat_job(services: Services, body: ChatBody) -> tuple[Job, ToolPl
         id_prefix="chatcmpl",
         prompt_param="messages",
         logprobs_param="top_logprobs",
+        marks=marks,
     )
     return job, plan
 

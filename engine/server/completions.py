@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.frontend.request_traces import Marks
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.generation import Choice, Job, make_job, usage
 from engine.server.logprobs import CompletionLogprobs, prompt_logprobs
@@ -14,7 +15,7 @@ from engine.server.streaming import Delta, encode_json
 from engine.server.structured import check_structured_outputs
 
 
-async def make_completion_job(services: Services, body: CompletionBody) -> Job:
+async def make_completion_job(services: Services, body: CompletionBody, marks: Marks) -> Job:
     """Tokenize what is text, check."""
     services.check_model(body.model)
     params = body.sampling_params(services.sampling_defaults)
@@ -27,6 +28,7 @@ async def make_completion_job(services: Services, body: CompletionBody) -> Job:
         else prompt
         for prompt in prompts
     ]
+    marks.note("tokenized")
     return make_job(
         services,
         body,
@@ -36,6 +38,7 @@ async def make_completion_job(services: Services, body: CompletionBody) -> Job:
         prompt_param="prompt",
         echoes=[_as_text(tokenizer, prompt) for prompt in prompts] if body.echo else None,
         is_prompt_only=body.is_prompt_only,
+        marks=marks,
     )
 
 

@@ -6,12 +6,15 @@ Only there with --enable-debug-endpoints, and behind the key. Never answers with
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from fastapi import FastAPI
 from starlette.responses import Response
 
 from engine.errors import ConfigError
+from engine.frontend.async_llm import AsyncLLM
 from engine.server.errors import ApiError, unavailable
 from engine.server.introspection import json_response
 from engine.server.state import Services
@@ -20,6 +23,8 @@ ANSWER_TIMEOUT_S = 2.0
 """EngineCore answers between two steps; a step that lasts longer than this is worth telling."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+T = TypeVar("T")
 
 
 def check_debug_access(host: str, api_key: str | None) -> None:
@@ -32,13 +37,14 @@ def check_debug_access(host: str, api_key: str | None) -> None:
 
 
 def add_debug_routes(app: FastAPI, require_ready: Callable[[], Services]) -> None:
-    """Three documents to read and one thing to do."""
+    """Four documents to read and one thing to do."""
     routes = _DebugRoutes(require_ready)
     for path, method, endpoint in (
         ("/debug/scheduler", "GET", routes.scheduler),
         ("/debug/requests", "GET", routes.requests),
         ("/debug/blocks", "GET", routes.blocks),
         ("/debug/requests/{request_id}", "DELETE", routes.cancel),
+        ("/debug/requests/{request_id}/trace", "GET", routes.trace),
     ):
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
 
@@ -51,7 +57,25 @@ class _DebugRoutes:
         return await self._document("scheduler")
 
     async def requests(self) -> Response:
-        return await self._document("requests")
+        llm = self._require_ready().llm
+        text = await self._answer(llm, llm.debug_document("requests"))
+        assert text is not None, "the engine keeps it where these routes are"
+        document = json.loads(text)
+        if llm.traces is not None:
+            for entry in document["data"]:
+                entry["client"] = llm.traces.client_of(entry["id"])
+        return json_response(document)
+
+    async def trace(self, request_id: str) -> Response:
+        llm = self._require_ready().llm
+        document = await self._answer(llm, llm.trace_document(request_id))
+        if document is not None:
+            return json_response(document)
+        raise ApiError(
+            404,
+            f"No times of a request `{request_id}` are kept; only the newest requests' are.",
+            code="request_not_found",
+        )
 
     async def blocks(self) -> Response:
         return await self._document("blocks")
@@ -68,13 +92,16 @@ class _DebugRoutes:
 
     async def _document(self, name: str) -> Response:
         llm = self._require_ready().llm
+        text = await self._answer(llm, llm.debug_document(name))
+        assert text is not None, "the engine keeps it where these routes are"
+        return Response(text, media_type="application/json")
+
+    async def _answer(self, llm: AsyncLLM, question: Awaitable[T]) -> T:
         try:
-            text = await asyncio.wait_for(llm.debug_document(name), ANSWER_TIMEOUT_S)
+            return await asyncio.wait_for(question, ANSWER_TIMEOUT_S)
         except asyncio.TimeoutError:
             raise unavailable(
                 f"The engine has not ended its step for {ANSWER_TIMEOUT_S:g} s "
                 f"({llm.num_unfinished} requests in flight).",
                 code="engine_in_step",
             ) from None
-        assert text is not None, "the engine keeps it where these routes are"
-        return Response(text, media_type="application/json")

@@ -19,6 +19,7 @@ from engine.frontend.input_processor import tokenize_bad_words
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.logprobs import PositionLogprobs
 from engine.frontend.outputs import RequestOutput
+from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
 from engine.sampling_params import SamplingParams
@@ -118,6 +119,7 @@ def make_job(
     *,
     id_prefix: str,
     prompt_param: str,
+    marks: Marks,
     logprobs_param: str = "logprobs",
     echoes: Sequence[str] | None = None,
     is_prompt_only: bool = False,
@@ -141,6 +143,7 @@ def make_job(
         for prompt_index, prompt in enumerate(prompts)
         for sample in range(body.n)
     ]
+    _begin_traces(services.llm, requests, marks)
     if services.log_requests:
         logger.info("Received request %s: params: %s.", job_id, params)
     options = body.stream_options
@@ -156,6 +159,13 @@ def make_job(
         has_echo=echoes is not None,
         is_prompt_only=is_prompt_only,
     )
+
+
+def _begin_traces(llm: AsyncLLM, requests: Sequence[EngineCoreRequest], marks: Marks) -> None:
+    if llm.traces is not None:
+        marks.note("built")
+        for request in requests:
+            llm.traces.begin(request.request_id, marks, len(request.prompt_token_ids))
 
 
 async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]:

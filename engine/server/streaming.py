@@ -75,6 +75,8 @@ async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGene
             elif text or head or delta.logprobs:
                 has_news = text or delta.logprobs
                 yield head + (answer.event(index, delta) if has_news else b"")
+            if llm.traces is not None:
+                llm.traces.note_event(output.request_id)
             # What earlier outputs brought is out; only the counts matter from here on.
             choice.forget_content()
     if job.include_usage:

@@ -6,6 +6,7 @@ Owns the requests' tokens and block tables on this device's side; decides nothin
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 from torch import Tensor
@@ -75,11 +76,14 @@ class ModelRunner:
         output.sampled_token_ids += [[] for _ in req_ids]
         rows = self._batch.rows(req_ids)
         batch, sampling = self._build(step, req_ids, rows)
+        start_s = time.monotonic()
         logits = (
             self._forward_prompts(batch, req_ids, rows)
             if self._prompt_logprobs
             else self._model.forward(batch, self._kv_cache)
         )
+        forward_end_s = time.monotonic()
+        output.forward_s += forward_end_s - start_s
         if len(sampling):
             bitmask = step.grammar_bitmask
             if bitmask is not None and self._pooler:
@@ -87,6 +91,7 @@ class ModelRunner:
             settings = SamplingBatch.of(self._batch, rows[sampling], bitmask)
             places = (sampling + first).tolist()
             self._sample(logits, settings, rows[sampling], places, output)
+            output.sampler_s += time.monotonic() - forward_end_s
 
     def _build(
         self, step: SchedulerOutput, req_ids: list[str], rows: IntArray

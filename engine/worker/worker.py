@@ -13,12 +13,16 @@ from engine.config import EngineConfig
 from engine.errors import MemoryBudgetError
 from engine.kernels.kernel_set import KernelSet, ModelStep
 from engine.kernels.native.model_step import NativeKernels
+from engine.kernels.native.packed_cache import PackedCache
+from engine.kernels.quantized_reference import quantized
 from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
+from engine.models.packed_decoder import load_native_decoder
 from engine.models.registry import kernel_sets_of, load_weights, model_class
 from engine.models.transformers_config import with_transformers_facts
 from engine.models.transformers_fallback import load_transformers_model
+from engine.models.weights import DecoderWeights
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.kv_cache import cache_spec, torch_dtype
 from engine.worker.memory import (
@@ -113,7 +117,7 @@ class Worker:
         if isinstance(selected.kernels, NativeKernels):
             # They have threads of their own; torch's would spin beside them after every operation.
             torch.set_num_threads(1)
-        return selected.kernels
+        return quantized(selected.kernels, device.quantization)
 
     def _build_model(self, kernels: KernelSet | NativeKernels) -> ModelStep:
         config = self._config
@@ -122,11 +126,20 @@ class Worker:
             return load_transformers_model(
                 config.model, kernels, self._spec, self._device, self._dtype, _shard_progress()
             )
-        start = time.monotonic()
-        weights = load_weights(config.model, self._dtype, self._device, _shard_progress())
-        logger.info("Loading weights took %.2f seconds", time.monotonic() - start)
+        num_positions = config.scheduler.max_model_len
+        if isinstance(kernels, NativeKernels):
+            cache = PackedCache.of_user()
+            return load_native_decoder(
+                config.model, self._load_weights, kernels, num_positions, self._spec, cache
+            )
         build = model_class(config.model.architecture, kernels.name)
-        return build(config.model, weights, kernels, config.scheduler.max_model_len, self._spec)
+        return build(config.model, self._load_weights(), kernels, num_positions, self._spec)
+
+    def _load_weights(self) -> DecoderWeights:
+        start = time.monotonic()
+        weights = load_weights(self._config.model, self._dtype, self._device, _shard_progress())
+        logger.info("Loading weights took %.2f seconds", time.monotonic() - start)
+        return weights
 
     def _num_threads(self) -> int:
         return self._config.device.num_threads or _usable_cores()

@@ -8,10 +8,15 @@ from pathlib import Path
 from app.cli import exit_code_of
 from app.commands.serve import _run
 from app.ops.launch_specs import LaunchSpec
+from app.ops.managed_server import ServerCare
+from app.ops.restart_policy import RestartPolicy
 
 
 def main() -> int:
     port, mode, timeout = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    restarts = int(sys.argv[4])
+    policy = RestartPolicy(is_on=restarts > 0, max_restarts=restarts, first_delay_s=0.1)
+    care = ServerCare(restart=policy)
     engine = str(Path(__file__).with_name("fake_engine.py"))
     spec = LaunchSpec(
         engine="fake",
@@ -22,7 +27,7 @@ def main() -> int:
         shutdown_timeout_s=0.5,
         secrets={"STOKER_API_KEY": "very-secret-key"},
     )
-    return exit_code_of(lambda: _run(spec, None, "fake", timeout, False), debug=False)
+    return exit_code_of(lambda: _run(spec, None, "fake", timeout, False, care), debug=False)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,30 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import json
 import os
 import pty
 import select
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import psutil
 import pytest
 
 from app.cli import run
+from app.client.conversations import ConversationStore
+from app.ops.find_server import open_registry
+from app.ops.server_registry import ServerRecord
+from app.paths import state_dir
 from tests.client.local_server import Answer, Call, LocalServer, serving
 
 VARIABLES = ("STOKER_URL", "STOKER_API_KEY", "VLLM_API_KEY", "STOKER_API_KEY_FILE")
@@ -170,15 +181,16 @@ def test_refused_request_shows_the_reason(
 class Terminal:
     """`stoker chat` on a pseudo-terminal."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *options: str) -> None:
         self.fd, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "chat", url],
+            [sys.executable, "-c", PROGRAM, "chat", url, *options],
             stdin=child,
             stdout=child,
             stderr=child,
-            env={**environment, "TERM": "xterm"},
+            env={**environment, "TERM": "xterm", "COLORTERM": "truecolor"},
             start_new_session=True,
         )
         os.close(child)
@@ -201,9 +213,26 @@ class Terminal:
         return code
 
 
-def test_conversation_in_a_terminal(server: LocalServer, behaviour: ChatServer) -> None:
+@pytest.fixture
+def open_terminal() -> Iterator[Callable[..., Terminal]]:
+    """Start `stoker chat` with arguments; whatever a failed test leaves is ended."""
+    opened: list[Terminal] = []
+
+    def start(*args: str) -> Terminal:
+        opened.append(Terminal(*args))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.process.kill()
+        terminal.process.wait()
+
+
+def test_conversation_in_a_terminal(
+    server: LocalServer, behaviour: ChatServer, open_terminal: Callable[..., Terminal]
+) -> None:
     behaviour.answers = [Answer(sse("Hello!")), Answer(sse("Again.")), Answer(sse("New."))]
-    terminal = Terminal(server.url)
+    terminal = open_terminal(server.url, "--line")
     terminal.wait_for("smol at")
     terminal.wait_for("> ")
     terminal.type("first\n")
@@ -230,7 +259,7 @@ def test_conversation_in_a_terminal(server: LocalServer, behaviour: ChatServer) 
 
 
 def test_ctrl_c_cancels_the_answer_and_ctrl_d_leaves(
-    server: LocalServer, behaviour: ChatServer
+    server: LocalServer, behaviour: ChatServer, open_terminal: Callable[..., Terminal]
 ) -> None:
     may_go_on = threading.Event()
 
@@ -240,7 +269,7 @@ def test_ctrl_c_cancels_the_answer_and_ctrl_d_leaves(
         yield from sse(" never")
 
     behaviour.answers = [Answer(slow()), Answer(sse("Fine."))]
-    terminal = Terminal(server.url)
+    terminal = open_terminal(server.url, "--line")
     terminal.wait_for("> ")
     terminal.type("story\n")
     terminal.wait_for("Once upon")
@@ -258,3 +287,190 @@ def test_ctrl_c_cancels_the_answer_and_ctrl_d_leaves(
         "Once upon",
         "go",
     ]
+
+
+def test_prompt_and_pipe_together(
+    server: LocalServer,
+    behaviour: ChatServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("STOKER_URL", server.url)
+    pipe(monkeypatch, "- old\n+ new\n")
+    assert run(["chat", "review"]) == 0
+    assert capsys.readouterr().out == "The capital is Paris.\n"
+    pipe(monkeypatch, "")
+    assert run(["chat", server.url, "just this"]) == 0
+    pipe(monkeypatch, "piped")
+    assert run(["chat", "-"]) == 0
+    texts = [body["messages"][0]["content"] for body in behaviour.bodies]  # type: ignore[index]
+    assert texts == ["review\n\n- old\n+ new", "just this", "piped"]
+
+
+def test_reasoning_and_cut_off_answers(
+    server: LocalServer, behaviour: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = [
+        chunk(choices=[{"delta": {"reasoning_content": "hm"}}]),
+        chunk(choices=[{"delta": {"content": "Pa"}, "finish_reason": "length"}]),
+    ]
+    behaviour.answers = [Answer(events)]
+    assert run(["chat", server.url, "-m", "hi"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "Pa\n"
+    assert "cut off at the token limit" in captured.err
+
+
+def test_server_lost_in_the_middle_is_an_error_and_keeps_the_part(
+    server: LocalServer, behaviour: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    behaviour.answers = [Answer(sse("The cap")[:1])]
+    assert run(["chat", server.url, "-m", "hi"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "The cap\n"
+    assert "middle of the answer" in captured.err
+
+
+def test_files_tools_and_formats_reach_the_server(
+    server: LocalServer,
+    behaviour: ChatServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    (tmp_path / "tools.json").write_text(json.dumps([tool]))
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    (tmp_path / "notes.txt").write_text("milk")
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    behaviour.answers = [
+        Answer([chunk(choices=[{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}])])
+    ]
+    files = ["--tools", f"{tmp_path}/tools.json", "--attach", f"{tmp_path}/notes.txt"]
+    schema = ["--json-schema", f"{tmp_path}/schema.json"]
+    assert run(["chat", server.url, "-m", "hi", *files, *schema]) == 0
+    assert capsys.readouterr().out == "f({})\n"
+    (body,) = behaviour.bodies
+    assert body["tools"] == [tool]
+    assert body["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {"type": "object"}},
+    }
+    assert "milk" in str(body["messages"])
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--tools", "/none"], "cannot use the tools in /none"),
+        (["--json-schema", "/none"], "cannot use /none as a JSON schema"),
+        (["--attach", "/none"], "cannot read /none"),
+        (["a", "b", "c"], "4 arguments"),
+    ],
+)
+def test_wrong_options_are_usage_errors(
+    server: LocalServer, args: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["chat", server.url, *args, "-m", "hi"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_name_of_a_managed_server(
+    server: LocalServer, behaviour: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = psutil.Process()
+    record = ServerRecord(
+        name="tiny",
+        pid=mine.pid,
+        create_time=mine.create_time(),
+        supervisor_pid=mine.pid,
+        url=server.url,
+        model="smol",
+        engine="stoker",
+        log_path="",
+    )
+    open_registry().add(record)
+    assert run(["chat", "tiny", "-m", "hi"]) == 0
+    assert run(["complete", "hi", "--url", "tiny"]) == 1  # this server has no such endpoint
+    assert "404" in capsys.readouterr().err
+
+
+def test_mistyped_name_in_a_terminal_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin = io.StringIO()
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert run(["chat", "tinny"]) == 4
+    err = capsys.readouterr().err
+    assert "no server is called tinny" in err
+    assert "stoker chat -m tinny" in err
+
+
+def test_line_mode_commands_and_saved_conversations(
+    server: LocalServer,
+    behaviour: ChatServer,
+    tmp_path: Path,
+    open_terminal: Callable[..., Terminal],
+) -> None:
+    behaviour.answers = [Answer(sse("One.")), Answer(sse("Two.")), Answer(sse("Three."))]
+    terminal = open_terminal(server.url, "--no-tui")
+    for typed, seen in [
+        ("/help\n", "/export [FILE]"),
+        ("first\n", "One."),
+        ("/set seed 3\n", "seed 3"),
+        ("/nonsense\n", "no command /nonsense"),
+        ("/again\n", "Two."),
+        ("/edit other\n", "Three."),
+        (f"/export {tmp_path}/a.md\n", "written to"),
+        ("/copy\n", "\x1b]52;c;VGhyZWUu\x07"),
+        ("/list THREE\n", "1  other"),
+    ]:
+        terminal.wait_for("> ")
+        terminal.type(typed)
+        terminal.wait_for(seen)
+    terminal.wait_for("> ")
+    terminal.type("/quit\n")
+    assert terminal.close() == 0
+    assert "Three." in (tmp_path / "a.md").read_text()
+    assert [body.get("seed") for body in behaviour.bodies] == [None, 3, 3]
+    terminal = open_terminal(server.url, "--line", "--continue")
+    terminal.wait_for("> ")
+    terminal.type(f"/export {tmp_path}/b.md\n")
+    terminal.wait_for("written to")
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.close() == 0
+    assert (tmp_path / "b.md").read_text() == (tmp_path / "a.md").read_text()
+
+
+@pytest.mark.parametrize("way", ["key", "signal"])
+def test_screen_gives_the_terminal_back_and_keeps_the_part(
+    server: LocalServer,
+    behaviour: ChatServer,
+    way: str,
+    open_terminal: Callable[..., Terminal],
+) -> None:
+    may_go_on = threading.Event()
+
+    def slow() -> Iterator[bytes]:
+        yield sse("Once upon")[0]
+        may_go_on.wait(20)
+
+    behaviour.answers = [Answer(slow())]
+    terminal = open_terminal(server.url)
+    before = termios.tcgetattr(terminal.fd)
+    terminal.wait_for("\x1b[?1049h")
+    terminal.wait_for("commands")
+    terminal.type("story\r")
+    terminal.wait_for("upon")
+    if way == "key":
+        terminal.type("\x1b[21~")
+    else:
+        os.kill(terminal.process.pid, signal.SIGTERM)
+    terminal.wait_for("\x1b[?1049l")
+    may_go_on.set()
+    after = termios.tcgetattr(terminal.fd)
+    assert terminal.close() == (0 if way == "key" else 143)
+    assert after[3] & (termios.ECHO | termios.ICANON) == before[3] & (termios.ECHO | termios.ICANON)
+    with contextlib.closing(ConversationStore(state_dir() / "conversations.sqlite3")) as store:
+        assert [turn.text for turn in store.load(1).turns] == ["story", "Once upon"]

@@ -17,6 +17,10 @@ from typing import Any
 
 import pytest
 
+from app.ops.memory_ledger import FILE_NAME, Figures, LedgerEntry, MemoryLedger
+from app.planning.calibration import shape_key
+from app.planning.plan_models import find_planned_model
+from engine.kv_sizing import GIB
 from tests.default_model import default_gguf, default_model_folder
 from tests.gemma_model import gemma_folder
 from tests.test_import_hygiene import HEAVY, loaded_by, top_level
@@ -167,7 +171,7 @@ def test_the_longest_length_is_the_longest() -> None:
         (("qwen3-8b", "--gpu", "rtx490"), 2, "did you mean rtx4090?"),
         (("qwen3-8b", "--gpu", "24GiB", "--tp", "3"), 2, "sizes that do: 1, 2, 4, 8, 16"),
         (("qwen3-8b", "--gpu", "24GiB", "--max-model-len", "1M"), 2, "use 40960 or less"),
-        (("qwen3-8b", "--gpu", "24GiB", "--quantization", "awq"), 2, "fp8 is"),
+        (("qwen3-8b", "--gpu", "24GiB", "--quantization", "awq"), 2, "fp8 can be planned there"),
         (("qwen3-8b", "--gpu", "24GiB", "--kv-cache-dtype", "int3"), 2, "'int3' is not known"),
         (("a/b", "--gpu", "24GiB"), 4, "HF_HUB_OFFLINE forbids"),
         (("--from-log", "/no/such.log"), 2, "cannot read /no/such.log"),
@@ -178,6 +182,86 @@ def test_errors_say_what_to_type(arguments: tuple[str, ...], code: int, message:
 
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
+
+
+def start_of(log: Path) -> LedgerEntry:
+    """A start of the default model by vLLM on a card of 24 GiB that took 2 GiB for itself."""
+    return LedgerEntry(
+        at=1.0,
+        server="one",
+        engine="vllm",
+        engine_version="0.30.0",
+        model="org/one",
+        shape=shape_key(find_planned_model("smollm2-135m").shape),
+        device="24GiB",
+        tensor_parallel_size=1,
+        max_model_len=8192,
+        predicted=Figures(weights_bytes=GIB // 4, kv_bytes=19 * GIB, kv_tokens=885_000),
+        actual=Figures(weights_bytes=GIB // 4, kv_bytes=20 * GIB, other_bytes=2 * GIB),
+        estimated_other_bytes=GIB,
+        log_path=str(log),
+        model_path="smollm2-135m",
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> MemoryLedger:
+    """The ledger that the command reads."""
+    return MemoryLedger(tmp_path / "state" / FILE_NAME)
+
+
+def test_earlier_starts_calibrate_and_say_so(ledger: MemoryLedger, tmp_path: Path) -> None:
+    arguments = ("smollm2-135m", "--gpu", "24GiB", "--engine", "vllm")
+    before = plan_json(*arguments)
+    for _ in range(3):
+        ledger.add(start_of(tmp_path / "one.log"))
+    after, text = plan_json(*arguments), stoker("plan", *arguments).stdout
+
+    assert before["calibration"] is None
+    assert (after["calibration"]["starts"], after["calibration"]["likely"]) == (3, 2.0)
+    estimates = [sum(a["bytes"] for a in plan["assumptions"]) for plan in (before, after)]
+    assert estimates[1] == 2 * estimates[0]
+    assert "times 2.00 (2.00 to 2.00), calibrated by 3 earlier starts of this model on" in text
+    assert plan_json(*arguments, "--no-calibration") == before
+    assert plan_json(*arguments, "--peak-gib", "1")["calibration"] is None
+    assert plan_json("smollm2-135m", "--gpu", "12GiB", "--engine", "vllm")["calibration"] is None
+
+
+def test_history_shows_planned_measured_and_error(ledger: MemoryLedger, tmp_path: Path) -> None:
+    empty = stoker("plan", "--history")
+    assert (empty.returncode, empty.stdout) == (0, "")
+    assert "no start is recorded" in empty.stderr
+
+    ledger.add(start_of(tmp_path / "one.log"))
+    with (tmp_path / "state" / FILE_NAME).open("a") as file:
+        file.write("{half a li\n")
+    text, plain = stoker("plan", "--history"), stoker("plan", "--history", "--plain").stdout
+    document = json.loads(stoker("plan", "--history", "--json").stdout)
+
+    line = "  KV memory   planned    19.00 GiB  measured    20.00 GiB  error   -5.0%"
+    assert line in text.stdout.splitlines()
+    assert "1 damaged line(s)" in text.stderr
+    assert (document["schema"], document["damaged_lines"]) == ("stoker.plan.history", 1)
+    assert document["starts"][0]["error"]["kv_bytes"] == pytest.approx(-0.05)
+    assert document["starts"][0]["error"]["kv_tokens"] is None
+    assert f"one\tvllm\torg/one\t24GiB\tKV memory\t{19 * GIB}\t{20 * GIB}\t-0.05" in plain
+    assert stoker("plan", "smollm2-135m", "--history").stdout == text.stdout
+    assert stoker("plan", "qwen3-8b", "--history").stdout == ""
+
+
+def test_verify_takes_a_log_and_knows_its_model(ledger: MemoryLedger, tmp_path: Path) -> None:
+    log = tmp_path / "one.log"
+    log.write_text((DATA / "own_engine_start.log").read_text().replace("smollm2-135m", "mine"))
+    unknown = stoker("plan", "verify", str(log))
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+
+    ledger.add(start_of(log))
+    done = stoker("plan", "verify", str(log))
+    assert "weights_gib" in done.stdout, done.stderr
+    assert done.stdout == stoker("plan", "verify", str(log), "smollm2-135m").stdout
+    assert done.stdout == stoker("plan", "smollm2-135m", "--from-log", str(log)).stdout
+    for words in (("verify",), ("verify", "none.log"), ("qwen3-8b", "qwen3-4b")):
+        assert stoker("plan", *words).returncode == 2
 
 
 def test_plan_loads_nothing_heavy() -> None:

@@ -44,7 +44,7 @@ def test_outcomes(
         is_alive=is_alive,
         is_stop_requested=is_stop_requested,
         timeout_s=5.0,
-        clock=lambda: now[0],
+        still_s=lambda: now[0],
         sleep=sleep,
     )
 
@@ -57,6 +57,7 @@ def test_an_answer_on_the_port_of_a_dead_server_is_not_readiness() -> None:
         is_alive=script(True, False),
         is_stop_requested=lambda: False,
         timeout_s=1.0,
+        still_s=lambda: 0.0,
         sleep=lambda seconds: None,
     )
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from app.commands.serve import _warn_of_incomplete_log
+from app.errors import ExitCode
 from app.ops.managed_server import ManagedServer
 from app.ops.selftest import fake_spec
 from app.ops.server_registry import ServerRegistry
+from app.serve_view import warn_of_incomplete_log
 
 FULL = Path("/dev/full")
 _MAIN = "from app.cli import main; main()"
@@ -48,7 +49,25 @@ def test_a_log_that_cannot_be_written_is_said(
     server.start()
     server.wait_until_ready(60.0, lambda: False, lambda: None)
 
-    assert _warn_of_incomplete_log(server)
+    assert warn_of_incomplete_log(server)
     said = "warning: the log /dev/full is incomplete: No space left on device"
     assert said in capsys.readouterr().err
     assert server.stop().is_clean
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--restart", "always"), "--restart 'always' is not known\nhint: use no or on-failure"),
+        (("--log-max-bytes", "500K"), "--log-max-bytes 500K is no size that a log can have"),
+        (("--log-max-bytes", "much"), "--log-max-bytes much is no size that a log can have"),
+        (("--port", "9", "--status-port", "9"), "the server itself listens on port 9"),
+    ],
+)
+def test_options_of_the_supervisor_are_checked(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    done = stoker(tmp_path, "serve", *words)
+
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.startswith(f"error: {said}")

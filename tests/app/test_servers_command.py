@@ -25,14 +25,14 @@ class Machine:
     """State folder of its own, and the commands in it."""
 
     def __init__(self, state: Path) -> None:
-        self._environment = {**os.environ, "STOKER_STATE_DIR": str(state)}
+        self.environment = {**os.environ, "STOKER_STATE_DIR": str(state)}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *words],
             capture_output=True,
             text=True,
-            env=self._environment,
+            env=self.environment,
             timeout=60,
             check=False,
         )
@@ -122,3 +122,24 @@ def test_an_empty_machine(machine: Machine) -> None:
     assert machine.stoker("stop").returncode == ExitCode.UNREACHABLE
     assert machine.stoker("stop", "--all").returncode == 0
     assert machine.stoker("stop", "x", "--all").returncode == ExitCode.USAGE
+
+
+def test_a_server_between_two_starts_is_listed_and_can_be_stopped(machine: Machine) -> None:
+    waiting = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "one", "die:1", "600"],
+        env=machine.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    wait_for(lambda: machine.servers().get("one", {}).get("state") == "backing off")
+    server = machine.servers()["one"]
+    shown = machine.stoker("status", "one")
+
+    assert server["detail"].startswith("restart 1 of 5 in 600 s: the server failed to start")
+    assert (server["pid"], server["restarts"]) == (None, 0)
+    assert shown.returncode == ExitCode.NO
+    assert "one: backing off (restart 1 of 5 in 600 s" in shown.stdout
+    assert machine.stoker("stop", "one").returncode == 0
+    assert waiting.communicate(timeout=30)[0] is None
+    assert waiting.returncode == ExitCode.TERMINATED
+    assert machine.servers() == {}

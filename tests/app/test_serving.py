@@ -23,11 +23,14 @@ SCRIPT = Path(__file__).with_name("serve_fake.py")
 class Serving:
     """The process, its port and its state folder."""
 
-    def __init__(self, state: Path, mode: str, timeout_s: float, wrapper: list[str]) -> None:
+    def __init__(
+        self, state: Path, mode: str, timeout_s: float, wrapper: list[str], restarts: int
+    ) -> None:
         self.port = free_port()
         self.state = state
         environment = {**os.environ, "STOKER_STATE_DIR": str(state)}
-        command = [*wrapper, sys.executable, str(SCRIPT), str(self.port), mode, str(timeout_s)]
+        words = [str(self.port), mode, str(timeout_s), str(restarts)]
+        command = [*wrapper, sys.executable, str(SCRIPT), *words]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -37,7 +40,8 @@ class Serving:
         assert self.process.stdout is not None
         self.ready_line = self.process.stdout.readline()
         assert self.ready_line.startswith(f"ready at http://127.0.0.1:{self.port} (")
-        return psutil.Process(self.process.pid).children(recursive=True)
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if "session_guard" not in " ".join(child.cmdline())]
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, rest of stdout, stderr."""
@@ -59,8 +63,10 @@ Serve = Callable[..., Serving]
 def serve(tmp_path: Path) -> Iterator[Serve]:
     started: list[Serving] = []
 
-    def start(mode: str, timeout_s: float = 60.0, wrapper: list[str] | None = None) -> Serving:
-        started.append(Serving(tmp_path / "state", mode, timeout_s, wrapper or []))
+    def start(
+        mode: str, timeout_s: float = 60.0, wrapper: list[str] | None = None, restarts: int = 0
+    ) -> Serving:
+        started.append(Serving(tmp_path / "state", mode, timeout_s, wrapper or [], restarts))
         return started[-1]
 
     yield start
@@ -143,7 +149,7 @@ def test_a_start_that_takes_too_long_is_stopped(serve: Serve) -> None:
     code, _, err = serving.end()
 
     assert code == ExitCode.TIMEOUT
-    assert "not ready after 1.5 s" in err
+    assert "not ready, and no progress for 1.5 s" in err
     assert "--startup-timeout" in err
     assert "was asked to stop" not in err, "the hang is told, not what the stop added to the log"
 
@@ -180,3 +186,30 @@ def test_the_server_dies_with_a_killed_stoker(serve: Serve) -> None:
     serving.end()
 
     wait_for(lambda: not is_running(child))
+
+
+def test_a_killed_server_is_served_again_and_the_rest_is_said(serve: Serve) -> None:
+    serving = serve("crash-later", restarts=1)
+    serving.wait_until_ready()
+    assert serving.process.stdout is not None
+    assert serving.process.stdout.readline().startswith("ready at"), "once more"
+    (record,) = serving.records()
+    assert record["num_restarts"] == 1
+    code, _, err = serving.end()
+
+    assert code == ExitCode.ENGINE_DIED
+    assert "restart 1 of 1 in 0.1 s" in err
+    assert err.count("died (killed by signal 9)") == 2
+    assert "not started again: 1 restarts in a row did not help" in err
+    assert err.count("starting fake on") == 2
+    assert "(usually " in err, "the first start is remembered"
+    assert len(list(serving.state.glob("logs/*.log"))) == 2
+    assert serving.records() == []
+
+
+def test_a_lasting_cause_is_not_tried_again(serve: Serve) -> None:
+    code, _, err = serve("crash-at-start", restarts=5).end()
+
+    assert code == ExitCode.ENGINE_FAILED_TO_START
+    assert "not started again: another start would fail in the same way" in err
+    assert "restart 1" not in err

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import io
 import re
 
 import pytest
+from rich.console import Console
 
 from app.ops.model_store import StoreProgress
+from app.ops.start_history import StartTimes
 from app.progress import ModelProgress
 from app.start_view import StartView
-from logparse import PhaseFinished, PhaseStarted
+from logparse import PhaseFinished, PhaseStarted, ProgressMade
 
 
 def without_times(text: str) -> list[str]:
@@ -30,6 +33,34 @@ def test_a_phase_that_did_not_end_is_marked(capsys: pytest.CaptureFixture[str]) 
         view.show((PhaseStarted(1, "configuration", None),))
 
     assert without_times(capsys.readouterr().err) == ["starting m", "  configuration  not finished"]
+
+
+def test_what_earlier_starts_took_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with StartView("starting m", StartTimes(61.25, {"loading": 3.0})) as view:
+        view.show((PhaseStarted(1, "loading", None),))
+        view.close()
+
+    assert view.phase_seconds().keys() == {"loading"}
+    assert capsys.readouterr().err.startswith("starting m (usually 61.2 s)\n")
+
+
+def test_a_terminal_shows_the_bar_or_the_usual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = io.StringIO()
+    console = Console(file=drawn, width=100, force_terminal=True, color_system=None)
+    monkeypatch.setattr("app.start_view.talk_console", lambda: console)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with StartView("starting m", StartTimes(9.0, {"loading": 3.0})) as view:
+        view.show((PhaseStarted(1, "loading", None),))
+        console.print(view._table())
+        before = drawn.getvalue()
+        view.show((ProgressMade(2, "shards", 3, 4),))
+        console.print(view._table())
+    after = drawn.getvalue()[len(before) :]
+
+    assert "usually 3.0 s" in before
+    assert "3/4 shards" in after
+    assert after.count("\N{BOX DRAWINGS HEAVY HORIZONTAL}") > 10
+    assert "usually 3.0 s" not in after.partition("3/4")[2]
 
 
 def test_making_a_model_is_told_by_step(capsys: pytest.CaptureFixture[str]) -> None:

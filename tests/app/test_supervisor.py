@@ -16,6 +16,7 @@ from app.ops.log_sink import LogSink
 from app.ops.ports import free_port as free_port
 from app.ops.ports import is_port_free
 from app.ops.supervisor import StopTimes, Supervisor
+from tests.app.test_doctor_gpu import GIB, Card, ScriptedNvml
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 Launch = Callable[[str], tuple[Supervisor, LogSink, LaunchSpec]]
@@ -144,6 +145,27 @@ def test_the_log_is_private_and_without_the_key(
     assert "very-secret-key" not in text
     assert "Resolved architecture: LlamaForCausalLM" in text
     assert "very-secret-key" not in repr(spec)
+
+
+def test_gpu_memory_that_stays_is_named(tmp_path: Path) -> None:
+    card = Card()
+    spec = LaunchSpec(
+        engine="fake",
+        argv=(sys.executable, str(ENGINE), "--port", str(port := free_port())),
+        model="fake",
+        host="127.0.0.1",
+        port=port,
+        shutdown_timeout_s=0.2,
+    )
+    times = StopTimes(grace_s=0.3, group_s=1.0, kill_s=5.0, gpu_s=0.0)
+    supervisor = Supervisor(spec, LogSink(tmp_path / "x.log"), times, ScriptedNvml(card))
+    supervisor.start()
+    card.computing = [(supervisor.pid, 20 * GIB)]
+    report = supervisor.stop()
+
+    assert not report.is_clean
+    assert report.remains(port) == f"GPU 0 still holds 20.00 GiB for pid {supervisor.pid}"
+    assert report.gpu_freed_bytes == 20 * GIB
 
 
 def test_exit_status_of_a_crash(

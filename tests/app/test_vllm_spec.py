@@ -67,7 +67,7 @@ def test_flags_keep_their_name(words: tuple[str, ...], expected: list[str]) -> N
     [
         (("--num-threads", "4"), "--num-threads", "VLLM_CPU_OMP_THREADS_BIND"),
         (("--device", "cpu"), "--device", "build"),
-        (("--attention-backend", "native"), "--attention-backend", "-- --attention-backend"),
+        (("--kernels", "native"), "--kernels", "-- --attention-backend"),
         (("--model-impl", "stoker"), "--model-impl stoker", "transformers"),
         (("--tool-call-parser", "json"), "--tool-call-parser json", "hermes"),
     ],

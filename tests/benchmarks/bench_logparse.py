@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from logparse import LogParser, explain, to_document
+from logparse.restore import restored_lines
 from logparse.source import decoded_lines
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "logs"
@@ -79,7 +80,7 @@ def bench_large(name: str, log: Path) -> None:
     start, peaks, seen, mark = time.process_time(), [], 0, size // 4
     parser = LogParser(tells_events=False)
     with log.open("rb") as stream:
-        for line in decoded_lines(stream):
+        for line in restored_lines(decoded_lines(stream)):
             parser.feed(line)
             seen += len(line)
             if seen >= mark:
@@ -142,13 +143,15 @@ def _mutate(piece: bytearray, samples: list[bytes], chance: random.Random) -> No
         chance.shuffle(lines)
         piece[:] = b"".join(lines)
     else:
-        piece[at:at] = chance.choice((b"\r", b"\n", b"\0", b"\x1b[", b"> ", b"0: ", b"\xff", b"{"))
+        piece[at:at] = chance.choice(
+            (b"\r", b"\n", b"\0", b"\x1b[", b"> ", b"0: ", b"\xff", b"{", b"&lt;")
+        )
 
 
 def read_mutated(log: bytes) -> str:
     """Everything that is done with a log, in memory; the explanation."""
     parser = LogParser()
-    for line in decoded_lines(io.BytesIO(log)):
+    for line in restored_lines(decoded_lines(io.BytesIO(log))):
         parser.feed(line)
     report = parser.report()
     to_document(report)

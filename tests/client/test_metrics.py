@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from app.client import metric_names
+from app.client.absence import metrics_hint, why_absent
+from app.client.exposition import parse_exposition
 from app.client.metrics import MetricsSample, rates_between, read_sample
 
 REAL = Path(__file__).parents[3] / "shared" / "metrics"
@@ -176,3 +179,75 @@ def test_values_that_are_no_numbers_are_unknown() -> None:
 def test_no_time_between_samples_gives_no_rate() -> None:
     one = MetricsSample(1.0, "vllm", generation_tokens=1)
     assert rates_between(one, one).generation_tokens_per_s is None
+
+
+@pytest.mark.parametrize("name", ["vllm-0.30.0-busy.txt", "vllm-0.32.0-idle.txt"])
+def test_every_metric_of_a_real_vllm_is_read_or_left_out_on_purpose(name: str) -> None:
+    path = REAL / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    known = {*metric_names.OWN_READING, *metric_names.NOT_READ}
+    for names in metric_names.ENGINES:
+        for field in dataclasses.fields(names):
+            known.update(getattr(names, field.name))
+    known |= {f"{one}_total" for one in known}
+    families = parse_exposition(path.read_text()).types
+    ours = {one for one in families if one.startswith("vllm:") and not one.endswith("_created")}
+    assert len(ours) > 30
+    assert ours - known == set()
+
+
+def test_the_start_time_tells_a_restart_that_counters_do_not() -> None:
+    old = sample("vllm:generation_tokens_total 10\nprocess_start_time_seconds 1000\n")
+    later = sample("vllm:generation_tokens_total 50\nprocess_start_time_seconds 2000\n", 10.0)
+    rates = rates_between(old, later)
+    assert rates.had_restart
+    assert rates.generation_tokens_per_s == 5  # all of it is the new process's
+    same = dataclasses.replace(later, start_time_s=1000.01)
+    assert not rates_between(old, same).had_restart
+
+
+def test_further_values_of_vllm() -> None:
+    found = sample(
+        'vllm:request_success_total{finished_reason="stop",engine="0"} 5\n'
+        'vllm:request_success_total{finished_reason="stop",engine="1"} 2\n'
+        'vllm:request_success_total{finished_reason="error",engine="0"} 3\n'
+        'vllm:num_requests_waiting_by_reason{reason="capacity"} 4\n'
+        'vllm:num_requests_waiting_by_reason{reason="deferred"} 1\n'
+        'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
+        'vllm:engine_sleep_state{sleep_state="discard_all"} 1\n'
+        "vllm:admission_rejections_total 6\nvllm:spec_decode_num_accepted_tokens_total 7\n"
+        'vllm:cache_config_info{kv_cache_max_concurrency="2.5",num_gpu_blocks="9"} 1\n'
+    )
+    assert found.finished_by_reason == {"stop": 7, "error": 3}
+    assert (found.finished, found.failed, found.rejected) == (10, 3, 6)
+    assert (found.waiting_deferred, found.sleep_state) == (1, "discard_all")
+    assert (found.spec_accepted_tokens, found.max_concurrency) == (7, 2.5)
+
+
+def test_failed_requests_of_others() -> None:
+    assert sample('tgi_queue_size 0\ntgi_request_failure{err="x"} 2\n').failed == 2
+    assert sample("sglang:num_running_reqs 0\nsglang:num_aborted_requests_total 1\n").failed == 1
+    assert sample("llamacpp:requests_processing 1\n").failed is None
+
+
+@pytest.mark.parametrize(
+    ("field", "engine", "word"),
+    [
+        ("kv_usage", "llama.cpp", "/slots"),
+        ("ttft", "llama.cpp", "stoker bench"),
+        ("spec_drafts", "vllm", "--speculative-config"),
+        ("running", "vllm", "--disable-log-stats"),
+        ("kv_usage", "tgi", "TGI"),
+        ("kv_usage", "stoker", "does not expose"),
+        ("kv_usage", None, "does not expose"),
+    ],
+)
+def test_absence_has_a_reason(field: str, engine: str | None, word: str) -> None:
+    assert word in why_absent(field, engine)
+
+
+def test_a_missing_metrics_page_has_a_flag() -> None:
+    assert "--metrics" in (metrics_hint(501) or "")
+    assert "--enable-metrics" in (metrics_hint(404) or "")
+    assert metrics_hint(500) is None

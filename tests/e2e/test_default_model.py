@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import psutil
 import pytest
 
 from engine.model_config import ModelConfig
-from tests.benchmarks.load_client import run_load
 from tests.e2e.running_server import (
     STOKER,
     Server,
@@ -67,8 +65,12 @@ def test_the_capital_of_france(server: Server) -> None:
 
 def test_thirty_two_streams_finish_and_the_cache_is_empty_again(server: Server) -> None:
     before = gauge(server.url, "vllm:generation_tokens_total")
-    result = asyncio.run(run_load(server.url, "smollm2-135m", 32, max_tokens=24))
-    assert result.output_tokens == 32 * 24
+    options = "--concurrency 32 --num-prompts 32 --output-tokens 24 --warmup 0 --repeat 1 --json"
+    run = subprocess.run(
+        [str(STOKER), "bench", server.url, *options.split()], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["results"][0]["total_output_tokens"] == 32 * 24
     wait_for_gauge(server.url, "vllm:kv_cache_usage_perc", 0.0)
     wait_for_gauge(server.url, "vllm:num_requests_running", 0.0)
     assert gauge(server.url, "vllm:generation_tokens_total") - before == 32 * 24
@@ -122,10 +124,9 @@ def test_ctrl_c_ends_every_process_with_requests_in_flight(tmp_path: Path) -> No
     port = free_port()
     with started(serve(port, "--shutdown-timeout", "1"), port) as server:
         tree = server.tree()
-        assert len(tree) == 3, [item.cmdline() for item in tree]
+        assert len(tree) == 4, [item.cmdline() for item in tree]  # with the guard
         load = subprocess.Popen(
-            [sys.executable, "-c", _LOAD.format(url=server.url)],
-            cwd=Path(__file__).parents[2],
+            [str(STOKER), "bench", server.url, "--concurrency", "8", "--output-tokens", "4000"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -135,13 +136,6 @@ def test_ctrl_c_ends_every_process_with_requests_in_flight(tmp_path: Path) -> No
         assert [item for item in tree if item.is_running()] == []
         assert health(server.url) is None
         assert re.search(r"stopped", server.text)
-
-
-_LOAD = """
-import asyncio
-from tests.benchmarks.load_client import run_load
-asyncio.run(run_load("{url}", "smollm2-135m", 8, max_tokens=4000))
-"""
 
 
 def test_a_killed_engine_core_fails_requests_at_once_and_serve_exits_6(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from engine.config import DeviceConfig
 from engine.errors import ConfigError
 from engine.kernels.kernel_set import ModelStep, create_kernel_set
 from engine.kernels.native.model_step import NativeKernels, NativeModelStep
+from engine.kernels.quantized_reference import quantized
 from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec, group_layers
 from engine.model_config import ModelConfig
@@ -24,7 +25,7 @@ from tests.worker.driver import engine_config
 
 
 def native_library() -> ctypes.CDLL:
-    device = DeviceConfig(attention_backend="native")
+    device = DeviceConfig(kernels="native")
     try:
         kernels = select_kernels(device, KVCacheSpec(16, 1, 64, 1, 2), ["native"], 1).kernels
     except ConfigError as error:
@@ -34,22 +35,29 @@ def native_library() -> ctypes.CDLL:
 
 
 def native_model(
-    folder: Path, *, block_size: int = 16, num_threads: int = 2, num_positions: int = 256
+    folder: Path,
+    *,
+    block_size: int = 16,
+    num_threads: int = 2,
+    num_positions: int = 256,
+    quantization: str = "none",
 ) -> NativeModelStep:
     config = engine_config(folder, dtype="bfloat16", block_size=block_size)
     weights = load_weights(
         config.model, torch.bfloat16, torch.device("cpu"), lambda done, total: None
     )
-    kernels = NativeKernels(native_library(), num_threads)
+    kernels = quantized(NativeKernels(native_library(), num_threads), quantization)
+    assert isinstance(kernels, NativeKernels)
     return build_native_decoder(config.model, weights, kernels, num_positions, cache_spec(config))
 
 
-def reference_model(folder: Path, *, block_size: int = 16) -> ModelStep:
+def reference_model(folder: Path, *, block_size: int = 16, quantization: str = "none") -> ModelStep:
     """The plain-torch twin in float32."""
     config = engine_config(folder, block_size=block_size)
     weights = load_weights(config.model, torch.float32, torch.device("cpu"), lambda *state: None)
     build = model_class(config.model.architecture)
-    return build(config.model, weights, create_kernel_set("reference"), 256, cache_spec(config))
+    kernels = quantized(create_kernel_set("reference"), quantization)
+    return build(config.model, weights, kernels, 256, cache_spec(config))
 
 
 def group_windows(folder: Path) -> list[int | None]:

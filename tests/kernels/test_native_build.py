@@ -1,17 +1,29 @@
-"""Building the native library: one build per source, compiler and CPU, and reasons when none."""
+"""Building the native library: one build per source, compiler and CPU, whatever goes wrong."""
 
 from __future__ import annotations
 
+import logging
 import os
-import threading
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.kernels.native import build
-from engine.kernels.native.build import BuildError, build_library
+from engine.kernels.native.build import BuildError, built_library
+from engine.kernels.native.instruction_sets import (
+    INSTRUCTION_SETS,
+    InstructionSet,
+    choose_instruction_set,
+)
 from engine.kernels.native.library import open_library
 from tests.kernels.native_models import native_library
+
+PORTABLE = INSTRUCTION_SETS[-1]
 
 
 @pytest.fixture(autouse=True)
@@ -19,15 +31,29 @@ def _no_chosen_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
 
 
-def fake_compiler(folder: Path, version: str = "fake 1.0") -> Path:
-    """Notes each build in `builds` and writes the name of its process to the output."""
+@pytest.fixture
+def logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.LogCaptureFixture]:
+    logger = logging.getLogger("engine")
+    monkeypatch.setattr(logger, "propagate", False)
+    logger.addHandler(caplog.handler)
+    caplog.set_level("INFO", "engine")
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+def fake_compiler(folder: Path, version: str = "fake 1.0", before_output: str = "") -> Path:
+    """Notes each build in `builds`, writes some output, runs `before_output`, writes the rest."""
     script = folder / "fake-cxx"
     script.write_text(
         f"""#!/bin/sh
 for last; do :; done
 if [ "$last" = --version ]; then echo "{version}"; exit 0; fi
 echo build >> {folder}/builds
-echo $$ > "$last"
+echo "half of $last" > "$last"
+{before_output}
+echo $$ >> "$last"
 """
     )
     script.chmod(0o755)
@@ -38,60 +64,159 @@ def num_builds(folder: Path) -> int:
     return len((folder / "builds").read_text().splitlines())
 
 
+def built(cache: Path, isa: InstructionSet = PORTABLE) -> Path:
+    with built_library(isa, cache) as path:
+        assert path.is_file()
+        return path
+
+
+def libraries(cache: Path) -> list[str]:
+    """Everything in the folder but its lock."""
+    return [name for name in os.listdir(cache) if name != "build.lock"]
+
+
+def start_build(cache: Path) -> subprocess.Popen[str]:
+    """A process of its own, as at a start of the server; prints what it logs, then the path."""
+    code = f"""
+import logging, sys
+logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
+from pathlib import Path
+from engine.kernels.native.build import built_library
+from engine.kernels.native.instruction_sets import INSTRUCTION_SETS
+with built_library(INSTRUCTION_SETS[-1], Path({str(cache)!r})) as path:
+    print("BUILT", path, path.is_file())
+"""
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+
 def test_the_second_call_does_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
-    first = build_library(tmp_path / "cache")
-    assert build_library(tmp_path / "cache") == first
+    first = built(tmp_path / "cache")
+    assert built(tmp_path / "cache") == first
     assert num_builds(tmp_path) == 1
-    assert os.listdir(first.parent) == [first.name]  # nothing half-made is left
+    assert libraries(first.parent) == [first.name]  # nothing half-made is left
 
 
-def test_another_compiler_cpu_or_flag_builds_anew(
+def test_another_compiler_cpu_flag_or_level_builds_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = fake_compiler(tmp_path)
     monkeypatch.setenv("CXX", str(compiler))
-    paths = {build_library(tmp_path / "cache")}
+    paths = {built(tmp_path / "cache")}
     monkeypatch.setenv("CXX", f"{compiler} -DX")
-    paths.add(build_library(tmp_path / "cache"))
+    paths.add(built(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, version="fake 2.0")))
-    paths.add(build_library(tmp_path / "cache"))
+    paths.add(built(tmp_path / "cache"))
+    paths.add(built(tmp_path / "cache", INSTRUCTION_SETS[-2]))
     monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"avx512_bf16", "other"}))
-    paths.add(build_library(tmp_path / "cache"))
-    assert len(paths) == num_builds(tmp_path) == 4
+    paths.add(built(tmp_path / "cache"))
+    assert len(paths) == num_builds(tmp_path) == 5
 
 
 def test_a_changed_source_builds_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
-    before = build_library(tmp_path / "cache")
+    before = built(tmp_path / "cache")
     for source in build._SOURCE.parent.glob("*.[ch]*"):
         (tmp_path / source.name).write_bytes(source.read_bytes())
     monkeypatch.setattr(build, "_SOURCE", tmp_path / "step.cpp")
-    assert build_library(tmp_path / "cache") == before
+    assert built(tmp_path / "cache") == before
     (tmp_path / "gemm.h").write_text("// changed")
-    assert build_library(tmp_path / "cache") != before
+    assert built(tmp_path / "cache") != before
 
 
-def test_builds_at_the_same_time_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_builds_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = fake_compiler(tmp_path)
+    for number in range(build._KEPT_BUILDS + 3):
+        monkeypatch.setenv("CXX", f"{compiler} -DX={number}")
+        newest = built(tmp_path / "cache")
+    left = libraries(tmp_path / "cache")
+    assert len(left) == build._KEPT_BUILDS
+    assert newest.name in left
+
+
+def test_a_damaged_file_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
-    paths: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: paths.append(build_library(tmp_path / "cache")))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(paths) == 8
-    assert len(set(paths)) == 1
-    assert os.listdir(tmp_path / "cache") == [paths[0].name]
+    first = built(tmp_path / "cache")
+    first.write_bytes(first.read_bytes()[:5])
+    second = built(tmp_path / "cache")
+    assert libraries(tmp_path / "cache") == [second.name]
+    assert "are damaged and are built again" in logged.text
+
+
+def test_a_build_outlives_its_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
+    first = built(tmp_path / "cache")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert built(tmp_path / "cache") == first
+
+
+def test_starts_at_the_same_time_build_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, before_output=wait)))
+    starts = [start_build(tmp_path / "cache") for _ in range(2)]
+    wait_for(tmp_path / "builds")
+    go.touch()
+    said = [start.communicate(timeout=60)[0] for start in starts]
+    paths = {text.split("BUILT ")[1] for text in said}
+    assert len(paths) == num_builds(tmp_path) == 1
+    assert paths.pop().endswith("True\n")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_build_is_repeated(
+    stop: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler that the first start leaves behind goes on, and must do no harm."""
+    go = tmp_path / "go"
+    wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, before_output=wait)))
+    cache = tmp_path / "cache"
+    first = start_build(cache)
+    wait_for(tmp_path / "builds")
+    first.send_signal(stop)
+    first.communicate(timeout=60)
+    assert len(libraries(cache)) == 1  # the folder of the build
+    second = start_build(cache)
+    go.touch()
+    text, _ = second.communicate(timeout=60)
+    assert "left by a build that was killed" in text
+    assert libraries(cache) == [Path(text.split()[-2]).name]
+    assert num_builds(tmp_path) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="folders of /proc cannot be written")
+def test_a_read_only_cache_builds_for_one_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
+    with built_library(PORTABLE, Path("/proc/self/kernels")) as path:
+        assert path.is_file()
+    assert not path.exists()
+    assert "/proc/self/kernels cannot be written" in logged.text
+    assert "STOKER_CACHE_DIR" in logged.text
+    fake_compiler(tmp_path, before_output="exit 1")
+    with pytest.raises(BuildError, match="failed with code 1"):
+        built(Path("/proc/self/kernels"))
 
 
 def test_the_cache_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
     monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path / "elsewhere"))
-    assert build_library().parent == tmp_path / "elsewhere" / "kernels"
+    with built_library(PORTABLE) as path:
+        assert path.parent == tmp_path / "elsewhere" / "kernels"
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,28 +227,28 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     )
     monkeypatch.setenv("CXX", str(script))
     with pytest.raises(BuildError, match=r"failed with code 3: .*error: no such thing"):
-        build_library(tmp_path / "cache")
-    assert os.listdir(tmp_path / "cache") == []
+        built(tmp_path / "cache")
+    assert libraries(tmp_path / "cache") == []
 
 
-def test_without_a_compiler_the_names_are_told(
+def test_without_a_compiler_the_remedy_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BuildError, match=r"no C\+\+ compiler on the PATH .*g\+\+, clang\+\+"):
-        build_library(tmp_path / "cache")
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler on the PATH .*apt install g\+\+"):
+        built(tmp_path / "cache")
     monkeypatch.setenv("CXX", "strange-cxx -O1")
     with pytest.raises(BuildError, match="CXX names, strange-cxx, is not there"):
-        build_library(tmp_path / "cache")
+        built(tmp_path / "cache")
 
 
-def test_a_cache_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cache_below_a_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
     (tmp_path / "file").write_text("")
-    with pytest.raises(BuildError, match="file/kernels cannot be written"):
-        build_library(tmp_path / "file" / "kernels")
+    built(tmp_path / "file" / "kernels")
+    assert "file/kernels cannot be written (Not a directory)" in logged.text
 
 
 @pytest.mark.slow
@@ -133,5 +258,5 @@ def test_a_real_build_compiles_without_warnings_and_loads(
     native_library()
     compiler = build.find_compiler()[0]
     monkeypatch.setenv("CXX", f"{compiler} -Wall -Wextra -Werror")
-    path = build_library(tmp_path / "cache")
-    assert open_library(path).stoker_model_create is not None
+    with built_library(choose_instruction_set(), tmp_path / "cache") as path:
+        assert open_library(path).stoker_model_create is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from engine.config import DeviceConfig
 from engine.errors import ConfigError
 from engine.kernels import selection
+from engine.kernels.native import instruction_sets
+from engine.kernels.native.model_step import NativeKernels
 from engine.kernels.selection import SelectedKernels, select_kernels
 from engine.kv_sizing import KVCacheSpec
 from tests.kernels.native_models import native_library
@@ -32,13 +35,6 @@ def logged(
     logger.removeHandler(caplog.handler)
 
 
-@pytest.fixture
-def _able_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every later obstacle shows on any machine."""
-    monkeypatch.setattr(selection, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-
-
 def select(device: DeviceConfig, spec: KVCacheSpec = SPEC) -> SelectedKernels:
     return select_kernels(device, spec, SETS, 2)
 
@@ -48,16 +44,29 @@ def test_auto_takes_native_where_it_runs(logged: pytest.LogCaptureFixture) -> No
     selected = select(DeviceConfig())
     assert selected.kernels.name == "native"
     assert selected.candidates == ["NATIVE", "REFERENCE"]
-    assert not logged.records
+    assert re.search(r"Native kernels for .* on this CPU: the best it has\.$", logged.text)
+    assert logged.records[-1].levelname == "INFO"
+
+
+def test_a_forced_build_is_named(
+    monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
+) -> None:
+    native_library()
+    monkeypatch.setenv("STOKER_NATIVE_ISA", "portable")
+    kernels = select(DeviceConfig()).kernels
+    assert isinstance(kernels, NativeKernels)
+    assert kernels.build.startswith("step-portable-")
+    assert "for any CPU are used on this CPU: STOKER_NATIVE_ISA asks for portable." in logged.text
 
 
 def test_reference_is_taken_when_asked_for(logged: pytest.LogCaptureFixture) -> None:
-    selected = select(DeviceConfig(attention_backend="reference"))
+    selected = select(DeviceConfig(kernels="reference"))
     assert (selected.kernels.name, selected.candidates) == ("reference", ["REFERENCE"])
-    assert not logged.records
+    assert [record.getMessage() for record in logged.records] == [
+        "Reference kernels (torch) are used: --kernels asks for them."
+    ]
 
 
-@pytest.mark.usefixtures("_able_cpu")
 @pytest.mark.parametrize(
     ("device", "spec", "reason"),
     [
@@ -77,45 +86,53 @@ def test_obstacles_are_told_once(
     (record,) = logged.records
     assert record.levelname == "INFO"
     assert record.getMessage().startswith("Native CPU kernels are not used: ")
-    asked = DeviceConfig(device=device.device, dtype=device.dtype, attention_backend="native")
-    with pytest.raises(ConfigError, match=f"--attention-backend native cannot.*{reason}.*Use auto"):
+    asked = DeviceConfig(device=device.device, dtype=device.dtype, kernels="native")
+    with pytest.raises(ConfigError, match=f"--kernels native cannot.*{reason}.*Use auto"):
         select(asked, spec)
 
 
-@pytest.mark.usefixtures("_able_cpu")
 def test_an_architecture_without_native_code_falls_back(logged: pytest.LogCaptureFixture) -> None:
     assert select_kernels(DeviceConfig(), SPEC, ["reference"], 2).kernels.name == "reference"
     assert "no code for this architecture" in logged.records[0].getMessage()
 
 
-def test_other_cpus_fall_back(
-    monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(selection, "cpu_flags", lambda: frozenset({"avx2"}))
-    assert select(DeviceConfig()).kernels.name == "reference"
-    assert "no AVX512-BF16" in logged.records[0].getMessage()
+def test_any_cpu_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    native_library()
+    monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: frozenset({"sse2"}))
+    kernels = select(DeviceConfig()).kernels
+    assert isinstance(kernels, NativeKernels)
+    assert kernels.build.startswith("step-portable-")
 
 
-@pytest.mark.usefixtures("_able_cpu")
+@pytest.mark.parametrize("has_bf16", [True, False])
 def test_a_missing_compiler_is_worth_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
+    has_bf16: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(selection, "cpu_has_bf16", lambda: has_bf16)
     assert select(DeviceConfig()).kernels.name == "reference"
     (record,) = logged.records
     assert record.levelname == "WARNING"
     assert "no C++ compiler" in record.getMessage()
+    assert "apt install g++" in record.getMessage()
+    assert ("--dtype float32 is faster" in record.getMessage()) != has_bf16
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler"):
-        select(DeviceConfig(attention_backend="native"))
+        select(DeviceConfig(kernels="native"))
 
 
-@pytest.mark.usefixtures("_able_cpu")
 def test_a_library_that_does_not_load_falls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
-    broken = tmp_path / "broken.so"
-    broken.write_text("not a library")
-    monkeypatch.setattr(selection, "build_library", lambda: broken)
+    compiler = tmp_path / "cxx"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "no library" > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path))
     assert select(DeviceConfig()).kernels.name == "reference"
-    assert "broken.so" in logged.records[0].getMessage()
+    assert logged.records[-1].levelname == "WARNING"
+    assert "kernels/step-" in logged.records[-1].getMessage()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from logparse import (
     explain,
     parse_lines,
 )
+from logparse.line_meaning import explain_line
 from logparse.problem_text import OWN_FLAGS
 
 START = (Path(__file__).parents[1] / "data" / "own_engine_start.log").read_text().splitlines()
@@ -289,3 +292,57 @@ def test_proposed_flags_are_flags_of_our_engine() -> None:
     names = {field.name.replace("_", "-") for field in dataclasses.fields(EngineArgs)}
     known = {f"--{name}" for name in names} | {f"--no-{name}" for name in names}
     assert known >= OWN_FLAGS
+
+
+ENGINE = Path(__file__).parents[2] / "engine"
+# Their text is made elsewhere: the error itself, a line of uvicorn's, figures of other lines.
+MADE_ELSEWHERE = {"%s", "%s: %s", "OSError: %s", "ConfigError: %s"}
+VALUES = {  # of the placeholders, where a rule looks at them
+    "non-default args: %s": "{'model': 'm'}",
+    "Resolved architecture: %s": "LlamaForCausalLM",
+    "Supported tasks: %s": "('generate',)",
+    "Using %s attention backend out of potential backends: %s.": "NATIVE",
+    "%s %s failed.": "POST",
+}
+
+
+def logged() -> list[str]:
+    """The text of each line above DEBUG that the engine's source can log."""
+    texts = []
+    for path in sorted(ENGINE.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            is_level = call.func.attr in ("info", "warning", "error", "exception", "critical")
+            at = 0 if is_level else 1
+            if not (is_level or call.func.attr == "log") or "log" not in ast.unparse(
+                call.func.value
+            ):
+                continue
+            text = call.args[at] if len(call.args) > at else None
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                texts.append(text.value)
+    return texts
+
+
+def test_every_line_that_our_engine_logs_is_known() -> None:
+    texts = logged()
+    assert len(texts) > 50
+    unknown = []
+    for text in texts:
+        shown = re.sub(r"%(?:\.\d+)?f|%,?d", "7", text)
+        shown = re.sub(r"(?<=[ (])%s(?= GiB)", "1.5", shown)
+        shown = shown.replace("%s", VALUES.get(text, "/w/x"), 1).replace("%s", "/w/x")
+        line = f"(EngineCore pid=7) INFO 10-03 12:00:00 [a.py:1] {shown}"
+        if text not in MADE_ELSEWHERE and not explain_line(line).meanings:
+            unknown.append(text)
+    assert unknown == []
+
+
+def test_a_warning_of_our_engine_is_ranked_and_explained() -> None:
+    said = (
+        "org/x runs in the Transformers implementation, which is slower than one of Stoker's own."
+    )
+    lines = [*START, f"(EngineCore pid=71) WARNING 10-03 12:00:04 [worker.py:165] {said}"]
+    (warning,) = parse_lines(lines).insight.warnings
+    assert (warning.id, warning.line) == ("own-transformers-model", said)

@@ -688,6 +688,85 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         "non-default args: {'block_size': 32, 'gpu_memory_utilization': 0.8}",
         {"block_size": 32, "gpu_memory_utilization": 0.8},
     ),
+    # Our own engine's.
+    (
+        "stoker-native-kernels",
+        "Native kernels for AVX-512 are used on this CPU: the best it has.",
+        {"instructions": "AVX-512"},
+    ),
+    (
+        "stoker-no-native-kernels",
+        "Native CPU kernels are not used: no compiler was found.",
+        {"reason": "no compiler was found"},
+    ),
+    ("stoker-reference-kernels", "Reference kernels (torch) are used: --kernels asks.", {}),
+    ("stoker-kernel-build-time", "Building CPU kernels took 21.5 seconds", {"seconds": 21.5}),
+    (
+        "stoker-kernel-build",
+        "Building CPU kernels for AVX2 with /usr/bin/g++ (once)...",
+        {"instructions": "AVX2", "compiler": "/usr/bin/g++"},
+    ),
+    ("stoker-kernel-build-wait", "Another start builds the CPU kernels; waiting for it...", {}),
+    (
+        "stoker-kernel-build-left",
+        "Removing /c/b, left by a build that was killed.",
+        {"path": "/c/b"},
+    ),
+    (
+        "stoker-kernels-unusable",
+        "CPU kernels in /c/k are damaged and are built again.",
+        {"path": "/c/k"},
+    ),
+    (
+        "stoker-packing",
+        "Packing weights (layers in int8, head in bf16) took 1.25 seconds",
+        {"layers": "int8", "head": "bf16", "seconds": 1.25},
+    ),
+    (
+        "stoker-packed-read",
+        "Reading packed weights (0.25 GiB) took 0.50 seconds",
+        {"size": 0.25, "seconds": 0.5},
+    ),
+    (
+        "stoker-packed-kept",
+        "Keeping packed weights for the next start took 0.75 seconds",
+        {"seconds": 0.75},
+    ),
+    ("stoker-packed-removed", "Removed packed weights /c/p: the cache is full.", {"path": "/c/p"}),
+    (
+        "stoker-packed-unused",
+        "Packed weights in /c/p are not used: it was cut.",
+        {"reason": "it was cut"},
+    ),
+    ("stoker-converting", "Converting m.gguf to safetensors, once, into /c", {"path": "m.gguf"}),
+    ("stoker-downloading", "Downloading o/m from the Hugging Face hub", {"model": "o/m"}),
+    ("stoker-no-key", "Listening on 0.0.0.0 without an API key: x", {"address": "0.0.0.0"}),
+    ("stoker-engine-died", "EngineCore died: exit code -9", {"reason": "exit code -9"}),
+    ("stoker-output-handler", "AsyncLLM output handler failed.", {}),
+    (
+        "stoker-engine-killed",
+        "[shutdown] MPClient: EngineCore still running; sending SIGKILL",
+        {},
+    ),
+    (
+        "stoker-grammar",
+        "Grammar of request cmpl-1 failed: no such rule",
+        {"request": "cmpl-1", "reason": "no such rule"},
+    ),
+    # Those that no first word finds.
+    ("stoker-transformers", "o/m runs in the Transformers implementation, which is slower.", {}),
+    ("stoker-unused-tensors", "9 tensors of the checkpoint are not used: a, b.", {"tensors": 9}),
+    ("stoker-route-failed", "POST /v1/completions failed.", {"path": "/v1/completions"}),
+    (
+        "access",
+        '10.0.0.1:4000 - "GET /health HTTP/1.1" 200 OK',
+        {"method": "GET", "path": "/health", "status": 200},
+    ),
+    (
+        "cache-config-info-all",
+        "2 Engines: vllm cache_config_info with initialization after num_gpu_blocks is: 99",
+        {"blocks": 99},
+    ),
 ]
 
 

@@ -46,6 +46,13 @@ def check_map(scheduler: Scheduler) -> BlockMap:
         assert uses[block.block_id] == block.ref_cnt
         expected = min(block.ref_cnt, 2) + 1 if block.ref_cnt else int(block.block_hash is not None)
         assert found.states[block.block_id - found.first_block] == expected
+    # A request's last block is the only one with room: blocks are handed out as they are needed.
+    num_tables = sum(
+        len(scheduler.kv_cache_manager.get_block_ids(request.request_id))
+        for request in scheduler.running
+    )
+    assert found.num_unused_slots is not None
+    assert 0 <= found.num_unused_slots <= num_tables * (scheduler.block_size - 1)
     drawn = Counter(found.states)
     assert drawn[BlockState.FREE] == found.num_free
     assert drawn[BlockState.CACHED] == found.num_cached

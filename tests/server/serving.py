@@ -17,6 +17,7 @@ from engine.config import CacheConfig
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import load_chat_template
 from engine.frontend.input_processor import InputProcessor
+from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.api import create_app
 from engine.server.binding import bind_socket, socket_url
@@ -41,7 +42,12 @@ class Served:
     openai: openai.AsyncOpenAI
 
 
-def make_llm(folder: Path, core: FakeCore, state: ServerState | None = None) -> AsyncLLM:
+def make_llm(
+    folder: Path,
+    core: FakeCore,
+    state: ServerState | None = None,
+    traces: FrontendTraces | None = None,
+) -> AsyncLLM:
     tokenizer = Tokenizer.from_folder(folder)
     sinks = []
     if state is not None:
@@ -51,6 +57,7 @@ def make_llm(folder: Path, core: FakeCore, state: ServerState | None = None) -> 
         tokenizer,
         InputProcessor(vocab_size=VOCAB, max_model_len=READY.max_model_len, eos_token_ids=(EOS,)),
         sinks,
+        traces,
     )
 
 
@@ -67,7 +74,7 @@ async def serving(
 ) -> AsyncGenerator[Served, None]:
     """Serve; `in_process` leaves the socket out, which is faster and enough for plain answers."""
     state = ServerState(create_registry())
-    llm = make_llm(folder, core, state)
+    llm = make_llm(folder, core, state, FrontendTraces() if has_debug_routes else None)
     services = Services(
         llm=llm,
         chat_template=load_chat_template(folder, llm.tokenizer.special_tokens),

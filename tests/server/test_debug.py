@@ -41,6 +41,8 @@ class CoreWithScheduler(FakeCore):
         scheduler = make_scheduler(num_blocks=20)
         scheduler.add_request(make_request(scheduler, "a", 9, 5))
         Run(scheduler).step()
+        if method.startswith("debug_trace:"):
+            return None  # EngineCore does not know it, the API server does
         documents = {
             "debug_scheduler": scheduler_document(scheduler, StepHistory()),
             "debug_requests": requests_document(scheduler, 3.0),
@@ -98,6 +100,34 @@ async def test_cancel_ends_the_request_for_its_client(tiny_folder: Path) -> None
             with pytest.raises(BadStatus, match="no live request") as caught:
                 await source.cancel(request.request_id)
             assert caught.value.status == 404
+
+
+async def test_times_of_a_request_and_who_asked(tiny_folder: Path) -> None:
+    core = CoreWithScheduler([65, 66], step_s=0.01)
+    async with (
+        serving(tiny_folder, core, has_debug_routes=True) as served,
+        contextlib.aclosing(DebugSource(served.url)) as source,
+    ):
+        answer = await served.http.post(
+            "/v1/completions",
+            json={"model": MODEL, "prompt": "ab", "max_tokens": 3, "stream": True},
+        )
+        (request,) = core.requests
+        trace = await source.trace(request.request_id)
+        with pytest.raises(BadStatus, match="No times of a request") as caught:
+            await source.trace("never")
+    assert caught.value.status == 404
+    names = ("received", "read", "tokenized", "built", "registered", "sent")
+    later = ("first_output", "first_text", "first_event", "last_event")
+    times = [trace.marks[name] for name in (*names, *later)]
+    assert times == sorted(times)
+    assert times[0] == 0
+    assert "rendered" not in trace.marks  # a raw prompt has no template
+    assert trace.client is not None
+    assert trace.client.startswith("127.0.0.1:")
+    assert (trace.prompt_tokens, trace.num_outputs) == (len(request.prompt_token_ids), 3)
+    assert 1 <= trace.num_events <= 3
+    assert answer.text.endswith("data: [DONE]\n\n")
 
 
 async def test_engine_that_is_in_a_long_step(

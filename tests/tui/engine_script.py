@@ -7,7 +7,9 @@ import json
 import time
 
 from app.client.debug import DebugSample, read_block_map, read_requests, read_scheduler
-from app.client.errors import ClientError
+from app.client.errors import BadStatus, ClientError
+from app.client.slots import Slot
+from app.client.trace import Trace
 from engine.sched.scheduler_output import ModelRunnerOutput
 from engine.sched.snapshot import (
     StepHistory,
@@ -27,6 +29,8 @@ class ScriptedDebug:
         self.cancelled: list[str] = []
         self.cancel_error: ClientError | None = None
         self.is_closed = False
+        self.traces: dict[str, Trace] = {}
+        self.slot_answers: list[tuple[Slot, ...] | ClientError] = []
         self.then(*entries)
 
     def then(self, *entries: DebugSample | ClientError) -> None:
@@ -44,6 +48,17 @@ class ScriptedDebug:
         if self.cancel_error is not None:
             raise self.cancel_error
         self.cancelled.append(request_id)
+
+    async def trace(self, request_id: str) -> Trace:
+        if request_id not in self.traces:
+            raise BadStatus("/debug/requests/x/trace", 404, "No times are kept")
+        return self.traces[request_id]
+
+    async def slots(self) -> tuple[Slot, ...]:
+        answer = self.slot_answers[0] if len(self.slot_answers) == 1 else self.slot_answers.pop(0)
+        if isinstance(answer, ClientError):
+            raise answer
+        return answer
 
     async def aclose(self) -> None:
         self.is_closed = True

@@ -5,18 +5,22 @@ import time
 from pathlib import Path
 
 import pytest
+from textual.command import CommandPalette
 from textual.widget import Widget
 
-from app.client.errors import Unreachable
+from app.client.errors import BadStatus, Unreachable
 from app.client.metrics import MetricsSample, read_sample
 from app.client.server import MetricsSource
 from tests.client.local_server import Answer, Call, LocalServer
 from tests.tui.scripted import URL, ScriptedSource, screen_text, until
 from tui.app import QUIT, SERVER_GONE, DashboardApp
 from tui.screens.help import HelpScreen
+from tui.screens.logs import WholeLog
 from tui.widgets.log_pane import LogPane
+from tui.widgets.panel import Panel
 
 REAL = Path(__file__).parents[3] / "shared" / "metrics" / "vllm-0.30.0-busy.txt"
+OWN_LOG = Path(__file__).parents[1] / "data" / "own_engine_start.log"
 FAST_S = 0.001
 GONE = Unreachable(f"no server answers at {URL} (connection refused)")
 
@@ -75,8 +79,10 @@ async def test_samples_in_order_give_values_and_rates(
     assert "25.0 %" in text
     assert "250 / 1,001 blocks" in text
     assert "50.0 %" in text
-    assert "preemptions 17 │" in text
+    assert "preemptions 17 (+17) │" in text
+    assert "peak 25.0 % in 1 min" in text
     # Never reported: prompt tokens and prefix hits.
+    assert "this server does" in text
     assert "prefix hits - │" in text
 
 
@@ -93,7 +99,8 @@ async def test_real_vllm_numbers(
         text = screen_text(app)
     assert "smollm2 vLLM" in text
     assert "0 / 728 blocks" in text
-    assert "128 tokens per block · 93,184 tokens in all" in text
+    assert "128 tokens per block" in text
+    assert "free 727 blocks · 0 of 93,184 tokens" in text
     assert "since server start" in text
     assert "finished 135 │" in text
     first_token = next(line for line in text.splitlines() if "first token" in line)
@@ -103,7 +110,9 @@ async def test_real_vllm_numbers(
     assert " 135 " in first_token
     assert ("(750,1000]" in first_token) == (size[0] == 120)
     cached = next(line for line in text.splitlines() if "cached" in line)
-    assert " - reusable" in cached
+    assert "n/a: vLLM does not export how many free blocks still hold a prefix" in cached
+    queue = next(line for line in text.splitlines() if "in queue" in line)
+    assert " 135 " in queue
 
 
 async def test_disconnect_keeps_the_values_and_reconnect_picks_up(
@@ -156,6 +165,139 @@ async def test_pause_freezes_the_picture_not_the_collection(
         await until(pilot, lambda: "running 2 │" in screen_text(app))
 
 
+@pytest.mark.parametrize(
+    ("back", "forward"), [("left_square_bracket", "right_square_bracket"), ("left", "right")]
+)
+async def test_steps_through_the_past(
+    app: DashboardApp, source: ScriptedSource, back: str, forward: str
+) -> None:
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(sample(running=1), sample(running=2), sample(running=3))
+        await until(pilot, lambda: "running 3 │" in screen_text(app))
+        await pilot.press(back)
+        await until(pilot, lambda: "running 2 │" in screen_text(app))
+        assert "paused" in screen_text(app)
+        assert "1 back" in screen_text(app)
+        source.then(sample(running=4))
+        await until(pilot, lambda: "2 back" in screen_text(app))  # the picture stays
+        await pilot.press(back, back)
+        await until(pilot, lambda: "running 1 │" in screen_text(app))
+        await pilot.press(forward)
+        await until(pilot, lambda: "running 2 │" in screen_text(app))
+        await pilot.press("p")
+        await until(pilot, lambda: "running 4 │" in screen_text(app))
+        assert "live" in screen_text(app)
+
+
+async def test_windows(app: DashboardApp, source: ScriptedSource) -> None:
+    now = time.monotonic()
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        source.then(sample(time_s=now - 200, kv_usage=0.9), sample(time_s=now, kv_usage=0.1))
+        await until(pilot, lambda: "peak 10.0 % in 1 min" in screen_text(app))
+        for words in ("peak 90.0 % in 5 min", "in 15 min", "in 1 h", "peak 10.0 % in 1 min"):
+            await pilot.press("t")
+            await until(pilot, lambda words=words: words in screen_text(app))  # type: ignore[misc]
+
+
+async def test_machine_page_reads_this_machine(app: DashboardApp, source: ScriptedSource) -> None:
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(sample(running=1))
+        await pilot.press("3")
+        await until(pilot, lambda: "of" in screen_text(app) and "cores" in screen_text(app))
+        assert "processes n/a: no process of this user" in screen_text(app)
+        await pilot.press("escape")
+        await until(pilot, lambda: "Latency" in screen_text(app))
+
+
+async def test_picture_is_saved(
+    app: DashboardApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.press("P")
+        await until(pilot, lambda: "Saved" in screen_text(app))
+    (saved,) = tmp_path.glob("*.svg")
+    assert "KV" in saved.read_text(encoding="utf-8")
+
+
+async def test_tab_reaches_each_panel_and_the_help_is_its_own(app: DashboardApp) -> None:
+    async with app.run_test(size=(120, 40)) as pilot:
+        titles = []
+        for _ in app.dashboard.query(Panel):
+            await pilot.press("tab")
+            if not isinstance(app.focused, Panel) or str(app.focused.border_title) in titles:
+                break
+            titles.append(str(app.focused.border_title))
+            await pilot.press("question_mark")
+            await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+            await until(pilot, lambda: f"Help: {titles[-1]}" in screen_text(app))
+            await pilot.press("escape")
+            await until(pilot, lambda: app.screen is app.dashboard)
+    assert titles[:2] == ["KV cache", "Requests"]
+    assert {"Latency", "Scheduler", "Limit", "Machine", "Requests/s"} <= set(titles)
+
+
+async def test_start_is_followed_and_gives_way_to_the_numbers(
+    source: ScriptedSource, tmp_path: Path
+) -> None:
+    lines = OWN_LOG.read_text(encoding="utf-8").splitlines(keepends=True)
+    log = tmp_path / "server.log"
+    log.write_text("".join(lines[:8]))
+    app = DashboardApp(URL, source, interval_s=FAST_S, log_path=log)
+    async with app.run_test(size=(120, 40)) as pilot:
+        source.then(GONE)
+        await until(pilot, lambda: "○ starting · engine start" in screen_text(app))
+        await until(pilot, lambda: "✓ configuration" in screen_text(app))
+        assert "disconnected" not in screen_text(app)
+        with log.open("a") as file:
+            file.write("".join(lines[8:]))
+        source.then(sample(running=0, waiting=0))
+        await until(pilot, lambda: "● live · idle" in screen_text(app))
+        assert "KV cache" in screen_text(app)
+        with log.open("a") as file:
+            file.write("INFO 10-03 12:00:09 [launch.py:1] [shutdown] API server: draining\n")
+        await until(pilot, lambda: "live · draining" in screen_text(app))
+
+
+async def test_whole_log_above_the_dashboard(source: ScriptedSource) -> None:
+    app = DashboardApp(URL, source, interval_s=FAST_S, log_path=OWN_LOG)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("L")
+        await until(pilot, lambda: isinstance(app.screen, WholeLog))
+        await until(pilot, lambda: "Available KV cache memory" in screen_text(app))
+        await pilot.press("question_mark")
+        await until(pilot, lambda: "back to the dashboard" in screen_text(app))
+        await pilot.press("escape", "q")
+        await until(pilot, lambda: app.screen is app.dashboard)
+    assert app.return_value is None
+
+
+async def test_version_is_asked_once_of_a_server_that_answers(source: ScriptedSource) -> None:
+    asked: list[int] = []
+
+    def find_version() -> str | None:
+        asked.append(1)
+        return "0.30.0"
+
+    app = DashboardApp(URL, source, interval_s=FAST_S, find_version=find_version)
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(GONE)
+        await until(pilot, lambda: "disconnected" in screen_text(app))
+        assert asked == []
+        source.then(sample(running=1), sample(running=2))
+        app.dashboard.poller.poll_now()
+        await until(pilot, lambda: "smol vLLM 0.30.0" in screen_text(app))
+        await until(pilot, lambda: "running 2 │" in screen_text(app))
+    assert asked == [1]
+
+
+async def test_start_without_a_log(app: DashboardApp, source: ScriptedSource) -> None:
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(BadStatus(f"{URL}/metrics", 503, "Loading model"))
+        await until(pilot, lambda: "○ starting" in screen_text(app))
+        await until(pilot, lambda: "tell the phases" in screen_text(app))
+
+
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "f10"])
 async def test_quitting_keys(app: DashboardApp, source: ScriptedSource, key: str) -> None:
     async with app.run_test() as pilot:
@@ -174,12 +316,13 @@ async def test_ctrl_c_quits_from_help_too(app: DashboardApp) -> None:
 
 @pytest.mark.parametrize("key", ["question_mark", "f1", "h"])
 async def test_help_lists_every_key_and_closes(app: DashboardApp, key: str) -> None:
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(80, 60)) as pilot:
         await pilot.press(key)
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         await pilot.pause()
         text = screen_text(app)
-        for words in ("p, Space", "+, =", "r, F5", "q, F10", "?, F1, h", "Ctrl-P", "prefix cache"):
+        keys = ("p, Space", "+, =", "r, F5", "q, F10", "?, F1, h", "Ctrl-P", "[, Left", "], Right")
+        for words in (*keys, "t plots", "P save", "prefix cache"):
             assert words in text
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is app.dashboard)
@@ -211,7 +354,15 @@ async def test_palette_offers_the_actions(app: DashboardApp) -> None:
         await pilot.pause()
         commands = {c.title: c for c in app.get_system_commands(app.screen)}
         assert {"Pause", "Rate", "Slower", "Refresh", "Log", "Help", "Quit"} <= set(commands)
+        assert {"Step back", "Window", "Machine", "Picture"} <= set(commands)
         assert "key p" in commands["Pause"].help
+
+
+@pytest.mark.parametrize("key", ["colon", "ctrl+p"])
+async def test_palette_opens(app: DashboardApp, key: str) -> None:
+    async with app.run_test() as pilot:
+        await pilot.press(key)
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
 
 
 async def test_server_process_gone_ends_the_dashboard(source: ScriptedSource) -> None:
@@ -258,7 +409,7 @@ async def test_layout_has_room_for_everything(
         await pilot.pause()
         assert_nothing_cut_off(app)
         footer = screen_text(app).splitlines()[-1]
-        for word in ("Pause", "Rate", "Refresh", "Log", "Quit", "Help"):
+        for word in ("Pause", "Window", "Engine", "Log", "Quit", "Help"):
             assert word in footer
 
 

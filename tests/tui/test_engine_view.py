@@ -13,6 +13,9 @@ import pytest
 from app.client.debug import BlockState, DebugSample
 from app.client.errors import BadStatus, Unauthorized, Unreachable
 from app.client.metrics import MetricsSample
+from app.client.slots import Slot
+from app.client.trace import read_trace
+from tests.client.test_trace import DOCUMENT
 from tests.tui.engine_script import ScriptedDebug, sample_of
 from tests.tui.scripted import URL, ScriptedSource, screen_text, until
 from tui.app import DashboardApp
@@ -64,7 +67,7 @@ async def test_everything_is_on_the_page(source: ScriptedSource, size: tuple[int
     assert "moved by --max-num-seqs" in text
     assert "waiting 1" in text
     assert "6 of 6" in text
-    for words in ("Sort", "Cancel", "Back", "Pause", "Quit", "Help"):
+    for words in ("Trace", "Sort", "Filter", "Cancel", "Back", "Pause", "Quit", "Help"):
         assert words in footer
 
 
@@ -117,7 +120,8 @@ async def test_server_without_the_endpoints_says_why_and_shows_the_share(
         text = screen_text(app)
     assert "share only: the server was started without --enable-debug-endpoints" in text
     assert "last step n/a" in text
-    assert "limit n/a" in text
+    assert "graph n/a" in text
+    assert "limit none: nothing waits" in text
     assert "prefix hits n/a: the server does not count them" in text
 
 
@@ -259,7 +263,7 @@ async def test_pause_freezes_this_page_too(source: ScriptedSource) -> None:
 
 async def test_help_of_this_page(source: ScriptedSource) -> None:
     app = make_app(source, ScriptedDebug(sample_of(*SIX)))
-    async with app.run_test(size=(80, 40)) as pilot:
+    async with app.run_test(size=(80, 70)) as pilot:
         await pilot.press("2")
         await pilot.press("question_mark")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
@@ -277,7 +281,8 @@ async def test_help_of_this_page(source: ScriptedSource) -> None:
     [
         ({"running": 0, "waiting": 0}, "live · idle"),
         ({"running": 2, "waiting": 1}, "live · busy"),
-        ({"running": None, "waiting": None}, "live"),
+        ({"running": None, "waiting": None, "engine": "sglang"}, "live"),
+        ({"running": None, "waiting": None}, "starting"),
     ],
 )
 async def test_header_tells_busy_from_idle(
@@ -314,6 +319,115 @@ async def test_stalled_engine(source: ScriptedSource) -> None:
         await until(pilot, lambda: "no step for 12 s" in screen_text(app))
         await until(pilot, lambda: "live · stalled" in screen_text(app))
         assert "▲ stalled · 6 running" in screen_text(app)
+
+
+@pytest.mark.parametrize("key", ["enter", "d"])
+async def test_walk_of_a_request(source: ScriptedSource, key: str) -> None:
+    debug = ScriptedDebug(sample_of(*SIX, num_steps=5, seqs=3))
+    debug.traces["req-1"] = read_trace(DOCUMENT)
+    app = make_app(source, debug)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until(pilot, lambda: "req-5" in screen_text(app))
+        await pilot.press("j", key)
+        await until(pilot, lambda: "FINISHED_STOPPED" in screen_text(app))
+        text = screen_text(app)
+        assert "id req-1" in text
+        assert "30 of 30 tokens, 16 cached" in text
+        assert "client 127.0.0.1:5" in text
+        assert "WAITING > RUNNING > FINISHED_STOPPED" in text
+        forward = next(line for line in text.splitlines() if "forward pass" in line)
+        assert "9 Worker 11.0 ms 45.0 ms 10.0 ms" in forward
+        blocks = next(line for line in text.splitlines() if "blocks allocated" in line)
+        assert "8 EngineCore - - - " in blocks
+        assert "not measured apart" in blocks
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is app.dashboard)
+
+
+async def test_walk_that_nobody_kept(source: ScriptedSource) -> None:
+    app = make_app(source, ScriptedDebug(sample_of(*SIX)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("2")
+        await until(pilot, lambda: "req-1" in screen_text(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: "not measured: No times are kept" in screen_text(app))
+        assert "client n/a: the server does not tell" in screen_text(app)
+
+
+async def test_filter_and_its_inverse(source: ScriptedSource) -> None:
+    app = make_app(source, ScriptedDebug(sample_of(*SIX, num_steps=5, seqs=3)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until(pilot, lambda: "req-5" in screen_text(app))
+        await pilot.press("slash", *"req-4")
+        await until(pilot, lambda: shown_ids(app) == ["req-4"])
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.focused, RequestTable))
+        assert "only req-4" in screen_text(app)
+        assert "1 of 6" in screen_text(app)
+        await pilot.press("slash", *(["backspace"] * 5), *"!running")
+        await until(pilot, lambda: shown_ids(app) == ["req-3", "req-4", "req-5"])
+        await pilot.press("escape")  # leaves the input, not the page
+        await until(pilot, lambda: isinstance(app.focused, RequestTable))
+        assert "Requests by" in screen_text(app)
+        await pilot.press("slash", *(["backspace"] * 8), "enter")
+        await until(pilot, lambda: len(shown_ids(app)) == 6)
+
+
+async def test_slots_of_llama_server(source: ScriptedSource) -> None:
+    debug = ScriptedDebug(NOT_ENABLED)
+    busy = Slot(
+        number=1, num_context_tokens=1024, is_busy=True, task=7, prompt_tokens=4,
+        prompt_tokens_done=4, cached_tokens=1, output_tokens=49, max_tokens=300,
+    )  # fmt: skip
+    free = Slot(number=0, num_context_tokens=1024, is_busy=False)
+    debug.slot_answers = [(free, busy)]
+    app = make_app(source, debug)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        source.then(metrics(engine="llama.cpp"))
+        await until(pilot, lambda: "llama.cpp" in screen_text(app))
+        await pilot.press("2")
+        await until(pilot, lambda: "Slots by" in screen_text(app))
+        await until(pilot, lambda: len(shown_ids(app)) == 2)
+        text = screen_text(app)
+        assert "busy - 4/4 49/300 - 1 slot 1, 53 of 1,024 tokens, task 7" in text
+        assert "free - - - - - slot 0, - of 1,024 tokens" in text
+        assert "2.6 % used" in text
+        assert "53 of 2,048 tokens in busy slots" in text
+        await pilot.press("x")
+        await until(pilot, lambda: "no endpoint that ends a request" in screen_text(app))
+        assert app.screen is app.dashboard
+
+
+async def test_slots_that_are_off(source: ScriptedSource) -> None:
+    debug = ScriptedDebug(NOT_ENABLED)
+    debug.slot_answers = [BadStatus(f"{URL}/slots", 501, "start it with --slots")]
+    app = make_app(source, debug)
+    async with app.run_test(size=(120, 40)) as pilot:
+        source.then(metrics(engine="llama.cpp"))
+        await until(pilot, lambda: "llama.cpp" in screen_text(app))
+        await pilot.press("2")
+        await until(pilot, lambda: "start it with --slots" in screen_text(app))
+
+
+async def test_steps_back_show_what_the_engine_told_then(source: ScriptedSource) -> None:
+    now = time.monotonic()
+    older = dataclasses.replace(sample_of(("old", 20, 9)), time_s=now - 10)
+    newer = dataclasses.replace(sample_of(("new", 20, 9)), time_s=now)
+    app = make_app(source, ScriptedDebug())
+    async with app.run_test(size=(120, 40)) as pilot:
+        source.then(metrics(time_s=now - 10), metrics(time_s=now))
+        await until(pilot, lambda: app.dashboard.history.num_points == 2)
+        await pilot.press("2")
+        engine = app.dashboard.query_one("#engine")
+        engine.post_message(DebugArrived(older))
+        engine.post_message(DebugArrived(newer))
+        await until(pilot, lambda: shown_ids(app) == ["new"])
+        await pilot.press("left_square_bracket")
+        await until(pilot, lambda: shown_ids(app) == ["old"])
+        await pilot.press("right_square_bracket")
+        await until(pilot, lambda: shown_ids(app) == ["new"])
 
 
 # ---- what is said, without a screen -------------------------------------------------------------

@@ -6,8 +6,9 @@ import pytest
 
 from app.client.histograms import Percentile
 from tui import formatting
+from tui.history import Dot
 from tui.keys import key_text
-from tui.widgets.history_graph import bar, graph_rows
+from tui.widgets.history_graph import bar, columns, graph_rows
 
 
 @pytest.mark.parametrize(
@@ -71,10 +72,21 @@ def test_percentiles_say_what_is_known(found: Percentile, text: str, interval: s
 
 
 def test_graph_scales_to_its_peak_and_keeps_gaps() -> None:
-    assert graph_rows([0, None, 8, 16], 5, 2) == ["    █", " ▁ ██"]
-    assert graph_rows([1, 2, 4], 2, 1) == ["▄█"]
-    assert graph_rows([], 3, 1) == ["   "]
-    assert graph_rows([1.0], 0, 1) == []
+    assert graph_rows([None, 0, None, 8, 16], 2) == ["    █", " ▁ ██"]
+    assert graph_rows([2, 4], 1) == ["▄█"]
+    assert graph_rows([0.25, 0.5], 1, top=1.0) == ["▂▄"]
+    assert graph_rows([None] * 3, 1) == ["   "]
+    assert graph_rows([1.0], 0) == []
+
+
+def test_columns_are_stretches_of_time() -> None:
+    dots = [Dot(0, 0, 1), Dot(0, 1, 2), Dot(1, 2, None), Dot(2, 3, 4), Dot(3, 4, 6)]
+    assert columns(dots, 4.0, 4) == [2, None, 4, 6]
+    assert columns(dots, 8.0, 4) == [None, 1, 2, 5]  # two samples in one column: their mean
+    assert columns(dots, 4.0, 8) == [2, 2, None, None, 4, 4, 6, 6]  # one sample in two columns
+    assert columns([], 4.0, 3) == [None] * 3
+    assert columns(dots, 4.0, 0) == []
+    assert columns(dots[:1], 60.0, 3) == [None, None, 1]
 
 
 @pytest.mark.parametrize(

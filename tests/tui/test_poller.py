@@ -30,6 +30,34 @@ async def test_messages_follow_the_script_and_the_source_is_closed() -> None:
 
 
 def test_backoff_doubles_up_to_its_limit() -> None:
-    assert [backoff_s(1.0, n) for n in (1, 2, 3)] == [1.0, 2.0, 4.0]
-    assert backoff_s(1.0, 1000) == LONGEST_BACKOFF_S
-    assert backoff_s(10.0, 50) == 10.0
+    assert [backoff_s(0.25, n) for n in (1, 2, 3)] == [0.25, 0.5, 1.0]
+    assert backoff_s(0.5, 1000) == LONGEST_BACKOFF_S
+    assert backoff_s(10.0, 1) == LONGEST_BACKOFF_S
+
+
+class Paced:
+    """Waits by itself, as a recording does."""
+
+    is_paced = True
+
+    def __init__(self) -> None:
+        self.num_scrapes = 0
+
+    async def scrape(self) -> MetricsSample:
+        self.num_scrapes += 1
+        await asyncio.sleep(0)
+        return MetricsSample(float(self.num_scrapes), "vllm")
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+async def test_a_source_that_waits_by_itself_is_not_made_to_wait() -> None:
+    posted: asyncio.Queue[Message] = asyncio.Queue()
+    poller = MetricsPoller(Paced(), posted.put_nowait, interval_s=3600.0)
+    task = asyncio.create_task(poller.run())
+    messages = [await posted.get() for _ in range(20)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    times = [m.sample.time_s for m in messages if isinstance(m, SampleArrived)]
+    assert times == [float(number) for number in range(1, 21)]

@@ -26,6 +26,7 @@ def engine_config(
     block_size: int = 16,
     max_model_len: int = 1024,
     attention_backend: str = "auto",
+    quantization: str = "none",
 ) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig.from_folder(folder, folder.name),
@@ -33,7 +34,9 @@ def engine_config(
         scheduler=SchedulerConfig(
             max_num_batched_tokens=2048, max_num_seqs=32, max_model_len=max_model_len
         ),
-        device=DeviceConfig(device="cpu", dtype=dtype, attention_backend=attention_backend),
+        device=DeviceConfig(
+            device="cpu", dtype=dtype, kernels=attention_backend, quantization=quantization
+        ),
     )
 
 

@@ -126,11 +126,11 @@ def _generate(oracle: Any, prompts: Tokens, num_tokens: int) -> Tokens:
     return generated
 
 
-def start_engine(folder: Path, dtype: str, attention_backend: str = "reference") -> EngineCore:
+def start_engine(folder: Path, dtype: str, kernels: str = "reference") -> EngineCore:
     """An EngineCore in this process, with a cache for all prompts at once."""
     args = EngineArgs(
         dtype=dtype,
-        attention_backend=attention_backend,
+        kernels=kernels,
         max_model_len=2048,
         max_num_batched_tokens=1024,
         max_num_seqs=64,

@@ -10,8 +10,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tests.default_model import default_model_folder
+from engine.worker.uniproc_executor import UniProcExecutor
+from tests.default_model import default_gguf, default_model_folder
 from tests.gemma_model import gemma_folder, gemma_gguf
+from tests.worker.driver import Driver, engine_config
 from tests.worker.greedy import (
     engine_tokens,
     load_oracle,
@@ -42,6 +44,74 @@ def test_fifty_greedy_texts_equal_generate_in_float32(model_folder: Callable[[],
         if equal < NUM_TOKENS:
             margins[number, equal] = margin(oracle, prompts[number] + expected[:equal])
     assert all(value < TIE for value in margins.values()), f"(prompt, token): margin {margins}"
+
+
+def test_texts_are_the_same_alone_and_in_chunks_beside_others() -> None:
+    folder = default_model_folder()
+    prompts = real_prompts(folder)[::5]
+    names = [str(number) for number in range(len(prompts))]
+    alone_driver, together = start_driver(folder), start_driver(folder)
+    alone = []
+    for name, prompt in zip(names, prompts, strict=True):
+        alone_driver.add(name, prompt)
+        together.add(name, prompt)
+        alone += alone_driver.generate([name], 32)
+    assert together.generate(names, 32, chunk=13) == alone
+
+
+def start_driver(folder: Path) -> Driver:
+    executor = UniProcExecutor(engine_config(folder, max_model_len=2048))
+    executor.load_model()
+    executor.determine_available_memory()
+    executor.initialize_kv_cache(600)
+    return Driver(executor, 16)
+
+
+def test_bfloat16_answers_and_mostly_begins_as_float32() -> None:
+    """Rounding turns close calls, and one turn changes all that follows: compare first tokens."""
+    folder = default_model_folder()
+    prompts = real_prompts(folder)
+    ours = engine_tokens(start_engine(folder, "bfloat16", "auto"), prompts, 12)
+    exact = engine_tokens(start_engine(folder, "float32"), prompts, 1)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.decode(ours[0]).startswith("The capital of France is Paris.")
+    assert sum(mine[0] == right[0] for mine, right in zip(ours, exact, strict=True)) >= 46
+
+
+def test_the_smollm_tokenizer_equals_transformers_reading_the_gguf() -> None:
+    """Up to non-ASCII digits: SmolLM2 splits every digit, transformers' GGUF reader none."""
+    from transformers import AutoTokenizer
+
+    folder, source = default_model_folder(), default_gguf()
+    theirs = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = (
+        "Hello world", "In 2024 there were 12345678 of 3.5%", "😀👍🏽 émoji", "中文文本 123", "",
+        " \n\t x",
+        "<|im_start|>user\nHi<|im_end|>\n", "don't we'll I'm", "русский", "日本語", "a" * 99,
+    )  # fmt: skip
+    for text in texts:
+        ids = ours.encode(text).ids
+        assert ids == theirs(text)["input_ids"], text
+        assert ours.decode(ids, skip_special_tokens=False) == text
+    assert ours.encode("x Ⅷ").tokens == ["x", "Ġ", "â", "ħ", "§"]
+
+
+def test_the_smollm_weights_equal_transformers_reading_the_gguf() -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    folder, source = default_model_folder(), default_gguf()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        str(source.parent),
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    ).state_dict()
+    ours = load_file(folder / "model.safetensors")
+    assert theirs.keys() - ours.keys() == {"lm_head.weight"}  # tied
+    for name, weight in ours.items():
+        assert torch.equal(weight, theirs[name].to(torch.bfloat16)), name
 
 
 def test_gemma_weights_equal_transformers_reading_the_gguf() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,80 +11,64 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from app.client.errors import ClientError
+from app.client.watched import PacedSource
 from tui import formatting
 from tui.debug_poller import DebugSampleSource
-from tui.history import MetricHistory, Snapshot
-from tui.messages import Disconnected, SampleArrived
+from tui.history import WINDOWS_S, MetricHistory, Snapshot
+from tui.host_sample import HostSample, HostSampler
+from tui.log_index import LogIndex
+from tui.messages import Disconnected, LogLinesArrived, SampleArrived
 from tui.poller import MetricsPoller, SampleSource
+from tui.screens.dashboard_keys import DASHBOARD_KEYS
+from tui.screens.help import READING, HelpScreen
+from tui.screens.logs import WholeLog
+from tui.start_progress import StartProgress
 from tui.widgets.cache_panel import CachePanel
-from tui.widgets.engine_view import EngineView
+from tui.widgets.engine_view import ENGINE_READING, EngineView
+from tui.widgets.host_panel import HostPanel
 from tui.widgets.kv_cache_bar import KVCacheBar
 from tui.widgets.latency_table import LatencyTable
+from tui.widgets.limit_panel import LimitPanel
 from tui.widgets.log_pane import LogPane
-from tui.widgets.metric_tile import MetricTile
+from tui.widgets.metric_tile import traffic_tiles
 from tui.widgets.panel import Panel
 from tui.widgets.queue_gauge import QueueGauge
+from tui.widgets.request_table import RequestTable
 from tui.widgets.server_header import Connection, HeaderState, ServerHeader
+from tui.widgets.start_panel import StartPanel
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEADER_TICK_S = 0.25
 _ROWS_FOR_LOG = 30
+_ROWS_FOR_HOST = 30
+_ROWS_FOR_ALL = 21
+_NO_LOG = "No log here: only `stoker serve` knows where its server's log is."
 QUIET_S = 5.0
 """Requests without any progress for so long are worth a word; only the engine view sees steps."""
+
+_PAGES = {1: "#body", 2: "#engine", 3: "#machine"}
+
+
+class Body(VerticalScroll):
+    """The overview; a tall one has room for the machine and for more history."""
+
+    def on_resize(self, event: Resize) -> None:
+        """Its own height counts: the log may take a part of the screen."""
+        self.set_class(event.size.height >= _ROWS_FOR_HOST, "-tall")
+        self.set_class(event.size.height < _ROWS_FOR_ALL, "-short")
 
 
 class DashboardScreen(Screen[None]):
     """Pausing freezes the picture only: samples are collected all the time."""
 
     AUTO_FOCUS = ""
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "p,space",
-            "toggle_pause",
-            "Pause",
-            id="dashboard.pause",
-            tooltip="freeze the picture; samples are still collected",
-        ),
-        Binding(
-            "plus,equals_sign",
-            "change_rate(-1)",
-            "Rate",
-            id="dashboard.faster",
-            key_display="+/-",
-            tooltip="sample more often",
-        ),
-        Binding(
-            "minus",
-            "change_rate(1)",
-            "Slower",
-            id="dashboard.slower",
-            show=False,
-            tooltip="sample less often",
-        ),
-        Binding("r,f5", "poll_now", "Refresh", id="dashboard.refresh", tooltip="sample now"),
-        Binding(
-            "1,escape",
-            "show_page(1)",
-            "Back",
-            id="dashboard.overview",
-            key_display="1",
-            tooltip="cache, traffic and latency",
-        ),
-        Binding(
-            "2",
-            "show_page(2)",
-            "Engine",
-            id="dashboard.engine",
-            tooltip="scheduler, KV blocks and live requests",
-        ),
-        Binding(
-            "l", "toggle_log", "Log", id="dashboard.log", tooltip="show or hide the server's log"
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*DASHBOARD_KEYS]
 
     def __init__(
         self,
@@ -94,6 +80,9 @@ class DashboardScreen(Screen[None]):
         debug_source: DebugSampleSource | None = None,
         is_read_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        read_host: Callable[[], HostSample] | None = None,
+        find_version: Callable[[], str | None] | None = None,
     ) -> None:
         super().__init__()
         self.history = MetricHistory()
@@ -102,67 +91,104 @@ class DashboardScreen(Screen[None]):
         self._log_path = log_path
         self._engine_view = EngineView(debug_source, is_read_only=is_read_only, id="engine")
         self._clock = clock
+        self._wall_clock = wall_clock
+        # A recording tells neither of this machine nor of this moment.
+        self._is_replay = isinstance(source, PacedSource)
+        self._read_host = None if self._is_replay else read_host or HostSampler(url).read
+        # Asked once, of a server that answers; a recording is not asked.
+        self._find_version = None if self._is_replay else find_version
+        self._version: str | None = None
+        self._start = StartProgress()
+        self._window_s = WINDOWS_S[0]
+        self._num_back = 0
+        self._page = 1
         self._shown: Snapshot | None = None
         self._is_paused = False
         self._failure: Disconnected | None = None
 
     def compose(self) -> ComposeResult:
-        """Top to bottom: server, cache, traffic, latency, log, keys."""
+        """Top to bottom: server, cache, traffic, latency, limit, machine, log, keys."""
         yield ServerHeader(self._header_state())
-        with VerticalScroll(id="body", can_focus=False):
+        yield StartPanel(id="start")
+        with Body(id="body", can_focus=False):
             yield KVCacheBar(id="kv-cache")
             with Horizontal(id="traffic"):
                 yield QueueGauge(id="requests")
-                yield MetricTile(
-                    "Prompt tokens/s",
-                    lambda snapshot: snapshot.prompt_tokens_per_s,
-                    lambda snapshot: snapshot.prompt_rates,
-                    id="prompt-rate",
-                )
-                yield MetricTile(
-                    "Generation tokens/s",
-                    lambda snapshot: snapshot.generation_tokens_per_s,
-                    lambda snapshot: snapshot.generation_rates,
-                    id="generation-rate",
-                )
+                yield from traffic_tiles()
             with Horizontal(id="details"):
                 yield LatencyTable(id="latency")
                 yield CachePanel(id="scheduler")
+            yield LimitPanel(id="limit")
+            if self._read_host is not None:  # nothing to show of a recording
+                yield HostPanel(self._read_host, id="host")
         yield self._engine_view
+        with Vertical(id="machine"):
+            yield HostPanel(self._read_host, id="host-page")
         if self._log_path is not None:
             yield LogPane(self._log_path)
-        yield Footer(show_command_palette=False)
+        yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
         """Start polling, and keep the age in the header moving."""
         self.run_worker(self.poller.run(), name="poller")
-        self.set_interval(_HEADER_TICK_S, self._show_header)
-        self._engine_view.display = False
+        self.set_interval(_HEADER_TICK_S, self._tick)
+        self._show_page()
         for pane in self.query(LogPane):
             pane.display = self.app.size.height >= _ROWS_FOR_LOG
 
+    # ---- messages ------------------------------------------------------------------------------
+
     def on_sample_arrived(self, message: SampleArrived) -> None:
         """Remember the sample; draw it unless paused."""
+        is_full = self.history.num_points == self.history.capacity
         self.history.append(message.sample)
         self._failure = None
-        if not self._is_paused:
-            self._show_newest()
+        if self._find_version is not None:
+            self.run_worker(self._ask_version(self._find_version), name="version")
+            self._find_version = None
+        if self._is_paused:
+            # The moment that is looked at stays; in a full history it moves towards the old end.
+            self._num_back = min(self._num_back + 1, self.history.num_points - 1)
+            if is_full and self._num_back == self.history.num_points - 1:
+                self._show_moment()
+        else:
+            self._show_moment()
         self._show_connection()
 
     def on_disconnected(self, message: Disconnected) -> None:
         """Keep the last values on screen, visibly old."""
         self.history.append_gap()
         self._failure = message
-        if not self._is_paused:
-            self._show_newest()
         self._show_connection()
+
+    def on_log_lines_arrived(self, message: LogLinesArrived) -> None:
+        """The log tells how a start goes."""
+        self._start.feed(message.lines, self._clock())
+        self._show_connection()
+
+    # ---- keys ----------------------------------------------------------------------------------
 
     def action_toggle_pause(self) -> None:
         """Freeze the picture, or catch up."""
         self._is_paused = not self._is_paused
+        self._num_back = 0
+        for panel in self.query(HostPanel):
+            panel.is_frozen = self._is_paused
         self._engine_view.is_frozen = self._is_paused
         if not self._is_paused:
-            self._show_newest()
+            self._show_moment()
+        self._show_connection()
+
+    def action_step(self, step: int) -> None:
+        """Look at an earlier or a later sample."""
+        if self._shown is None:
+            return
+        if not self._is_paused:
+            self.action_toggle_pause()
+        self._num_back = min(self.history.num_points - 1, max(0, self._num_back + step))
+        self._show_moment()
+        if self._shown is not None:
+            self._engine_view.show_past(self._shown.sample.time_s)
         self._show_connection()
 
     def action_change_rate(self, step: int) -> None:
@@ -174,24 +200,51 @@ class DashboardScreen(Screen[None]):
         self.poller.poll_now()
         self._show_header()
 
+    def action_next_window(self) -> None:
+        """Plots and percentiles over the next longer stretch of time."""
+        place = (WINDOWS_S.index(self._window_s) + 1) % len(WINDOWS_S)
+        self._window_s = WINDOWS_S[place]
+        self._show_moment()
+        self.notify(f"Window: {formatting.window(self._window_s)}", timeout=2)
+
     def action_poll_now(self) -> None:
         """Sample at once."""
         self.poller.poll_now()
 
+    def action_save_picture(self) -> None:
+        """The screen as SVG, beside whatever the user works on."""
+        path = self.app.save_screenshot(path=str(Path.cwd()))
+        self.notify(f"Saved {path}", markup=False)
+
+    def action_panel_help(self) -> None:
+        """Keys, and how to read the focused panel or the page."""
+        focused = self.focused
+        keys = [
+            *(RequestTable.BINDINGS if isinstance(focused, RequestTable) else ()),
+            *DashboardScreen.BINDINGS,
+            *type(self.app).BINDINGS,
+        ]
+        page = f"show_page({self._page})"
+        hidden = (page, "help")  # the app's own help stands behind this one
+        usable = [b for b in keys if isinstance(b, Binding) and b.action not in hidden]
+        if isinstance(focused, Panel) and focused.reading:
+            title = str(focused.border_title)
+            self.app.push_screen(HelpScreen(usable, focused.reading, title))
+        else:
+            self.app.push_screen(HelpScreen(usable, _page_reading(self._page)))
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The footer offers the page that is not on screen."""
+        """The footer offers the pages that are not on screen."""
         if action == "show_page":
-            return parameters[0] != (2 if self._engine_view.display else 1)
+            return parameters[0] != self._page
         return super().check_action(action, parameters)
 
     def action_show_page(self, page: int) -> None:
-        """Overview or engine."""
-        self.query_one("#body").display = page == 1
-        if page == 2:
-            self._engine_view.open()
-        else:
-            self.set_focus(None)
-            self._engine_view.close()
+        """Overview, engine or machine."""
+        if self._engine_view.end_filter():
+            return  # Escape leaves the input first
+        self._page = page
+        self._show_page()
         self.refresh_bindings()
         self._show_header()
 
@@ -199,51 +252,119 @@ class DashboardScreen(Screen[None]):
         """Show or hide the log, or say why there is none."""
         panes = self.query(LogPane)
         if not panes:
-            self.notify("No log here: only `stoker serve` knows where its server's log is.")
+            self.notify(_NO_LOG)
         for pane in panes:
             pane.display = not pane.display
 
-    def _show_newest(self) -> None:
-        self._shown = self.history.snapshot()
+    def action_open_log(self) -> None:
+        """The log view of `stoker logs --tui`."""
+        if self._log_path is None:
+            self.notify(_NO_LOG)
+            return
+        try:
+            index = LogIndex(self._log_path)
+        except OSError as error:
+            self.notify(f"{self._log_path}: {error.strerror}", severity="error", markup=False)
+            return
+        self.app.push_screen(WholeLog(index, self._log_path.name))
+
+    # ---- showing -------------------------------------------------------------------------------
+
+    def _show_page(self) -> None:
+        is_starting = self._is_starting()
+        for page, selector in _PAGES.items():
+            if page != 2:
+                self.query_one(selector).display = page == self._page and not is_starting
+        self.query_one(StartPanel).display = is_starting
+        if self._page == 2 and not is_starting:
+            if not self._engine_view.is_open:
+                self._engine_view.open()
+        else:
+            self._engine_view.close()
+            if isinstance(self.focused, RequestTable):
+                self.set_focus(None)
+
+    def _show_moment(self) -> None:
+        self._shown = self.history.snapshot(self._window_s, self._num_back)
         self._engine_view.engine = self._shown.sample.engine if self._shown else None
         for panel in self.query(Panel):
             panel.show(self._shown)
 
+    async def _ask_version(self, find: Callable[[], str | None]) -> None:
+        with contextlib.suppress(ClientError):
+            self._version = await asyncio.to_thread(find)
+
     def _show_connection(self) -> None:
         self.query_one("#body").set_class(self._failure is not None, "-stale")
+        if self.query_one(StartPanel).display != self._is_starting():
+            self._show_page()
         self._show_header()
+
+    def _tick(self) -> None:
+        self._show_header()
+        if self._is_starting():
+            reason = self._failure.reason if self._failure else "the server says so"
+            note = "" if self._log_path else "; only a log would tell the phases"
+            panel = self.query_one(StartPanel)
+            panel.show_start(self._start, self._clock(), f"{reason}{note}")
 
     def _show_header(self) -> None:
         self.query_one(ServerHeader).show(self._header_state())
 
     def _header_state(self) -> HeaderState:
         sample = self._shown.sample if self._shown else None
+        started_s = sample.start_time_s if sample else None
         return HeaderState(
             url=self._url,
             interval_s=self.poller.interval_s,
             connection=self._connection(),
             model=sample.model if sample else None,
             engine=sample.engine if sample else None,
+            version=self._version or self._start.report().facts.engine_version,
+            uptime_s=None if self._is_replay or not started_s else self._wall_clock() - started_s,
             age_s=self._clock() - sample.time_s if sample else None,
             reason=self._failure.reason if self._failure else "",
             num_restarts=self._shown.num_restarts if self._shown else 0,
+            num_back=self._num_back if self._is_paused else 0,
             activity=self._activity(),
         )
 
     def _activity(self) -> str:
-        """Busy, idle or stalled; "" where the server does not tell."""
+        """Phase of the start, draining, busy, idle or stalled; "" where the server tells none."""
+        if self._is_starting():
+            return self._start.phase
+        if self._start.is_draining:
+            return "draining"
         if self._engine_view.display and self._engine_view.state.activity is not None:
             return self._engine_view.state.activity.value[2:]
         if self._shown is None or self._shown.sample.running is None:
             return ""
         if not (self._shown.sample.running or self._shown.sample.waiting):
             return "idle"
-        quiet_s = self._shown.quiet_s
+        # llama-server counts a request's tokens when the request ends.
+        counts_late = self._shown.sample.engine == "llama.cpp"
+        quiet_s = 0.0 if counts_late else self._shown.quiet_s
         return f"busy, no token for {formatting.age(quiet_s)}" if quiet_s >= QUIET_S else "busy"
 
+    def _is_starting(self) -> bool:
+        """By the log, by a sample without numbers of our engine, or by llama-server's answer."""
+        if self._shown is not None and self._shown.sample.running is not None:
+            return False
+        if self._start.is_starting:
+            return True
+        if self._failure is not None:
+            return "503" in self._failure.reason and "oading" in self._failure.reason
+        return self._shown is not None and self._shown.sample.engine == "stoker"
+
     def _connection(self) -> Connection:
+        if self._is_starting():
+            return Connection.STARTING
         if self._failure is not None:
             return Connection.DISCONNECTED
         if self._is_paused:
             return Connection.PAUSED
         return Connection.LIVE if self._shown else Connection.CONNECTING
+
+
+def _page_reading(page: int) -> tuple[tuple[str, str], ...]:
+    return {2: ENGINE_READING, 3: HostPanel.READING}.get(page, READING)

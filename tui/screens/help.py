@@ -14,14 +14,16 @@ from textual.widgets import Static
 
 from tui.keys import key_text
 
-_READING = (
+READING = (
     ("-", "the server does not expose this, or there is no data yet; it never means 0"),
+    ("n/a", "the server does not export it; the reason stands beside it"),
     ("used", "KV blocks that requests hold; a block of vLLM's pool is kept empty by design"),
     ("cached", "KV blocks that hold a prefix which a new request can reuse, free ones included"),
     ("tokens/s", "counter increase between two samples; a server restart is noted at the top"),
     ("~ < >", "estimate inside a wide histogram bucket; below the first, above the last bound"),
     ("n", "observations behind the three percentiles"),
     ("hits", "share of prompt tokens found in the prefix cache"),
+    ("Tab", "goes from panel to panel; the help then explains that one"),
 )
 
 
@@ -33,19 +35,25 @@ class HelpScreen(ModalScreen[None]):
     ]
 
     def __init__(
-        self, bindings: Iterable[Binding], reading: Sequence[tuple[str, str]] = _READING
+        self,
+        bindings: Iterable[Binding],
+        reading: Sequence[tuple[str, str]] = READING,
+        title: str = "",
     ) -> None:
         super().__init__()
+        self._title = title
         self._reading = reading
         self._key_bindings = [binding for binding in bindings if binding.description]
 
     def compose(self) -> ComposeResult:
         """One scrollable box."""
         with VerticalScroll(id="help") as box:
-            box.border_title = "Help"
+            box.border_title = f"Help: {self._title}" if self._title else "Help"
             box.border_subtitle = "Esc closes"
-            yield Static(self._keys(), id="help-keys")
-            yield Static(_reading(self._reading), id="help-reading")
+            keys = Static(self._keys(), id="help-keys")
+            reading = Static(_reading(self._reading), id="help-reading")
+            # Who asks about one panel wants to read about it before all the keys.
+            yield from (reading, keys) if self._title else (keys, reading)
 
     def _keys(self) -> Table:
         table = _table()

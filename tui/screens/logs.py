@@ -17,6 +17,7 @@ from textual.widgets import Footer, Input, Static
 from logparse import LogReport
 from logparse.line_meaning import explain_line
 from tui.log_index import Level, LineFilter, LogIndex
+from tui.screens.help import HelpScreen
 from tui.widgets.log_view import LogView
 from tui.widgets.phase_list import PhaseList
 
@@ -28,6 +29,13 @@ _LEVEL_NAMES = {
     Level.WARNING: "warnings and errors",
     Level.ERROR: "errors",
 }
+
+
+LOG_READING = (
+    ("phases", "✓ over, … not finished, ✗ failed; a click shows the lines of one"),
+    ("colours", "errors and their tracebacks, warnings; the words of the line say it too"),
+    ("below", "the whole line under the cursor, and what it means if a rule knows it"),
+)
 
 
 class LogGrew(Message):
@@ -239,7 +247,6 @@ class LogScreen(Screen[None]):
         rows = lines.num_rows
         place = f"{lines.row + 1 if rows else 0:,} of {rows:,}"
         parts = [
-            self._title,
             f"{place} lines" if rows == total else f"{place} shown, {total:,} in all",
         ]
         parts += [part for part in self._filter_texts() if part]
@@ -264,3 +271,26 @@ class LogScreen(Screen[None]):
         text = self._index.text(line)
         known = explain_line(text).meanings
         return f"{known[0].meaning}\n{text}" if known else text
+
+
+class WholeLog(LogScreen):
+    """The same above a dashboard; closes its index when its reader has ended."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "close", "Back", id="log.close", tooltip="back to the dashboard"),
+        Binding("question_mark,f1,h", "log_help", "Help", id="log.help", tooltip="this help"),
+    ]
+
+    def action_close(self) -> None:
+        """Back to what is below."""
+        self.dismiss()
+
+    def action_log_help(self) -> None:
+        """Explain the keys."""
+        bindings = (*WholeLog.BINDINGS, *LogScreen.BINDINGS)
+        keys = (binding for binding in bindings if isinstance(binding, Binding))
+        self.app.push_screen(HelpScreen(keys, LOG_READING))
+
+    def _read(self) -> None:
+        super()._read()
+        self._index.close()

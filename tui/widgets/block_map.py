@@ -10,6 +10,7 @@ from typing import ClassVar
 from rich.text import Text
 
 from app.client.debug import BlockMap, BlockState
+from app.client.slots import Slot
 from tui import formatting
 from tui.engine_state import EngineState
 from tui.widgets.history_graph import bar
@@ -59,16 +60,33 @@ class BlockMapPanel(Panel):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"panel--selected"}
     TITLE = "KV blocks"
+    READING: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("a cell", "one block, or as many as the legend says; then the most common state"),
+        ("cached", "blocks without a user whose prefix can still be found"),
+        ("shared", "blocks that several requests use, counted in used too"),
+        ("cursor", "cells with blocks of the request at the cursor"),
+        ("unused slots", "token slots in running requests' blocks that hold nothing yet"),
+        ("below", "how many blocks go out before a cached prefix is overwritten"),
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.state = EngineState()
         self._selected: str | None = None
+        self._slot_tokens: tuple[int, int] | None = None
 
     def show_state(self, state: EngineState) -> None:
         """Draw another state; the border tells about the free queue."""
         self.state = state
         self.border_subtitle = _queue_note(state.sample.blocks) if state.sample else ""
+        self.border_title = _title(state.sample.blocks if state.sample else None)
+        self.refresh()
+
+    def show_slots(self, slots: Sequence[Slot]) -> None:
+        """llama-server exports no cache, but its slots say how many tokens they hold."""
+        held = sum(slot.tokens_held or 0 for slot in slots if slot.is_busy)
+        total = sum(slot.num_context_tokens for slot in slots)
+        self._slot_tokens = (held, total) if total else None
         self.refresh()
 
     def select(self, request_id: str | None) -> None:
@@ -120,6 +138,10 @@ class BlockMapPanel(Panel):
     def _share(self, width: int, reason: str) -> list[Text]:
         sample = self.snapshot.sample if self.snapshot else None
         share = sample.kv_usage if sample else None
+        if share is None and self._slot_tokens is not None:
+            held, total = self._slot_tokens
+            share = held / total
+            reason = f"{held:,} of {total:,} tokens in busy slots; free ones keep old prompts"
         number = formatting.percent(share)
         return [
             Text.assemble(
@@ -133,6 +155,14 @@ class BlockMapPanel(Panel):
 def _sign(cell: int, columns: int) -> str:
     """Wide cells end in a gap, so that blocks can be told apart."""
     return _SIGNS[cell] if columns == 1 else _SIGNS[cell] * (columns - 1) + " "
+
+
+def _title(blocks: BlockMap | None) -> str:
+    """With the slots that blocks are reserved for and that hold no token yet."""
+    if blocks is None or blocks.num_unused_slots is None:
+        return BlockMapPanel.TITLE
+    unused = f"{blocks.num_unused_slots:,} reserved slots unused"
+    return f"{BlockMapPanel.TITLE}, {unused}"
 
 
 def _queue_note(blocks: BlockMap) -> str:

@@ -1,27 +1,55 @@
-"""Prefix-cache hits, preemptions and finished requests: the scheduler's side numbers."""
+"""Prefix-cache hits, preemptions, finished requests and step size: the scheduler's side numbers."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from rich.text import Text
 
 from tui import formatting
+from tui.history import Snapshot
 from tui.widgets.panel import Panel
 
 
 class CachePanel(Panel):
-    """Four labelled numbers."""
+    """Five labelled numbers."""
 
     TITLE = "Scheduler"
+    READING: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("prefix hits", "share of prompt tokens found in the prefix cache, over the window"),
+        (
+            "preemptions",
+            "requests put back to free their blocks; (+n) in the window",
+        ),
+        ("finished", "requests since the server started, failed ones after the slash"),
+        ("tokens/step", "mean tokens of an engine step since the sample before"),
+    )
 
     def lines(self, width: int, height: int) -> list[Text]:
-        """Hit rate of the last minute, then numbers since the server started."""
+        """Hit rate of the window, then numbers since the server started."""
         snapshot = self.snapshot
         sample = snapshot.sample if snapshot else None
         recent_hits = snapshot.recent_hit_rate if snapshot else None
+        steps = snapshot.point.tokens_per_step if snapshot else None
         rows = (
             ("prefix hits", formatting.percent(recent_hits)),
             ("  since start", formatting.percent(sample.prefix_hit_rate if sample else None)),
-            ("preemptions", formatting.count(sample.preemptions if sample else None)),
-            ("finished", formatting.count(sample.finished if sample else None)),
+            ("preemptions", _preemptions(snapshot)),
+            ("finished", _finished(snapshot)),
+            ("tokens/step", formatting.rate(steps)),
         )
         return [self.pair(label, value, width) for label, value in rows]
+
+
+def _preemptions(snapshot: Snapshot | None) -> str:
+    if snapshot is None:
+        return formatting.UNKNOWN
+    recent = snapshot.recent_preemptions
+    note = f" (+{formatting.count(recent)})" if recent else ""
+    return formatting.count(snapshot.sample.preemptions) + note
+
+
+def _finished(snapshot: Snapshot | None) -> str:
+    sample = snapshot.sample if snapshot else None
+    failed = f" / {formatting.count(sample.failed)} failed" if sample and sample.failed else ""
+    return formatting.count(sample.finished if sample else None) + failed

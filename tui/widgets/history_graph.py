@@ -1,25 +1,46 @@
-"""A bar graph of recent values out of block characters: pure text, one column per sample."""
+"""A bar graph of values over time out of block characters: pure text, one column per stretch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tui.history import Series
+
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def graph_rows(values: Sequence[float | None], width: int, height: int) -> list[str]:
-    """`height` rows, top first, of the last `width` values; the newest is at the right edge.
+def columns(series: Series, window_s: float, width: int) -> list[float | None]:
+    """The mean value in each of `width` equal parts of the window that ends with the newest dot.
 
-    The scale starts at 0 and ends at the largest visible value. None leaves its column blank, 0 is
-    the thinnest line: an idle server does not look like one that is away.
+    None where nothing is known: before the first sample, and while the server was away.
     """
-    if width <= 0 or height <= 0:
+    if width <= 0 or not series:
+        return [None] * max(0, width)
+    end_s, part_s = series[-1].end_s, window_s / width
+    sums = [0.0] * width
+    counts = [0] * width
+    for start_s, stop_s, value in series:
+        if value is None:
+            continue
+        newest = width - 1 - int((end_s - stop_s) / part_s)
+        # Half open: the part that holds the sample before belongs to that one.
+        oldest = width - int((end_s - start_s) / part_s) if start_s < stop_s else newest
+        for column in range(max(0, min(oldest, newest)), newest + 1):
+            sums[column] += value
+            counts[column] += 1
+    return [total / n if n else None for total, n in zip(sums, counts, strict=True)]
+
+
+def graph_rows(values: Sequence[float | None], height: int, top: float | None = None) -> list[str]:
+    """`height` rows, top first, one column per value.
+
+    The scale starts at 0 and ends at `top`, by default the largest value. None leaves its column
+    blank, 0 is the thinnest line: an idle server does not look like one that is away.
+    """
+    if height <= 0:
         return []
-    shown = list(values)[-width:]
-    columns = [_levels(value, peak(shown), height) for value in shown]
-    blank = [0] * height
-    columns = [blank] * (width - len(columns)) + columns
-    return ["".join(_EIGHTHS[column[row]] for column in columns) for row in range(height)]
+    levels = [_levels(value, peak(values) if top is None else top, height) for value in values]
+    return ["".join(_EIGHTHS[column[row]] for column in levels) for row in range(height)]
 
 
 def peak(values: Sequence[float | None]) -> float:

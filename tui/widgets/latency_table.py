@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rich.text import Text
 
+from app.client.absence import why_absent
 from app.client.histograms import Histogram
 from tui import formatting
 from tui.history import Latency, Snapshot
 from tui.widgets.panel import Panel
 
+_LATENCIES = (
+    ("first token", "ttft"),
+    ("inter-token", "itl"),
+    ("in queue", "queue"),
+    ("end to end", "e2e"),
+)
 _FRACTIONS = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
 _LABEL_WIDTH = 11
 _BUCKET_WIDTH = 14
@@ -16,9 +25,17 @@ _MIN_VALUE_WIDTH = 9
 
 
 class LatencyTable(Panel):
-    """Three rows: to the first token, between tokens, whole request."""
+    """Four rows: to the first token, between tokens, in the queue, whole request."""
 
     TITLE = "Latency"
+    READING: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("first token", "arrival to first token"),
+        ("inter-token", "between two outputs of a request"),
+        ("in queue", "queued to first scheduled; counted when a request ends"),
+        ("end to end", "arrival to finish"),
+        ("~ < >", "estimate in a wide histogram bucket; below the first, above the last bound"),
+        ("n", "observations behind the three percentiles"),
+    )
 
     def show(self, snapshot: Snapshot | None) -> None:
         """Draw another snapshot; the border says which stretch of time it covers."""
@@ -26,15 +43,32 @@ class LatencyTable(Panel):
         super().show(snapshot)
 
     def lines(self, width: int, height: int) -> list[Text]:
-        """The head and the three rows."""
-        latency = self.snapshot.latency if self.snapshot else None
+        """The head and the four rows."""
         head = [text for _, text in _FRACTIONS]
+        reason = self._reason_for_all()
+        if reason:
+            return [self.styled("n/a", "value"), *self.wrapped(reason, width, height - 1)]
         return [
             self._row("", head, ["bucket"] * 3, "n", width, is_head=True),
-            self._histogram_row("first token", latency.ttft if latency else None, width),
-            self._histogram_row("inter-token", latency.itl if latency else None, width),
-            self._histogram_row("end to end", latency.e2e if latency else None, width),
+            *(self._latency_row(label, name, width) for label, name in _LATENCIES),
         ]
+
+    def _reason_for_all(self) -> str:
+        """Why none of the four is there; "" if one is, or if the reasons differ."""
+        snapshot = self.snapshot
+        if snapshot is None or any(getattr(snapshot.latency, name) for _, name in _LATENCIES):
+            return ""
+        reasons = {why_absent(name, snapshot.sample.engine) for _, name in _LATENCIES}
+        return reasons.pop() if len(reasons) == 1 else ""
+
+    def _latency_row(self, label: str, name: str, width: int) -> Text:
+        snapshot = self.snapshot
+        histogram: Histogram | None = getattr(snapshot.latency, name) if snapshot else None
+        if histogram is None and snapshot is not None:
+            head = self.styled(f"{label.ljust(_LABEL_WIDTH)} ", "label")
+            reason = why_absent(name, snapshot.sample.engine)
+            return head.append_text(self.styled(f"n/a: {reason}", "note"))
+        return self._histogram_row(label, histogram, width)
 
     def _histogram_row(self, label: str, histogram: Histogram | None, width: int) -> Text:
         found = [histogram.percentile(part) if histogram else None for part, _ in _FRACTIONS]
@@ -79,4 +113,4 @@ def _column_widths(width: int) -> tuple[int, int, int]:
 def _stretch(latency: Latency) -> str:
     if latency.window_s is None:
         return "since server start"
-    return f"last {latency.window_s:.0f} s"
+    return f"last {formatting.window(latency.window_s)}"

@@ -2,41 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rich.text import Text
 
+from app.client.absence import why_absent
 from tui import formatting
-from tui.history import Series, Snapshot
-from tui.widgets.history_graph import graph_rows, peak
+from tui.history import Snapshot
+from tui.widgets.history_graph import columns, graph_rows
 from tui.widgets.panel import Panel
 
 
 class MetricTile(Panel):
-    """`value` and `series` pick the number and its past out of a snapshot."""
+    """`name` is a rate of a history point; `counter` is the field of the sample it comes from."""
 
-    def __init__(
-        self,
-        title: str,
-        value: Callable[[Snapshot], float | None],
-        series: Callable[[Snapshot], Series],
-        *,
-        id: str,
-    ) -> None:
+    def __init__(self, title: str, name: str, counter: str, reading: str, *, id: str) -> None:
         super().__init__(id=id)
         self.border_title = title
-        self._value = value
-        self._series = series
+        self.reading = ((title, reading),)
+        self._rate = name
+        self._counter = counter
+
+    def show(self, snapshot: Snapshot | None) -> None:
+        """Draw another snapshot."""
+        self.show_window(snapshot)
+        super().show(snapshot)
 
     def lines(self, width: int, height: int) -> list[Text]:
         """The number, the peak of what is drawn, and the graph."""
-        value = self._value(self.snapshot) if self.snapshot else None
-        series = self._series(self.snapshot) if self.snapshot else ()
-        visible = series[-width:] if width > 0 else ()
-        has_values = any(point is not None for point in visible)
-        note = f"peak {formatting.rate(peak(visible))}" if has_values else ""
-        number = formatting.rate(value)
-        gap = " " * max(1, width - len(number) - len(note))
+        snapshot = self.snapshot
+        if snapshot is not None and getattr(snapshot.sample, self._counter) is None:
+            reason = why_absent(self._counter, snapshot.sample.engine)
+            return [self.styled("n/a", "value"), *self.wrapped(reason, width, height - 1)]
+        series = snapshot.series(self._rate) if snapshot else ()
+        drawn = columns(series, snapshot.window_s if snapshot else 1.0, width)
+        number = formatting.rate(snapshot.point.value(self._rate) if snapshot else None)
+        highest = snapshot.peak(self._rate) if snapshot else None
+        note = "" if highest is None else f"peak {formatting.rate(highest)}"
+        if len(number) + len(note) + 1 > width:
+            note = ""
+        gap = " " * max(0, width - len(number) - len(note))
         head = Text.assemble(self.styled(number, "value"), gap, self.styled(note, "note"))
-        graph = graph_rows(series, width, height - 1)
+        graph = graph_rows(drawn, height - 1)
         return [head, *(self.styled(row, "graph") for row in graph)]
+
+
+def traffic_tiles() -> tuple[MetricTile, ...]:
+    """The three rates of the overview."""
+    return (
+        MetricTile(
+            "Prompt tok/s",
+            "prompt_tokens_per_s",
+            "prompt_tokens",
+            "prompt tokens of requests whose prompt is done, per second between two samples",
+            id="prompt-rate",
+        ),
+        MetricTile(
+            "Generation tok/s",
+            "generation_tokens_per_s",
+            "generation_tokens",
+            "generated tokens per second between two samples; a restart is noted at the top",
+            id="generation-rate",
+        ),
+        MetricTile(
+            "Requests/s",
+            "finished_per_s",
+            "finished",
+            "finished requests per second between two samples",
+            id="request-rate",
+        ),
+    )

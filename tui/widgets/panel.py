@@ -1,16 +1,18 @@
-"""A bordered box with a title that draws one Snapshot as text."""
+"""A bordered box with a title that draws one Snapshot as text and can explain itself."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import ClassVar
 
 from rich.text import Text
 from textual.widget import Widget
 
+from tui import formatting
 from tui.history import Snapshot
 
 
-class Panel(Widget):
+class Panel(Widget, can_focus=True):
     """Base of the dashboard's boxes: keeps the snapshot and asks the subclass for its lines."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -21,16 +23,22 @@ class Panel(Widget):
         "panel--past",
     }
     TITLE = ""
+    READING: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, classes="panel")
         self.snapshot: Snapshot | None = None
         self.border_title = self.TITLE
+        self.reading = self.READING
 
     def show(self, snapshot: Snapshot | None) -> None:
         """Draw another snapshot."""
         self.snapshot = snapshot
         self.refresh()
+
+    def show_window(self, snapshot: Snapshot | None) -> None:
+        """Say in the border which stretch of time is drawn."""
+        self.border_subtitle = f"last {formatting.window(snapshot.window_s)}" if snapshot else ""
 
     def render(self) -> Text:
         """The lines joined, cut at the edge of the box."""
@@ -50,3 +58,8 @@ class Panel(Widget):
         """A label at the left edge and a value at the right one."""
         room = max(1, width - len(label) - len(value))
         return Text.assemble(self.styled(label, "label"), " " * room, self.styled(value, "value"))
+
+    def wrapped(self, text: str, width: int, height: int) -> list[Text]:
+        """A note over several rows; what does not fit is left to the help."""
+        rows = textwrap.wrap(text, max(8, width))[: max(0, height)]
+        return [self.styled(row, "note") for row in rows]

@@ -1,12 +1,14 @@
-"""Requests that run and requests that wait, now and in the recent past."""
+"""Requests that run and requests that wait, now and over the window."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from rich.text import Text
 
 from tui import formatting
-from tui.history import Series
-from tui.widgets.history_graph import graph_rows
+from tui.history import Snapshot
+from tui.widgets.history_graph import columns, graph_rows
 from tui.widgets.panel import Panel
 
 
@@ -14,25 +16,36 @@ class QueueGauge(Panel):
     """Two numbers, each over its own graph."""
 
     TITLE = "Requests"
+    READING: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("running", "requests in the batch after the last step"),
+        (
+            "waiting",
+            "requests in the queue; held ones wait for LoRA, KV or a grammar",
+        ),
+    )
+
+    def show(self, snapshot: Snapshot | None) -> None:
+        """Draw another snapshot."""
+        self.show_window(snapshot)
+        super().show(snapshot)
 
     def lines(self, width: int, height: int) -> list[Text]:
         """Running in the upper half, waiting in the lower."""
-        snapshot = self.snapshot
-        running = snapshot.sample.running if snapshot else None
-        waiting = snapshot.sample.waiting if snapshot else None
         lower = height // 2
         return [
-            *self._half("running", running, snapshot.running if snapshot else (), width, lower),
-            *self._half(
-                "waiting", waiting, snapshot.waiting if snapshot else (), width, height - lower
-            ),
+            *self._half("running", "", width, lower),
+            *self._half("waiting", self._held(), width, height - lower),
         ]
 
-    def _half(
-        self, label: str, value: float | None, series: Series, width: int, height: int
-    ) -> list[Text]:
-        graph = graph_rows(series, width, height - 1)
+    def _held(self) -> str:
+        deferred = self.snapshot.sample.waiting_deferred if self.snapshot else None
+        return f", {formatting.count(deferred)} held" if deferred else ""
+
+    def _half(self, name: str, note: str, width: int, height: int) -> list[Text]:
+        snapshot = self.snapshot
+        value = snapshot.point.value(name) if snapshot else None
+        drawn = columns(snapshot.series(name), snapshot.window_s, width) if snapshot else []
         return [
-            self.pair(label, formatting.count(value), width),
-            *(self.styled(row, "graph") for row in graph),
+            self.pair(name, formatting.count(value) + note, width),
+            *(self.styled(row, "graph") for row in graph_rows(drawn, height - 1)),
         ]

@@ -25,6 +25,7 @@ class Connection(enum.Enum):
 
     CONNECTING = "○ connecting"
     LIVE = "● live"
+    STARTING = "○ starting"
     PAUSED = "▮▮ paused"
     DISCONNECTED = "✖ disconnected, retrying"
 
@@ -42,6 +43,9 @@ class HeaderState:
     reason: str = ""
     num_restarts: int = 0
     activity: str = ""
+    version: str | None = None
+    uptime_s: float | None = None
+    num_back: int = 0  # samples between the picture and the newest one
 
 
 class ServerHeader(Widget):
@@ -85,13 +89,17 @@ class ServerHeader(Widget):
 
 def _model(state: HeaderState) -> str:
     engine = ENGINE_NAMES.get(state.engine or "", state.engine)
-    return "  ".join(part for part in (state.model or "stoker top", engine) if part)
+    return "  ".join(part for part in (state.model or "stoker top", engine, state.version) if part)
 
 
 def _freshness(state: HeaderState) -> str:
     parts = []
+    if state.num_back:
+        parts.append(f"{state.num_back} back")
     if state.num_restarts:
         parts.append(f"{state.num_restarts} restart{'s' if state.num_restarts > 1 else ''} seen")
+    if state.uptime_s is not None:
+        parts.append(f"up {formatting.uptime(state.uptime_s)}")
     parts += [_sample_age(state), f"every {formatting.interval(state.interval_s)}"]
     return " · ".join(parts)
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rich.text import Text
 
 from tui import formatting
 from tui.engine_state import EngineState, activity_text, limit_text, step_text
+from tui.limits import limit_from_metrics
 from tui.widgets.panel import Panel
 
 _LABEL_WIDTH = 12
+_NO_GRAPH = "none: this engine replays no CUDA graphs, so no batch is padded"
 
 
 class StepPanel(Panel):
-    """Five labelled lines."""
+    """Six labelled lines."""
 
     TITLE = "Scheduler"
+    READING: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("stalled", "requests are there, and the engine ends and begins no step"),
+        ("last step", "tokens of the newest step against its budget, and requests in the batch"),
+        ("graph", "size of the CUDA graph that the batch is padded to"),
+        ("limit", "what kept the last step from doing more, and the flag that moves it"),
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -42,9 +52,29 @@ class StepPanel(Panel):
     def _step_rows(self) -> list[tuple[str, str]]:
         sample = self.state.sample
         if sample is None:
-            return [("last step", "n/a"), ("limit", "n/a"), ("moved by", "-")]
+            return self._inferred_rows()
         limit, flag = limit_text(sample.scheduler)
-        return [("last step", step_text(sample.scheduler)), ("limit", limit), ("moved by", flag)]
+        return [
+            ("last step", step_text(sample.scheduler)),
+            ("graph", _NO_GRAPH),
+            ("limit", limit),
+            ("moved by", flag),
+        ]
+
+    def _inferred_rows(self) -> list[tuple[str, str]]:
+        """What the metrics of any engine let us say."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return [(name, "n/a") for name in ("last step", "graph", "limit", "moved by")]
+        mean = snapshot.point.tokens_per_step
+        step = "n/a" if mean is None else f"{mean:,.1f} tokens on average since the last sample"
+        limit, flag = limit_from_metrics(snapshot)
+        return [
+            ("last step", step),
+            ("graph", "n/a: no engine exports the graph it uses"),
+            ("limit", limit),
+            ("moved by", flag),
+        ]
 
     def _hits(self) -> str:
         snapshot = self.snapshot
@@ -54,4 +84,5 @@ class StepPanel(Panel):
         if ever is None:
             return "n/a: no prompt yet"
         newest = "n/a, no prompt" if recent is None else formatting.percent(recent)
-        return f"{formatting.percent(ever)} since start; last minute {newest}"
+        stretch = formatting.window(snapshot.window_s)
+        return f"{formatting.percent(ever)} since start; last {stretch} {newest}"

@@ -28,8 +28,7 @@ constexpr int kKeyGroup = 16;  // keys of one vector; divides every block size
 constexpr int kTileKeys = 128;
 constexpr int kTileGroups = kTileKeys / kKeyGroup;
 constexpr int kLineValues = kCacheLine / sizeof(bf16);
-constexpr int kUnitRows = 24;     // 4 passes
-constexpr int kPassRows = 6;      // 6 rows x 4 vectors of accumulators
+constexpr int kUnitRows = 24;     // of several passes of kPassRows
 constexpr int kTasksPerThread = 8;
 constexpr std::int64_t kMaxHeadDim = 512;
 constexpr float kNever = -1e30f;  // finite stand-in for the maximum of nothing
@@ -85,38 +84,31 @@ struct Partial {
   }
 };
 
-// Into the L2 cache: two tiles would not fit into the first.
-inline void prefetch_line(const bf16* line) {
-  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
-}
-
-// scores[r][key] = scale * q[r] . k[key] for 64 keys; meanwhile keys of the tile to come are read
-// ahead.
+// scores[r][key] = scale * q[r] . k[key] for the keys of kScoreGroups groups; meanwhile keys of the
+// tile to come are read ahead, into the second cache level: two tiles would not fit into the first.
 template <int Rows, bool Prefetch>
 void score_keys(const bf16* queries, std::int64_t head_dim, const bf16* const* keys,
                 const bf16* const* next, std::int64_t key_stride, float scale, float* scores) {
-  constexpr int kGroups = kTileGroups / 2;
-  __m512 sums[Rows][kGroups];
+  Floats sums[Rows][kScoreGroups];
   for (auto& row : sums) {
-    for (__m512& sum : row) sum = _mm512_setzero_ps();
+    for (Floats& sum : row) sum = splat(0.0f);
   }
   for (std::int64_t pair = 0; pair < head_dim / 2; ++pair) {
-    __m512i columns[kGroups];
-    for (int group = 0; group < kGroups; ++group) {
+    Pairs columns[kScoreGroups];
+    for (int group = 0; group < kScoreGroups; ++group) {
       columns[group] = load_line(keys[group] + pair * key_stride);
-      if (Prefetch) prefetch_line(next[group] + pair * key_stride);
+      if (Prefetch) prefetch_second_level(next[group] + pair * key_stride);
     }
     for (int r = 0; r < Rows; ++r) {
-      const __m512i query = broadcast_pair(queries + r * head_dim + 2 * pair);
-      for (int group = 0; group < kGroups; ++group) {
+      const Pair query = broadcast_pair(queries + r * head_dim + 2 * pair);
+      for (int group = 0; group < kScoreGroups; ++group) {
         sums[r][group] = dot_pairs(sums[r][group], query, columns[group]);
       }
     }
   }
   for (int r = 0; r < Rows; ++r) {
-    for (int group = 0; group < kGroups; ++group) {
-      _mm512_storeu_ps(scores + r * kTileKeys + group * kKeyGroup,
-                       _mm512_mul_ps(sums[r][group], _mm512_set1_ps(scale)));
+    for (int group = 0; group < kScoreGroups; ++group) {
+      store(scores + r * kTileKeys + group * kKeyGroup, sums[r][group] * splat(scale));
     }
   }
 }
@@ -126,47 +118,41 @@ void score_keys(const bf16* queries, std::int64_t head_dim, const bf16* const* k
 template <bool All>
 void soften(const float* scores, Span visible, Span groups, bf16* weights, float* maximum,
             float* sum) {
-  const auto seen = [&](std::int64_t group) -> __mmask16 {
-    if (All) return 0xFFFF;
-    return static_cast<__mmask16>(first_lanes(visible.end - group * kKeyGroup) &
-                                  ~first_lanes(visible.begin - group * kKeyGroup));
+  const auto seen = [&](std::int64_t group) {
+    if (All) return first_lanes(kLanes);
+    return lanes_between(visible.begin - group * kKeyGroup, visible.end - group * kKeyGroup);
   };
-  __m512 largest = _mm512_set1_ps(kNever);
+  Floats most = splat(kNever);
   for (std::int64_t group = groups.begin; group < groups.end; ++group) {
-    const __mmask16 lanes = seen(group);
-    largest = _mm512_mask_max_ps(largest, lanes, largest,
-                                 _mm512_loadu_ps(scores + group * kKeyGroup));
+    most = larger(most, load(scores + group * kKeyGroup), seen(group));
   }
-  *maximum = _mm512_reduce_max_ps(largest);
-  const __m512 shift = _mm512_set1_ps(*maximum);
-  __m512 total = _mm512_setzero_ps();
+  *maximum = largest_of(most);
+  const Floats shift = splat(*maximum);
+  Floats total = splat(0.0f);
   for (std::int64_t group = groups.begin; group < groups.end; ++group) {
-    const __mmask16 lanes = seen(group);
-    const __m512 score = _mm512_loadu_ps(scores + group * kKeyGroup);
-    const __m512 weight = _mm512_maskz_mov_ps(lanes, exp2_ps(_mm512_sub_ps(score, shift)));
-    total = _mm512_add_ps(total, weight);
+    const Floats score = load(scores + group * kKeyGroup);
+    const Floats weight = only(exp2_of(score - shift), seen(group));
+    total = total + weight;
     store_bf16(weights + group * kKeyGroup, weight);
   }
-  *sum = _mm512_reduce_add_ps(total);
+  *sum = sum_of(total);
 }
 
 // out[r] = sum over the keys of a span of weights[r][key] * value[key], for Chunks x 32 dims. The
 // span begins at an even key. Two values are interleaved per product, which leaves the dims of a
-// chunk in the order 0-3, 8-11, 16-19, 24-27, 4-7, 12-15, 20-23, 28-31: `write_output` puts them
-// right.
+// chunk in an order that `write_output` puts right.
 template <int Rows, int Chunks, bool Prefetch>
 void weigh_values(const bf16* weights, const bf16* const* values, const bf16* const* next,
                   std::int64_t offset, std::int64_t head_dim, Span span, float* out) {
-  __m512 sums[Rows][2 * Chunks];
+  Floats sums[Rows][2 * Chunks];
   for (auto& row : sums) {
-    for (__m512& sum : row) sum = _mm512_setzero_ps();
+    for (Floats& sum : row) sum = splat(0.0f);
   }
-  const auto add_two_keys = [&](const bf16* pair_weights, int chunk, __m512i first,
-                                __m512i second) {
-    const __m512i low = _mm512_unpacklo_epi16(first, second);
-    const __m512i high = _mm512_unpackhi_epi16(first, second);
+  const auto add_two_keys = [&](const bf16* pair_weights, int chunk, Pairs first, Pairs second) {
+    Pairs low, high;
+    interleave(first, second, &low, &high);
     for (int r = 0; r < Rows; ++r) {
-      const __m512i weight = broadcast_pair(pair_weights + r * kTileKeys);
+      const Pair weight = broadcast_pair(pair_weights + r * kTileKeys);
       sums[r][2 * chunk] = dot_pairs(sums[r][2 * chunk], weight, low);
       sums[r][2 * chunk + 1] = dot_pairs(sums[r][2 * chunk + 1], weight, high);
     }
@@ -180,12 +166,11 @@ void weigh_values(const bf16* weights, const bf16* const* values, const bf16* co
       for (int chunk = 0; chunk < Chunks; ++chunk) {
         const bf16* first = values[group] + place + chunk * kLineValues;
         if (Prefetch) {
-          prefetch_line(next[group] + place + chunk * kLineValues);
-          prefetch_line(next[group] + place + chunk * kLineValues + head_dim);
+          prefetch_second_level(next[group] + place + chunk * kLineValues);
+          prefetch_second_level(next[group] + place + chunk * kLineValues + head_dim);
         }
         // The slot behind the last key was never written for this sequence: even 0 x NaN counts.
-        const __m512i second =
-            key + 1 < keys ? load_line(first + head_dim) : _mm512_setzero_si512();
+        const Pairs second = key + 1 < keys ? load_line(first + head_dim) : Pairs{};
         add_two_keys(pair_weights, chunk, load_line(first), second);
       }
     }
@@ -193,7 +178,7 @@ void weigh_values(const bf16* weights, const bf16* const* values, const bf16* co
   }
   for (int r = 0; r < Rows; ++r) {
     for (int vector = 0; vector < 2 * Chunks; ++vector) {
-      _mm512_storeu_ps(out + r * head_dim + vector * kLanes, sums[r][vector]);
+      store(out + r * head_dim + vector * kLanes, sums[r][vector]);
     }
   }
 }
@@ -201,25 +186,23 @@ void weigh_values(const bf16* weights, const bf16* const* values, const bf16* co
 // Folds `part` (a later tile) into `total`.
 inline void fold(Partial total, Partial part, std::int64_t rows, std::int64_t head_dim) {
   for (std::int64_t first = 0; first < rows; first += kLanes) {
-    const __m512 old_maximum = _mm512_loadu_ps(total.maximum + first);
-    const __m512 new_maximum = _mm512_loadu_ps(part.maximum + first);
-    const __m512 maximum = _mm512_max_ps(old_maximum, new_maximum);
-    const __m512 keep = exp2_ps(_mm512_sub_ps(old_maximum, maximum));
-    const __m512 take = exp2_ps(_mm512_sub_ps(new_maximum, maximum));
-    const __m512 added = _mm512_mul_ps(take, _mm512_loadu_ps(part.sum + first));
-    _mm512_storeu_ps(total.maximum + first, maximum);
-    _mm512_storeu_ps(total.sum + first,
-                     _mm512_fmadd_ps(keep, _mm512_loadu_ps(total.sum + first), added));
+    const Floats old_maximum = load(total.maximum + first);
+    const Floats new_maximum = load(part.maximum + first);
+    const Floats maximum = larger(old_maximum, new_maximum);
+    const Floats keep = exp2_of(old_maximum - maximum);
+    const Floats take = exp2_of(new_maximum - maximum);
+    store(total.maximum + first, maximum);
+    store(total.sum + first,
+          multiply_add(keep, load(total.sum + first), take * load(part.sum + first)));
     alignas(64) float keeps[kLanes], takes[kLanes];
-    _mm512_store_ps(keeps, keep);
-    _mm512_store_ps(takes, take);
+    store(keeps, keep);
+    store(takes, take);
     for (std::int64_t row = first; row < std::min(first + kLanes, rows); ++row) {
-      const __m512 old_share = _mm512_set1_ps(keeps[row - first]);
-      const __m512 new_share = _mm512_set1_ps(takes[row - first]);
+      const Floats old_share = splat(keeps[row - first]);
+      const Floats new_share = splat(takes[row - first]);
       for (std::int64_t dim = row * head_dim; dim < (row + 1) * head_dim; dim += kLanes) {
-        const __m512 scaled = _mm512_mul_ps(new_share, _mm512_loadu_ps(part.values + dim));
-        const __m512 old_values = _mm512_loadu_ps(total.values + dim);
-        _mm512_storeu_ps(total.values + dim, _mm512_fmadd_ps(old_share, old_values, scaled));
+        const Floats added = new_share * load(part.values + dim);
+        store(total.values + dim, multiply_add(old_share, load(total.values + dim), added));
       }
     }
   }
@@ -227,15 +210,9 @@ inline void fold(Partial total, Partial part, std::int64_t rows, std::int64_t he
 
 // One row of values / sum to bf16, dims back in order.
 inline void write_output(const float* values, float sum, std::int64_t head_dim, bf16* out) {
-  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i second =
-      _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  const __m512 share = _mm512_set1_ps(1.0f / sum);
+  const Floats share = splat(1.0f / sum);
   for (std::int64_t dim = 0; dim < head_dim; dim += 2 * kLanes) {
-    const __m512 low = _mm512_mul_ps(share, _mm512_loadu_ps(values + dim));
-    const __m512 high = _mm512_mul_ps(share, _mm512_loadu_ps(values + dim + kLanes));
-    store_bf16(out + dim, _mm512_permutex2var_ps(low, first, high));
-    store_bf16(out + dim + kLanes, _mm512_permutex2var_ps(low, second, high));
+    store_interleaved(out + dim, share * load(values + dim), share * load(values + dim + kLanes));
   }
 }
 
@@ -244,10 +221,10 @@ inline void rotate(const float* head, const float* cosines, const float* sines,
                    std::int64_t head_dim, bf16* out) {
   const std::int64_t half = head_dim / 2;
   for (std::int64_t dim = 0; dim < half; dim += kLanes) {
-    const __m512 x = _mm512_loadu_ps(head + dim), y = _mm512_loadu_ps(head + half + dim);
-    const __m512 cosine = _mm512_loadu_ps(cosines + dim), sine = _mm512_loadu_ps(sines + dim);
-    store_bf16(out + dim, _mm512_fmsub_ps(x, cosine, _mm512_mul_ps(y, sine)));
-    store_bf16(out + half + dim, _mm512_fmadd_ps(y, cosine, _mm512_mul_ps(x, sine)));
+    const Floats x = load(head + dim), y = load(head + half + dim);
+    const Floats cosine = load(cosines + dim), sine = load(sines + dim);
+    store_bf16(out + dim, multiply_subtract(x, cosine, y * sine));
+    store_bf16(out + half + dim, multiply_add(y, cosine, x * sine));
   }
 }
 
@@ -321,7 +298,7 @@ class Attention {
     bf16* values = plane + cache_.plane_size() + offset * head_dim();
     source += cache_.kv_heads * head_dim();
     for (std::int64_t dim = 0; dim < head_dim(); dim += kLanes) {
-      store_bf16(values + dim, _mm512_loadu_ps(source + dim));
+      store_bf16(values + dim, load(source + dim));
     }
   }
 
@@ -511,8 +488,8 @@ class Attention {
   // Dispatches to the template of `rows` rows. A unit of one pass reads its keys once, from memory.
   void score_rows(int rows, bool prefetch, Span groups, const bf16* queries,
                   const TileAddress& address, const TileAddress& next, float* scores) const {
-    constexpr std::int64_t kHalf = kTileGroups / 2;
-    for (std::int64_t group = groups.begin / kHalf * kHalf; group < groups.end; group += kHalf) {
+    std::int64_t group = groups.begin / kScoreGroups * kScoreGroups;
+    for (; group < groups.end; group += kScoreGroups) {
       with_rows(rows, prefetch, [&](auto count, auto ahead) {
         score_keys<count.value, ahead.value>(queries, head_dim(), address.keys + group,
                                              next.keys + group, cache_.key_stride(), score_scale_,
@@ -525,8 +502,9 @@ class Attention {
                   const TileAddress& address, const TileAddress& next, float* out) const {
     with_rows(rows, prefetch, [&](auto pass, auto ahead) {
       std::int64_t dim = 0;
-      for (; dim + 64 <= head_dim(); dim += 64) {
-        weigh_values<pass.value, 2, ahead.value>(weights, address.values, next.values, dim,
+      constexpr std::int64_t kDims = kValueChunks * kLineValues;
+      for (; dim + kDims <= head_dim(); dim += kDims) {
+        weigh_values<pass.value, kValueChunks, ahead.value>(weights, address.values, next.values, dim,
                                                  head_dim(), keys, out + dim);
       }
       if (dim < head_dim()) {
@@ -535,6 +513,8 @@ class Attention {
       }
     });
   }
+
+  static constexpr int up_to_pass(int rows) { return rows < kPassRows ? rows : kPassRows; }
 
   template <class Function>
   static void with_rows(int rows, bool prefetch, const Function& function) {
@@ -546,11 +526,11 @@ class Attention {
       }
     };
     switch (rows) {
-      case 1: return call(std::integral_constant<int, 1>{});
-      case 2: return call(std::integral_constant<int, 2>{});
-      case 3: return call(std::integral_constant<int, 3>{});
-      case 4: return call(std::integral_constant<int, 4>{});
-      case 5: return call(std::integral_constant<int, 5>{});
+      case 1: return call(std::integral_constant<int, up_to_pass(1)>{});
+      case 2: return call(std::integral_constant<int, up_to_pass(2)>{});
+      case 3: return call(std::integral_constant<int, up_to_pass(3)>{});
+      case 4: return call(std::integral_constant<int, up_to_pass(4)>{});
+      case 5: return call(std::integral_constant<int, up_to_pass(5)>{});
       default: return call(std::integral_constant<int, kPassRows>{});
     }
   }

@@ -1,10 +1,13 @@
 """Compiles the C++ of this folder on the user's machine, once per source, compiler and CPU.
 
-The file is built with -march=native, so its name carries the CPU: another CPU never loads it.
+A file's name says for which instruction set, sources and CPU, and by which compiler it was built,
+and ends in a hash of its contents: another CPU never loads it, nor a file that is damaged.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -12,41 +15,63 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from engine.env import cpu_flags, user_cache_dir
+from engine.kernels.native.instruction_sets import InstructionSet
 from engine.logger import get_logger
 
 logger = get_logger(__name__)
 
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
 
 _COMPILERS = ("g++", "clang++", "c++")
 _TIMEOUT_S = 300
 _SOURCE = Path(__file__).parent / "step.cpp"
+_KEPT_BUILDS = 16
+_BUILD_FOLDER = "build-"  # of a build in progress, or of one that was killed
 
 
 class BuildError(Exception):
-    """The library cannot be built here; the message says why, in one line."""
+    """The library cannot be built here; the message says why and what to do, in one line."""
 
 
-def build_library(cache_dir: Path | None = None) -> Path:
-    """Path of the built library; compiles it unless `cache_dir` holds it already."""
-    compiler = find_compiler()
-    target = (cache_dir or default_cache_dir()) / f"step-{_build_key(compiler)}.so"
-    if target.is_file():
-        return target
+@contextlib.contextmanager
+def built_library(isa: InstructionSet, cache_dir: Path | None = None) -> Iterator[Path]:
+    """The library's file, compiled unless `cache_dir` holds it. To be opened inside the block.
+
+    Where the cache cannot be written, the file is gone after the block; the opened library stays.
+    """
+    folder = cache_dir or default_cache_dir()
+    stem, compiler = f"step-{isa.name}-{_source_key(isa)}", _find_compiler_or_none()
+    if compiler is not None:
+        stem += f"-{_compiler_key(compiler)}"
+    elif found := _find_built(folder, stem):  # by whichever compiler there once was
+        yield found
+        return
+    else:
+        compiler = find_compiler()  # raises
+    if found := _find_built(folder, stem):
+        yield found
+        return
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        logger.info("Building CPU kernels with %s (once per machine)...", compiler[0])
-        # Each process builds under a name of its own; the last rename wins, and all are equal.
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            built = Path(folder) / target.name
-            _run([*compiler, *FLAGS, str(_SOURCE), "-o", str(built)])
-            os.replace(built, target)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_one_build(folder):
+            built = _find_built(folder, stem) or _build(compiler, isa, folder, stem)
+            _remove_old(folder, keep=built)
     except OSError as error:
-        raise BuildError(f"{target.parent} cannot be written: {error}") from error
-    return target
+        logger.warning(
+            "CPU kernels are built for this start only: %s cannot be written (%s). "
+            "STOKER_CACHE_DIR names another folder.",
+            folder,
+            error.strerror or error,
+        )
+        with tempfile.TemporaryDirectory(prefix="stoker-kernels-") as temporary:
+            yield _build(compiler, isa, Path(temporary), stem)
+    else:
+        yield built
 
 
 def default_cache_dir() -> Path:
@@ -64,22 +89,85 @@ def find_compiler() -> list[str]:
     for name in _COMPILERS:
         if shutil.which(name) is not None:
             return [name]
-    raise BuildError(f"there is no C++ compiler on the PATH (looked for {', '.join(_COMPILERS)})")
+    raise BuildError(
+        f"there is no C++ compiler on the PATH (looked for {', '.join(_COMPILERS)}); install one, "
+        "for example with `apt install g++` or `dnf install gcc-c++`"
+    )
 
 
-def _build_key(compiler: list[str]) -> str:
+def _find_compiler_or_none() -> list[str] | None:
+    try:
+        return find_compiler()
+    except BuildError:
+        return None
+
+
+def _find_built(folder: Path, stem: str) -> Path | None:
+    """A whole file of this name; damaged ones are removed."""
+    for path in sorted(folder.glob(f"{stem}-*.so")):
+        try:
+            if path.stem.endswith("-" + _content_key(path)):
+                return path
+            logger.warning("CPU kernels in %s are damaged and are built again.", path)
+            path.unlink()
+        except OSError as error:
+            logger.warning("CPU kernels in %s are not used: %s.", path, error.strerror or error)
+    return None
+
+
+def _build(compiler: list[str], isa: InstructionSet, folder: Path, stem: str) -> Path:
+    logger.info("Building CPU kernels for %s with %s (once)...", isa.title, compiler[0])
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=_BUILD_FOLDER, dir=folder) as work:
+        output = Path(work) / "step.so"
+        flags = [*FLAGS, *isa.flags, *compiler[1:]]  # what CXX says comes last, and wins
+        _run([compiler[0], *flags, str(_SOURCE), "-o", str(output)])
+        target = folder / f"{stem}-{_content_key(output)}.so"
+        os.replace(output, target)
+    logger.info("Building CPU kernels took %.1f seconds", time.monotonic() - start)
+    return target
+
+
+def _remove_old(folder: Path, keep: Path) -> None:
+    """A library that a server has open stays usable for it."""
+    builds = sorted(folder.glob("step-*.so"), key=lambda path: path.stat().st_mtime)
+    for path in builds[:-_KEPT_BUILDS]:
+        if path != keep:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def _only_one_build(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock, which the system frees when a build is killed."""
+    with (folder / "build.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("Another start builds the CPU kernels; waiting for it...")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(f"{_BUILD_FOLDER}*"):
+            logger.info("Removing %s, left by a build that was killed.", left)
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _source_key(isa: InstructionSet) -> str:
+    """Of the sources, the flags and the CPU, whose model -march=native also tunes for."""
     digest = hashlib.sha256()
     for path in sorted(_SOURCE.parent.glob("*.[ch]*")):
         digest.update(path.read_bytes())
-    digest.update("\0".join([*compiler, *FLAGS]).encode())
-    digest.update(_run([*compiler, "--version"]).encode())
-    digest.update(_cpu().encode())
-    return digest.hexdigest()[:24]
+    digest.update("\0".join([*FLAGS, *isa.flags]).encode())
+    digest.update(" ".join([platform.machine(), *sorted(cpu_flags())]).encode())
+    return digest.hexdigest()[:16]
 
 
-def _cpu() -> str:
-    """Flags alone would let two models share a file that was tuned for one of them."""
-    return " ".join([platform.machine(), *sorted(cpu_flags())])
+def _compiler_key(compiler: list[str]) -> str:
+    said = _run([*compiler, "--version"])
+    return hashlib.sha256("\0".join([*compiler, said]).encode()).hexdigest()[:8]
+
+
+def _content_key(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _run(command: list[str]) -> str:

@@ -15,10 +15,9 @@ namespace stoker {
 
 constexpr int kPanel = 48;
 constexpr int kVectors = kPanel / kLanes;
-constexpr int kTileRows = 8;                      // 8 x 3 accumulators of 32 registers
 constexpr int kPairLine = 2 * kPanel;             // bf16 values of one pair in a panel
 constexpr int kGated = kPanel / 2;                // outputs of a panel with gate and up columns
-constexpr std::int64_t kPrefetchBytes = 3 * 1024;  // how far a stream of weights is read ahead
+constexpr std::int64_t kPrefetchBytes = 6 * 1024;  // how far a stream of weights is read ahead
 
 enum class Columns { kPlain, kGateUp };
 
@@ -55,35 +54,29 @@ inline void pack_panel(const bf16* weight, std::int64_t inputs, Columns order,
                        std::int64_t outputs, std::int64_t panel, bf16* target) {
   const bf16* base = weight + source_row(order, outputs, panel, 0) * inputs;
   for (int vector = 0; vector < kVectors; ++vector) {
-    alignas(kCacheLine) std::int32_t offsets[kLanes] = {};  // bytes from `base` to each column
-    __mmask16 lanes = 0;
+    std::int32_t offsets[kLanes];  // bytes from `base` to each column, -1 for padding
     for (int lane = 0; lane < kLanes; ++lane) {
       const std::int64_t row = source_row(order, outputs, panel, vector * kLanes + lane);
-      if (row < 0) continue;
-      lanes = static_cast<__mmask16>(lanes | 1u << lane);
-      offsets[lane] = static_cast<std::int32_t>(sizeof(bf16) * (weight + row * inputs - base));
+      offsets[lane] =
+          row < 0 ? -1 : static_cast<std::int32_t>(sizeof(bf16) * (weight + row * inputs - base));
     }
-    const __m512i columns = _mm512_load_si512(offsets);
-    const auto gather = [&](std::int64_t input) {
-      return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), lanes, columns, base + input, 1);
-    };
     bf16* line = target + vector * 2 * kLanes;
     std::int64_t input = 0;
     for (; input + 2 <= inputs; input += 2, line += kPairLine) {
-      _mm512_storeu_si512(line, gather(input));
+      store_line(line, gather_pairs(base + input, offsets));
     }
-    if (input < inputs) _mm512_storeu_si512(line, _mm512_srli_epi32(gather(input - 1), 16));
+    if (input < inputs) store_line(line, second_values(gather_pairs(base + input - 1, offsets)));
   }
 }
 
 // An epilogue takes the sums of one row and panel: operator()(row, panel, float sums[48]).
 
 // Vector number `vector` of a row's sums, with the bias if there is one.
-inline __m512 load_sums(const PackedMatrix& weight, std::int64_t panel, const float* sums,
+inline Floats load_sums(const PackedMatrix& weight, std::int64_t panel, const float* sums,
                         int vector) {
-  const __m512 plain = _mm512_load_ps(sums + vector * kLanes);
+  const Floats plain = load(sums + vector * kLanes);
   if (weight.bias == nullptr) return plain;
-  return _mm512_add_ps(plain, _mm512_loadu_ps(weight.bias + panel * kPanel + vector * kLanes));
+  return plain + load(weight.bias + panel * kPanel + vector * kLanes);
 }
 
 struct StoreFloat {
@@ -93,9 +86,8 @@ struct StoreFloat {
   void operator()(std::int64_t row, std::int64_t panel, const float* sums) const {
     for (int vector = 0; vector < kVectors; ++vector) {
       const std::int64_t column = panel * kPanel + vector * kLanes;
-      _mm512_mask_storeu_ps(out + row * weight.outputs + column,
-                            first_lanes(weight.outputs - column),
-                            load_sums(weight, panel, sums, vector));
+      store(out + row * weight.outputs + column, load_sums(weight, panel, sums, vector),
+            first_lanes(weight.outputs - column));
     }
   }
 };
@@ -107,11 +99,9 @@ struct AddToResidual {
   void operator()(std::int64_t row, std::int64_t panel, const float* sums) const {
     for (int vector = 0; vector < kVectors; ++vector) {
       const std::int64_t column = panel * kPanel + vector * kLanes;
-      const __mmask16 lanes = first_lanes(weight.outputs - column);
+      const Lanes lanes = first_lanes(weight.outputs - column);
       float* target = residual + row * weight.outputs + column;
-      const __m512 before = _mm512_maskz_loadu_ps(lanes, target);
-      const __m512 sum = load_sums(weight, panel, sums, vector);
-      _mm512_mask_storeu_ps(target, lanes, _mm512_add_ps(before, sum));
+      store(target, load(target, lanes) + load_sums(weight, panel, sums, vector), lanes);
     }
   }
 };
@@ -125,69 +115,80 @@ struct GateToBf16 {
   std::int64_t stride;
 
   void operator()(std::int64_t row, std::int64_t panel, const float* sums) const {
-    const __m512 gate = load_sums(weight, panel, sums, 0);
-    const __m512 up = load_sums(weight, panel, sums, 1);
-    const __m512 both = load_sums(weight, panel, sums, 2);  // 8 gates, then their 8 ups
-    const __m512 upper = _mm512_shuffle_f32x4(both, both, 0b1110);
+    const Floats gate = load_sums(weight, panel, sums, 0);
+    const Floats up = load_sums(weight, panel, sums, 1);
+    const Floats both = load_sums(weight, panel, sums, 2);  // 8 gates, then their 8 ups
     bf16* target = out + row * stride + panel * kGated;
     const std::int64_t room = stride - panel * kGated;
-    store(target, room, _mm512_mul_ps(activate(gate), up));
-    store(target + kLanes, std::min<std::int64_t>(room, kGated) - kLanes,
-          _mm512_mul_ps(activate(both), upper));
+    store_bf16(target, activate(gate) * up, first_lanes(room));
+    store_bf16(target + kLanes, activate(both) * upper_half(both),
+               first_lanes(std::min<std::int64_t>(room, kGated) - kLanes));
   }
 
-  __m512 activate(__m512 gate) const {
+  Floats activate(Floats gate) const {
     return activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
-  }
-
-  static void store(bf16* target, std::int64_t count, __m512 values) {
-    _mm256_mask_storeu_epi16(target, first_lanes(count), narrow(values));
   }
 };
 
-// out[r][0..48] = sums of row r and one panel. `Lines` cache lines from `ahead` on are prefetched
-// per pair of inputs: three into the L1 cache for a stream, fewer into L2 for the panel to come.
-template <int Rows, int Lines>
-void multiply_tile(const bf16* rows, std::int64_t stride, const bf16* panel, std::int64_t pairs,
-                   std::uintptr_t ahead, float* out) {
-  __m512 sums[Rows][kVectors];
-  for (auto& row_sums : sums) {
-    for (__m512& sum : row_sums) sum = _mm512_setzero_ps();
-  }
-  for (std::int64_t pair = 0; pair < pairs; ++pair, panel += kPairLine) {
-    for (int count = 0; count < Lines; ++count, ahead += kCacheLine) {
-      if (Lines == kVectors) {
-        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
-      } else {
-        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
-      }
-    }
-    const __m512i columns[kVectors] = {load_line(panel), load_line(panel + 32),
-                                       load_line(panel + 64)};
+// sums += the inputs of one pair, of all rows, x its weights in 48 columns.
+template <int Rows>
+void add_pair(const bf16* inputs, std::int64_t stride, const bf16* weights,
+              Floats (&sums)[Rows][kVectors]) {
+  if constexpr (kKeepsColumns) {
+    const Pairs columns[kVectors] = {load_line(weights), load_line(weights + 32),
+                                     load_line(weights + 64)};
     for (int r = 0; r < Rows; ++r) {
-      const __m512i value = broadcast_pair(rows + r * stride + 2 * pair);
+      const Pair input = broadcast_pair(inputs + r * stride);
       for (int vector = 0; vector < kVectors; ++vector) {
-        sums[r][vector] = dot_pairs(sums[r][vector], value, columns[vector]);
+        sums[r][vector] = dot_pairs(sums[r][vector], input, columns[vector]);
       }
     }
-  }
-  for (int r = 0; r < Rows; ++r) {
+  } else {
+    Pair input[Rows];
+    for (int r = 0; r < Rows; ++r) input[r] = broadcast_pair(inputs + r * stride);
     for (int vector = 0; vector < kVectors; ++vector) {
-      _mm512_store_ps(out + r * kPanel + vector * kLanes, sums[r][vector]);
+      const Pairs columns = load_line(weights + vector * 2 * kLanes);
+      for (int r = 0; r < Rows; ++r) {
+        sums[r][vector] = dot_pairs(sums[r][vector], input[r], columns);
+      }
     }
   }
 }
 
+// out[r][0..48] = sums of row r and one panel. `Lines` cache lines from `ahead` on are read into the
+// L2 cache per pair of inputs: three for a stream, fewer for the panel to come.
+template <int Rows, int Lines>
+void multiply_tile(const bf16* rows, std::int64_t stride, const bf16* panel, std::int64_t pairs,
+                   std::uintptr_t ahead, float* out) {
+  Floats sums[Rows][kVectors];
+  for (auto& row_sums : sums) {
+    for (Floats& sum : row_sums) sum = splat(0.0f);
+  }
+  for (std::int64_t pair = 0; pair < pairs; ++pair, panel += kPairLine) {
+    for (int count = 0; count < Lines; ++count, ahead += kCacheLine) {
+      prefetch_second_level(reinterpret_cast<const void*>(ahead));
+    }
+    add_pair<Rows>(rows + 2 * pair, stride, panel, sums);
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int vector = 0; vector < kVectors; ++vector) {
+      store(out + r * kPanel + vector * kLanes, sums[r][vector]);
+    }
+  }
+}
+
+constexpr int up_to_tile(int rows) { return rows < kTileRows ? rows : kTileRows; }
+
 template <int Lines, class... Arguments>
 void multiply_rows(int count, Arguments... arguments) {
   switch (count) {
-    case 1: return multiply_tile<1, Lines>(arguments...);
-    case 2: return multiply_tile<2, Lines>(arguments...);
-    case 3: return multiply_tile<3, Lines>(arguments...);
-    case 4: return multiply_tile<4, Lines>(arguments...);
-    case 5: return multiply_tile<5, Lines>(arguments...);
-    case 6: return multiply_tile<6, Lines>(arguments...);
-    case 7: return multiply_tile<7, Lines>(arguments...);
+    case 1: return multiply_tile<up_to_tile(1), Lines>(arguments...);
+    case 2: return multiply_tile<up_to_tile(2), Lines>(arguments...);
+    case 3: return multiply_tile<up_to_tile(3), Lines>(arguments...);
+    case 4: return multiply_tile<up_to_tile(4), Lines>(arguments...);
+    case 5: return multiply_tile<up_to_tile(5), Lines>(arguments...);
+    case 6: return multiply_tile<up_to_tile(6), Lines>(arguments...);
+    case 7: return multiply_tile<up_to_tile(7), Lines>(arguments...);
     default: return multiply_tile<kTileRows, Lines>(arguments...);
   }
 }
@@ -237,17 +238,6 @@ void multiply(Team& team, const bf16* activations, std::int64_t stride, std::int
     const std::int64_t next = following < 0 ? panel : following / blocks;
     multiply_panel(activations, stride, rows, weight, panel, next, epilogue);
   });
-}
-
-// Reads the beginning of this thread's part of a product while the phase before it ends.
-inline void prefetch_part(const Team& team, std::int64_t num_rows, const PackedMatrix& weight) {
-  const std::int64_t blocks = num_blocks(num_rows);
-  const Span items = span_of(weight.panels * blocks, team.thread(), team.size());
-  if (items.begin == items.end) return;
-  const auto* start = reinterpret_cast<const char*>(weight.panel(items.begin / blocks));
-  for (std::int64_t offset = 0; offset < kPrefetchBytes; offset += kCacheLine) {
-    _mm_prefetch(start + offset, _MM_HINT_T0);
-  }
 }
 
 }  // namespace stoker

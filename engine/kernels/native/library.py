@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 class Shape(Structure):
-    """Sizes and kind of the model; biases and norms are 0 or 1, silu is 0 and gelu_tanh 1."""
+    """Sizes and kind of the model; biases and norms are 0 or 1, silu is 0 and gelu_tanh 1.
+
+    Formats of weights are 0 for bf16, 1 for int8, 2 for int4.
+    """
 
     _fields_ = (
         ("num_layers", c_int64),
@@ -29,6 +32,8 @@ class Shape(Structure):
         ("qk_norm", c_int64),
         ("sandwich_norms", c_int64),
         ("activation", c_int64),
+        ("layer_format", c_int64),
+        ("head_format", c_int64),
         ("eps", c_double),
         ("norm_offset", c_double),
         ("embedding_scale", c_double),
@@ -96,11 +101,14 @@ class Batch(Structure):
 def open_library(path: Path) -> ctypes.CDLL:
     """Load the library and declare its functions; calls release the interpreter lock."""
     library = ctypes.CDLL(str(path))
+    library.stoker_instructions.restype = ctypes.c_char_p
     _declare(library, "create", c_void_p, POINTER(Shape), POINTER(c_int64))
     _declare(library, "destroy", None, c_void_p)
     _declare(library, "load_layer", None, c_void_p, c_int64, POINTER(LayerTensors))
     _declare(library, "load_ends", c_int32, c_void_p, POINTER(ModelTensors))
     _declare(library, "weight_bytes", c_int64, c_void_p)
+    _declare(library, "packed_weights", c_void_p, c_void_p)
+    _declare(library, "read_packed", c_int32, c_void_p, c_int32, c_int64)
     _declare(library, "forward", c_int32, c_void_p, POINTER(Batch), c_int32, POINTER(c_float))
     return library
 

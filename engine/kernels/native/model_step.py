@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from engine.kernels.kernel_set import KVCache
 from engine.kernels.native.library import Batch, LayerTensors, ModelTensors, Shape
+from engine.kernels.native.packed_cache import PackedFile
 from engine.kernels.step_batch import StepBatch
+from engine.kernels.weight_formats import WeightFormats
 from engine.kv_sizing import KVCacheSpec
 
 _LOGITS, _HIDDEN_STATES = 0, 1  # Output in step.cpp
@@ -44,6 +46,9 @@ class NativeKernels:
     library: ctypes.CDLL
     num_threads: int
     name: str = "native"
+    formats: WeightFormats = field(default_factory=WeightFormats)
+    instructions: str = ""  # what the library was built for
+    build: str = ""  # from which sources, by which compiler: packed weights belong to it
 
 
 class NativeModelStep:
@@ -78,12 +83,15 @@ class NativeModelStep:
     def load_ends(
         self,
         embedding: Tensor,
-        final_norm: Tensor,
-        lm_head: Tensor,
+        final_norm: Tensor | None,
+        lm_head: Tensor | None,
         rotary: RotaryTensors,
         local_rotary: RotaryTensors,
     ) -> None:
-        """Pack norm and head, keep the rest; `local_rotary` is for layers with a window."""
+        """Pack norm and head, keep the rest; `local_rotary` is for layers with a window.
+
+        After `read_packed`, norm and head are there already.
+        """
         self._kept = (embedding, *rotary, *local_rotary)
         ends = ModelTensors(
             embedding=_bf16_address(embedding),
@@ -97,11 +105,29 @@ class NativeModelStep:
         if self._library.stoker_model_load_ends(self._open_handle(), ctypes.byref(ends)):
             raise MemoryError("no memory for the model")
 
+    def read_packed(self, file: PackedFile) -> None:
+        """Take the packed weights from a file; layers and ends then come without tensors."""
+        with file.path.open("rb") as source:
+            status = self._library.stoker_model_read_packed(
+                self._open_handle(), source.fileno(), file.offsets[0]
+            )
+        if status or file.parts[0].nbytes != self._packed_bytes():
+            raise OSError(f"{file.path} ends too early")
+
+    def packed_parts(self) -> list[memoryview]:
+        """What `read_packed` takes, and the embedding; views that the model must outlive."""
+        address = self._library.stoker_model_packed_weights(self._open_handle())
+        packed = (ctypes.c_char * self._packed_bytes()).from_address(address)
+        embedding = self._kept[0].view(torch.uint8).numpy()
+        return [memoryview(packed).cast("B"), embedding.data.cast("B")]
+
+    def _packed_bytes(self) -> int:
+        return int(self._library.stoker_model_weight_bytes(self._open_handle()))
+
     @property
     def weight_bytes(self) -> int:
         """Packed weights and the embedding, which is read row by row."""
-        packed: int = self._library.stoker_model_weight_bytes(self._open_handle())
-        return packed + self._kept[0].nbytes
+        return self._packed_bytes() + self._kept[0].nbytes
 
     def create_kv_cache(self, num_blocks: int) -> KVCache:
         """Zeroed tensors whose pages come from the system on first use."""

@@ -8,21 +8,21 @@
 
 namespace stoker {
 
-// store(index, lanes, values) takes the norm of `row`, 16 values at a time; `lanes` are in the row.
+// store_lanes(index, lanes, values) takes the norm of `row`, 16 values at a time; `lanes` are in the row.
 template <class Store>
 void norm_row(const float* row, const float* weight, std::int64_t size, float eps,
-              const Store& store) {
-  __m512 squares = _mm512_setzero_ps();
+              const Store& store_lanes) {
+  Floats squares = splat(0.0f);
   for (std::int64_t i = 0; i < size; i += kLanes) {
-    const __m512 values = _mm512_maskz_loadu_ps(first_lanes(size - i), row + i);
-    squares = _mm512_fmadd_ps(values, values, squares);
+    const Floats values = load(row + i, first_lanes(size - i));
+    squares = multiply_add(values, values, squares);
   }
-  const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
-  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + eps));
+  const float mean = sum_of(squares) / static_cast<float>(size);
+  const Floats scale = splat(1.0f / std::sqrt(mean + eps));
   for (std::int64_t i = 0; i < size; i += kLanes) {
-    const __mmask16 lanes = first_lanes(size - i);
-    const __m512 values = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, row + i), scale);
-    store(i, lanes, _mm512_mul_ps(values, _mm512_maskz_loadu_ps(lanes, weight + i)));
+    const Lanes lanes = first_lanes(size - i);
+    const Floats values = load(row + i, lanes) * scale;
+    store_lanes(i, lanes, values * load(weight + i, lanes));
   }
 }
 
@@ -30,25 +30,24 @@ void norm_row(const float* row, const float* weight, std::int64_t size, float ep
 inline void norm_to_bf16(const float* row, const float* weight, std::int64_t size, float eps,
                          std::int64_t stride, bf16* out) {
   norm_row(row, weight, size, eps,
-           [out](std::int64_t i, __mmask16, __m512 values) { store_bf16(out + i, values); });
+           [out](std::int64_t i, Lanes, Floats values) { store_bf16(out + i, values); });
   for (std::int64_t i = round_up<std::int64_t>(size, kLanes); i < stride; i += kLanes) {
-    store_bf16(out + i, _mm512_setzero_ps());
+    store_bf16(out + i, splat(0.0f));
   }
 }
 
 inline void norm_to_float(const float* row, const float* weight, std::int64_t size, float eps,
                           float* out) {
-  norm_row(row, weight, size, eps, [out](std::int64_t i, __mmask16 lanes, __m512 values) {
-    _mm512_mask_storeu_ps(out + i, lanes, values);
+  norm_row(row, weight, size, eps, [out](std::int64_t i, Lanes lanes, Floats values) {
+    store(out + i, values, lanes);
   });
 }
 
 // target += norm of `row`.
 inline void add_norm(const float* row, const float* weight, std::int64_t size, float eps,
                      float* target) {
-  norm_row(row, weight, size, eps, [target](std::int64_t i, __mmask16 lanes, __m512 values) {
-    const __m512 before = _mm512_maskz_loadu_ps(lanes, target + i);
-    _mm512_mask_storeu_ps(target + i, lanes, _mm512_add_ps(before, values));
+  norm_row(row, weight, size, eps, [target](std::int64_t i, Lanes lanes, Floats values) {
+    store(target + i, load(target + i, lanes) + values, lanes);
   });
 }
 

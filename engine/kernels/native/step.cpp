@@ -1,15 +1,17 @@
-// One model step of a decoder in bf16, on a flat batch of tokens of many sequences.
+// One model step of a decoder, on a flat batch of tokens of many sequences.
 //
 // The interface is C: a handle owns packed weights, scratch memory and threads; arrays of a step
 // and the KV cache belong to the caller. `library.py` mirrors the structs. Residual stream, norms,
-// rotary positions, softmax and logits are float32; inputs of products and the KV cache are bf16.
+// rotary positions, softmax and logits are float32. The KV cache is bf16, and so are inputs of
+// products; where weights are quantized they are int8.
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <exception>
 
 #include "attention.h"
-#include "gemm.h"
+#include "linear.h"
 #include "norm.h"
 #include "thread_pool.h"
 #include "vector_math.h"
@@ -21,6 +23,7 @@ struct Shape {
   std::int64_t num_positions, block_size, num_threads, num_groups, num_pages;
   std::int64_t qkv_bias, output_bias, mlp_bias, qk_norm, sandwich_norms;  // 0 or 1
   Activation activation;
+  Format layer_format, head_format;  // of the packed weights
   double eps;
   double norm_offset;  // is added to every norm's weights
   double embedding_scale, score_scale;
@@ -91,25 +94,28 @@ class Arena {
   }
 
   std::int64_t bytes() const { return used_; }
+  char* data() { return base_.data(); }
 
  private:
   void madvise_huge() {
+#ifdef MADV_HUGEPAGE
     constexpr std::uintptr_t kPage = 4096;
     const auto start = reinterpret_cast<std::uintptr_t>(base_.data());
     const std::uintptr_t first = round_up(start, kPage), last = (start + used_) / kPage * kPage;
     if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
   }
 
   Buffer<char> base_;
   std::int64_t used_ = 0;
 };
 
-constexpr std::int64_t kPhasesPerLayer = 8, kOtherPhases = 4;  // calls of Team::share below
+constexpr std::int64_t kPhasesPerLayer = 10, kOtherPhases = 4;  // calls of Team::share below
 
 // The norms of heads and of the blocks' outputs are null where the family has none.
 struct Layer {
   float *input_norm, *q_norm, *k_norm, *attention_norm, *post_norm, *mlp_norm;
-  PackedMatrix qkv, output, gate_up, down;
+  Linear qkv, output, gate_up, down;
   std::int64_t group, page;
 };
 
@@ -130,6 +136,7 @@ class Model {
     Layer& layer = layers_[index];
     layer.group = tensors.group;
     layer.page = tensors.page;
+    if (is_packed_) return;
     load_norm(tensors.input_norm, shape_.hidden, layer.input_norm);
     load_norm(tensors.q_norm, shape_.head_dim, layer.q_norm);
     load_norm(tensors.k_norm, shape_.head_dim, layer.k_norm);
@@ -146,11 +153,31 @@ class Model {
     embedding_ = tensors.embedding;
     rotary_ = tensors.rotary;
     local_rotary_ = tensors.local_rotary;
+    if (is_packed_) return;
     load_norm(tensors.final_norm, shape_.hidden, final_norm_);
     pack(tensors.lm_head, nullptr, shape_.hidden, Columns::kPlain, lm_head_);
   }
 
   std::int64_t weight_bytes() const { return weights_.bytes(); }
+  char* packed_weights() { return weights_.data(); }
+
+  // Takes all packed weights and norms from a file, where they start at `offset`; after that
+  // `load_layer` and `load_ends` take only the rest. Mapped instead, the pages would be small, and
+  // a step of one sequence slower.
+  bool read_packed(int file, std::int64_t offset) {
+    constexpr std::int64_t kPiece = 4 << 20;
+    const std::int64_t bytes = weight_bytes();
+    std::atomic<bool> is_whole{true};
+    pool_.run([&, file, offset, bytes](Team& team) {
+      team.share((bytes + kPiece - 1) / kPiece, [&](std::int64_t piece, std::int64_t) {
+        const std::int64_t start = piece * kPiece, size = std::min(kPiece, bytes - start);
+        if (!read_all(file, offset + start, size, weights_.data() + start)) is_whole = false;
+      });
+    });
+    pool_.settle();  // before `is_whole` goes
+    is_packed_ = is_whole;
+    return is_packed_;
+  }
 
   Status check(const Batch& batch) const;
 
@@ -165,6 +192,7 @@ class Model {
     qkv_out_.reserve(batch.num_tokens * qkv_size());
     attended_.reserve(batch.num_tokens * q_size());
     gated_.reserve(batch.num_tokens * inner_stride());
+    reserve_inputs(batch.num_tokens, batch.num_logits);
     if (shape_.sandwich_norms != 0) projected_.reserve(batch.num_tokens * shape_.hidden);
     batch_ = batch;
     caches_.assign(batch.cache, batch.cache + shape_.num_pages);
@@ -179,6 +207,17 @@ class Model {
   std::int64_t inner_stride() const { return round_up<std::int64_t>(shape_.inner, 32); }
   std::int64_t q_size() const { return shape_.q_heads * shape_.head_dim; }
   std::int64_t qkv_size() const { return q_size() + 2 * shape_.kv_heads * shape_.head_dim; }
+
+  // All layers are alike.
+  void reserve_inputs(std::int64_t tokens, std::int64_t logits) {
+    const Layer& layer = layers_.front();
+    for (const Linear* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+      inputs_.reserve(tokens, *weight);
+    }
+    inputs_.reserve(logits, lm_head_);
+    norm_scratch_.resize(pool_.size());
+    for (Buffer<float>& scratch : norm_scratch_) scratch.reserve(shape_.hidden);
+  }
 
   // Groups with the same window share their plan of a step.
   void add_group(std::int64_t window) {
@@ -198,41 +237,66 @@ class Model {
     };
     for (Layer& layer : layers_) {
       layer.input_norm = norm(shape_.hidden);
-      layer.qkv = matrix(qkv_size(), shape_.hidden, Columns::kPlain, shape_.qkv_bias);
+      const Format format = shape_.layer_format;
+      layer.qkv = linear(qkv_size(), shape_.hidden, Columns::kPlain, shape_.qkv_bias, format);
       layer.q_norm = norm(shape_.head_dim, shape_.qk_norm);
       layer.k_norm = norm(shape_.head_dim, shape_.qk_norm);
-      layer.output = matrix(shape_.hidden, q_size(), Columns::kPlain, shape_.output_bias);
+      layer.output =
+          linear(shape_.hidden, q_size(), Columns::kPlain, shape_.output_bias, format);
       layer.attention_norm = norm(shape_.hidden, shape_.sandwich_norms);
       layer.post_norm = norm(shape_.hidden);
-      layer.gate_up = matrix(shape_.inner, shape_.hidden, Columns::kGateUp, shape_.mlp_bias);
-      layer.down = matrix(shape_.hidden, shape_.inner, Columns::kPlain, shape_.mlp_bias);
+      layer.gate_up =
+          linear(shape_.inner, shape_.hidden, Columns::kGateUp, shape_.mlp_bias, format);
+      layer.down =
+          linear(shape_.hidden, shape_.inner, Columns::kPlain, shape_.mlp_bias, format);
       layer.mlp_norm = norm(shape_.hidden, shape_.sandwich_norms);
     }
     final_norm_ = norm(shape_.hidden);
-    lm_head_ = matrix(shape_.vocab, shape_.hidden, Columns::kPlain, false);
+    lm_head_ = linear(shape_.vocab, shape_.hidden, Columns::kPlain, false, shape_.head_format);
   }
 
-  PackedMatrix matrix(std::int64_t outputs, std::int64_t inputs, Columns order, bool has_bias) {
+  Linear linear(std::int64_t outputs, std::int64_t inputs, Columns order, bool has_bias,
+                Format format) {
     const std::int64_t per_panel = order == Columns::kPlain ? kPanel : kGated;
     const std::int64_t panels = (outputs + per_panel - 1) / per_panel, pairs = (inputs + 1) / 2;
-    bf16* data = weights_.take<bf16>(panels * pairs * kPairLine);
-    float* bias = has_bias ? weights_.take<float>(panels * kPanel) : nullptr;
-    return {data, bias, panels, pairs, outputs};
+    Linear result{{nullptr, nullptr, panels, pairs, outputs},
+                  {nullptr, format, panels, inputs, outputs}};
+    if (format == Format::kBf16) {
+      result.plain.data = weights_.take<bf16>(panels * pairs * kPairLine);
+    } else {
+      result.quantized.data = weights_.take<std::uint8_t>(panels * result.quantized.panel_bytes());
+    }
+    if (has_bias) result.plain.bias = weights_.take<float>(panels * kPanel);
+    return result;
   }
 
   void pack(const bf16* weight, const bf16* bias, std::int64_t inputs, Columns order,
-            const PackedMatrix& target) {
+            const Linear& target) {
+    const PackedMatrix& plain = target.plain;
     pool_.run([=](Team& team) {
-      team.share(target.panels, [&](std::int64_t panel, std::int64_t) {
-        pack_panel(weight, inputs, order, target.outputs, panel, target.panel(panel));
+      team.share(plain.panels, [&](std::int64_t panel, std::int64_t) {
+        if (target.is_quantized()) {
+          quantize_panel(weight, order, target.quantized, panel);
+        } else {
+          pack_panel(weight, inputs, order, plain.outputs, panel, plain.panel(panel));
+        }
       });
     });
-    if (target.bias == nullptr) return;
-    for (std::int64_t i = 0; i < target.panels * kPanel; ++i) {
+    if (plain.bias == nullptr) return;
+    for (std::int64_t i = 0; i < plain.panels * kPanel; ++i) {
       const std::int64_t row =
-          source_row(order, target.outputs, i / kPanel, static_cast<int>(i % kPanel));
-      target.bias[i] = row < 0 ? 0.0f : to_float(bias[row]);
+          source_row(order, plain.outputs, i / kPanel, static_cast<int>(i % kPanel));
+      plain.bias[i] = row < 0 ? 0.0f : to_float(bias[row]);
     }
+  }
+
+  static bool read_all(int file, std::int64_t offset, std::int64_t size, char* target) {
+    while (size > 0) {
+      const ssize_t count = pread(file, target, size, offset);
+      if (count <= 0) return false;
+      offset += count, target += count, size -= count;
+    }
+    return true;
   }
 
   static float to_float(bf16 value) {
@@ -264,11 +328,10 @@ class Model {
       });
       return;
     }
-    share_rows(team, batch_.num_logits, [this](std::int64_t row) {
-      norm(batch_.logits_rows[row], final_norm_, row);
+    share_rows(team, batch_.num_logits, [&](std::int64_t row) {
+      norm(team, batch_.logits_rows[row], final_norm_, lm_head_, row);
     });
-    multiply(team, normed_.data(), hidden_stride(), batch_.num_logits, lm_head_,
-             StoreFloat{lm_head_, out_});
+    multiply_normed(team, batch_.num_logits, lm_head_, StoreFloat{lm_head_.plain, out_});
   }
 
   void run_layer(Team& team, std::int64_t index) {
@@ -277,25 +340,25 @@ class Model {
     const float* norm_before = index > 0 ? layers_[index - 1].mlp_norm : nullptr;
     const AttentionInput input = attention_input(layer);
     Attention& attention = attentions_[group_attentions_[layer.group]];
-    prefetch_part(team, tokens, layer.qkv);
+    prefetch_linear(team, tokens, layer.qkv);
     share_rows(team, tokens, [&](std::int64_t row) {
       add_projected(row, norm_before);
-      norm(row, layer.input_norm, row);
+      norm(team, row, layer.input_norm, layer.qkv, row);
     });
-    multiply(team, normed_.data(), hidden_stride(), tokens, layer.qkv,
-             StoreFloat{layer.qkv, qkv_out_.data()});
+    multiply_normed(team, tokens, layer.qkv, StoreFloat{layer.qkv.plain, qkv_out_.data()});
     share_rows(team, tokens * shape_.kv_heads, [&](std::int64_t item) {
       attention.store_kv(input, item);
     });
     attention.run(team, input);
     project(team, attended_.data(), q_size(), layer.output, layer.attention_norm);
-    prefetch_part(team, tokens, layer.gate_up);
+    prefetch_linear(team, tokens, layer.gate_up);
     share_rows(team, tokens, [&](std::int64_t row) {
       add_projected(row, layer.attention_norm);
-      norm(row, layer.post_norm, row);
+      norm(team, row, layer.post_norm, layer.gate_up, row);
     });
-    multiply(team, normed_.data(), hidden_stride(), tokens, layer.gate_up,
-             GateToBf16{layer.gate_up, shape_.activation, gated_.data(), inner_stride()});
+    multiply_normed(
+        team, tokens, layer.gate_up,
+        GateToBf16{layer.gate_up.plain, shape_.activation, gated_.data(), inner_stride()});
     project(team, gated_.data(), inner_stride(), layer.down, layer.mlp_norm);
   }
 
@@ -317,14 +380,37 @@ class Model {
 
   // Adds the product of all tokens to the residual. A norm in between needs whole rows: with one,
   // `add_projected` does the second half.
-  void project(Team& team, const bf16* rows, std::int64_t stride, const PackedMatrix& weight,
+  void project(Team& team, const bf16* rows, std::int64_t stride, const Linear& weight,
                const float* norm) {
+    if (weight.is_quantized()) {
+      prefetch_linear(team, batch_.num_tokens, weight);
+      share_rows(team, batch_.num_tokens, [&](std::int64_t row) {
+        inputs_.quantize(rows + row * stride, row, weight.quantized);
+      });
+    }
     if (norm == nullptr) {
-      multiply(team, rows, stride, batch_.num_tokens, weight,
-               AddToResidual{weight, residual_.data()});
+      multiply_any(team, rows, stride, batch_.num_tokens, weight,
+                   AddToResidual{weight.plain, residual_.data()});
     } else {
-      multiply(team, rows, stride, batch_.num_tokens, weight,
-               StoreFloat{weight, projected_.data()});
+      multiply_any(team, rows, stride, batch_.num_tokens, weight,
+                   StoreFloat{weight.plain, projected_.data()});
+    }
+  }
+
+  template <class Epilogue>
+  void multiply_normed(Team& team, std::int64_t num_rows, const Linear& weight,
+                       const Epilogue& epilogue) {
+    multiply_any(team, normed_.data(), hidden_stride(), num_rows, weight, epilogue);
+  }
+
+  // The inputs of a quantized weight are in `inputs_`.
+  template <class Epilogue>
+  void multiply_any(Team& team, const bf16* rows, std::int64_t stride, std::int64_t num_rows,
+                    const Linear& weight, const Epilogue& epilogue) {
+    if (weight.is_quantized()) {
+      multiply(team, inputs_.rows_for(weight.quantized), num_rows, weight.quantized, epilogue);
+    } else {
+      multiply(team, rows, stride, num_rows, weight.plain, epilogue);
     }
   }
 
@@ -342,10 +428,17 @@ class Model {
     });
   }
 
-  // The norm of residual row `source` becomes row `target` of the next product's input.
-  void norm(std::int64_t source, const float* weight, std::int64_t target) {
-    norm_to_bf16(residual_row(source), weight, shape_.hidden, eps_, hidden_stride(),
-                 normed_.data() + target * hidden_stride());
+  // The norm of residual row `source` becomes row `target` of the inputs of `next`.
+  void norm(const Team& team, std::int64_t source, const float* weight, const Linear& next,
+            std::int64_t target) {
+    if (!next.is_quantized()) {
+      norm_to_bf16(residual_row(source), weight, shape_.hidden, eps_, hidden_stride(),
+                   normed_.data() + target * hidden_stride());
+      return;
+    }
+    float* scratch = norm_scratch_[team.thread()].data();
+    norm_to_float(residual_row(source), weight, shape_.hidden, eps_, scratch);
+    inputs_.quantize(scratch, target, next.quantized);
   }
 
   float* residual_row(std::int64_t row) { return residual_.data() + row * shape_.hidden; }
@@ -358,9 +451,10 @@ class Model {
   const Shape shape_;
   const float eps_;
   Arena weights_;
+  bool is_packed_ = false;  // read from a file of packed weights
   std::vector<Layer> layers_;
   float* final_norm_ = nullptr;
-  PackedMatrix lm_head_{};
+  Linear lm_head_{};
   const bf16* embedding_ = nullptr;
   RotaryTable rotary_{}, local_rotary_{};
   std::vector<Attention> attentions_;          // one for each different window
@@ -375,6 +469,8 @@ class Model {
   Buffer<bf16> attended_;    // [tokens, q_size]
   Buffer<bf16> gated_;       // [tokens, inner_stride]
   Buffer<float> projected_;  // [tokens, hidden], of blocks whose output is normed
+  LinearInputs inputs_;      // of the product at hand, if its weight is quantized
+  std::vector<Buffer<float>> norm_scratch_;  // [hidden], one per thread
   ThreadPool pool_;          // the last member: its threads end before anything else goes
 };
 
@@ -422,6 +518,9 @@ using stoker::Model;
 
 extern "C" {
 
+// What the library was compiled for.
+const char* stoker_instructions() { return stoker::kInstructions; }
+
 Model* stoker_model_create(const stoker::Shape* shape, const std::int64_t* windows) {
   try {
     return new Model(*shape, windows);
@@ -447,6 +546,13 @@ std::int32_t stoker_model_load_ends(Model* model, const stoker::ModelTensors* te
 }
 
 std::int64_t stoker_model_weight_bytes(const Model* model) { return model->weight_bytes(); }
+
+// All packed weights in one piece, and reading them back: 0, or 1 when the file ends too early.
+const char* stoker_model_packed_weights(Model* model) { return model->packed_weights(); }
+
+std::int32_t stoker_model_read_packed(Model* model, std::int32_t file, std::int64_t offset) {
+  return model->read_packed(file, offset) ? 0 : 1;
+}
 
 // Writes float32 rows, see Output; nothing is written unless the status is 0.
 std::int32_t stoker_model_forward(Model* model, const stoker::Batch* batch, std::int32_t output,

@@ -29,7 +29,7 @@ template <class Condition>
 void spin_until(const Condition& condition) {
   for (int spins = 0; !condition(); ++spins) {
     if (spins < kSpins) {
-      _mm_pause();
+      relax();
     } else {
       sched_yield();
     }
@@ -182,7 +182,7 @@ class ThreadPool {
     for (int spins = 0; spins < kSpins; ++spins) {
       const std::uint32_t job = job_.load(std::memory_order_acquire);
       if (job != seen) return job;
-      _mm_pause();
+      relax();
     }
     std::unique_lock<std::mutex> lock(mutex_);
     job_posted_.wait(lock, [&] { return job_.load(std::memory_order_relaxed) != seen; });

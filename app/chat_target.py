@@ -1,0 +1,107 @@
+"""Which server a chat talks to, which words are the question, and client errors as exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.errors import ExitCode, StokerError
+
+if TYPE_CHECKING:
+    from app.client.errors import ClientError
+
+# host:port, :port, a dotted name or number, localhost: what nobody asks a model.
+_ADDRESS = re.compile(
+    r"(\S+://\S+|[\w.-]*:\d+(/\S*)?|\[[0-9a-fA-F:]+\](:\d+)?(/\S*)?|localhost(/\S*)?"
+    r"|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+(/\S*)?|\d{2,5})"
+)
+
+
+def split_words(words: Sequence[str], *, has_message: bool) -> tuple[str | None, str | None]:
+    """`[URL|NAME] [PROMPT]` taken apart; with a message from elsewhere the one word is a server."""
+    if len(words) > 1 + (not has_message):
+        raise StokerError(
+            f"{len(words)} arguments, but at most a server and a question fit",
+            hint='put the question into quotes: stoker chat "how do I ..."',
+            exit_code=ExitCode.USAGE,
+        )
+    if not words:
+        return None, None
+    if len(words) == 2:
+        return words[0], words[1]
+    word = words[0]
+    if has_message or _ADDRESS.fullmatch(word) or _managed_url(word):
+        return word, None
+    if word != "-" and not any(char.isspace() for char in word) and sys.stdin.isatty():
+        # A mistyped name must not become a question to another server.
+        raise StokerError(
+            f"no server is called {word}",
+            hint=f"`stoker ps` lists servers; to ask it as a question: stoker chat -m {word}",
+            exit_code=ExitCode.UNREACHABLE,
+        )
+    return None, word
+
+
+def find_target(word: str | None, api_key_file: Path | None) -> tuple[str, str | None]:
+    """The server's base URL and the key for it; `word` is an address or a managed server's name."""
+    from app.client.credentials import find_api_key
+    from app.client.errors import InvalidKeyFile, InvalidUrl
+    from app.client.transport import DEFAULT_URL, normalise_base_url
+
+    address = _managed_url(word) or word or os.environ.get("STOKER_URL") or DEFAULT_URL
+    try:
+        return normalise_base_url(address), find_api_key(api_key_file, os.environ)
+    except (InvalidUrl, InvalidKeyFile) as error:
+        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+
+
+def _managed_url(word: str | None) -> str | None:
+    if not word or not re.fullmatch(r"[\w.-]+", word):
+        return None
+    from app.ops.find_server import open_registry
+
+    return next((one.url for one in open_registry().running() if one.name == word), None)
+
+
+def read_stdin() -> str:
+    """What is piped in, as text."""
+    # Python lets any byte pass through stdin in some locales; a model gets none of that.
+    raw = getattr(sys.stdin, "buffer", None)
+    try:
+        return sys.stdin.read() if raw is None else str(raw.read(), "utf-8")
+    except UnicodeDecodeError as error:
+        raise StokerError(
+            "the input is not text in UTF-8",
+            hint="convert it first, for example with iconv",
+            exit_code=ExitCode.USAGE,
+        ) from error
+
+
+@contextlib.contextmanager
+def client_errors(api_key: str | None) -> Iterator[None]:
+    """Turn the client's errors into the command's."""
+    from app.client.errors import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise explained(error, api_key) from error
+
+
+def explained(error: ClientError, api_key: str | None) -> StokerError:
+    """The error with what to do about it and its exit code."""
+    from app.client.errors import Unauthorized, Unreachable
+
+    if isinstance(error, Unreachable):
+        hint = "start one with `stoker serve`, or give the address of another: http://HOST:PORT"
+        return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)
+    if isinstance(error, Unauthorized):
+        what = "the API key is refused; put the right one" if api_key else "put the API key"
+        hint = f"{what} into STOKER_API_KEY, or into a file for --api-key-file"
+        return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)
+    return StokerError(str(error))

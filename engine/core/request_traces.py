@@ -1,0 +1,132 @@
+"""When EngineCore did what for each request: states, first and last step, sums over all steps.
+
+Kept only with the debug endpoints on, for the newest requests. Holds no tokens and no text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from engine.messages import EngineCoreOutput
+from engine.sched.request import Request, RequestStatus
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+
+MAX_TRACES = 512
+_MAX_STATES = 32
+_TOTALS = ("schedule_s", "forward_s", "sampler_s", "update_s")
+_LAST_STATES = {status.finish_reason: status.name for status in RequestStatus if status.is_finished}
+
+
+@dataclass(frozen=True, slots=True)
+class StepClock:
+    """Readings of the monotonic clock around the parts of one step."""
+
+    start_s: float
+    planned_s: float
+    executed_s: float
+    updated_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One step as one request saw it; `num_tokens` are its own, the times are the whole batch's."""
+
+    start_s: float
+    planned_s: float
+    executed_s: float
+    updated_s: float
+    forward_s: float
+    sampler_s: float
+    num_tokens: int
+    num_requests: int
+
+
+@dataclass(slots=True)
+class _Trace:
+    queued_s: float
+    states: list[tuple[str, float]]
+    num_steps: int = 0
+    first_step: TracedStep | None = None
+    last_step: TracedStep | None = None
+    totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TOTALS, 0.0))
+
+    def enter(self, state: str, at_s: float) -> None:
+        if len(self.states) < _MAX_STATES and self.states[-1][0] != state:
+            self.states.append((state, at_s))
+
+    def add(self, step: TracedStep) -> None:
+        self.num_steps += 1
+        self.first_step = self.first_step or step
+        self.last_step = step
+        self.totals["schedule_s"] += step.planned_s - step.start_s
+        self.totals["forward_s"] += step.forward_s
+        self.totals["sampler_s"] += step.sampler_s
+        self.totals["update_s"] += step.updated_s - step.executed_s
+
+
+class RequestTraces:
+    """The newest MAX_TRACES requests, by id; times are EngineCore's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._traces: dict[str, _Trace] = {}
+
+    def begin(self, request_id: str) -> None:
+        """A request has come in and is queued."""
+        now = time.monotonic()
+        self._traces[request_id] = _Trace(now, [(RequestStatus.WAITING.name, now)])
+        if len(self._traces) > MAX_TRACES:
+            del self._traces[next(iter(self._traces))]
+
+    def record(
+        self,
+        clock: StepClock,
+        scheduled: SchedulerOutput,
+        result: ModelRunnerOutput,
+        live: Mapping[str, Request],
+    ) -> None:
+        """Add a step that ran; `live` are the requests that have not ended."""
+        for request_id in scheduled.finished_req_ids:  # dropped by the runner: preempted, or over
+            if request_id in live and request_id not in scheduled.num_scheduled_tokens:
+                self._enter(request_id, RequestStatus.PREEMPTED.name, clock.start_s)
+        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+            trace = self._traces.get(request_id)
+            if trace is None:
+                continue
+            trace.enter(RequestStatus.RUNNING.name, clock.planned_s)
+            trace.add(
+                TracedStep(
+                    start_s=clock.start_s,
+                    planned_s=clock.planned_s,
+                    executed_s=clock.executed_s,
+                    updated_s=clock.updated_s,
+                    forward_s=result.forward_s,
+                    sampler_s=result.sampler_s,
+                    num_tokens=num_tokens,
+                    num_requests=len(scheduled.num_scheduled_tokens),
+                )
+            )
+
+    def note_ends(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """Requests whose last output this is."""
+        for output in outputs:
+            if output.finish_reason is not None:
+                name = _LAST_STATES[output.finish_reason]
+                self._enter(output.request_id, name, time.monotonic())
+
+    def note_aborts(self, request_ids: Iterable[str]) -> None:
+        """Requests that were ended from outside."""
+        for request_id in request_ids:
+            self._enter(request_id, RequestStatus.FINISHED_ABORTED.name, time.monotonic())
+
+    def document(self, request_id: str) -> dict[str, Any] | None:
+        """What is known of one request; None if it is not, or no longer, known."""
+        trace = self._traces.get(request_id)
+        return None if trace is None else asdict(trace)
+
+    def _enter(self, request_id: str, state: str, at_s: float) -> None:
+        trace = self._traces.get(request_id)
+        if trace is not None:
+            trace.enter(state, at_s)

@@ -1,0 +1,117 @@
+"""When the API server did what for each request: marks on the monotonic clock, and who asked.
+
+Kept only with the debug endpoints on, for the newest requests. Holds no tokens and no text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_TRACES = 512
+
+
+@dataclass(slots=True)
+class Marks:
+    """Named readings of the monotonic clock, in the order in which they were taken."""
+
+    client: str | None = None
+    times: dict[str, float] = field(default_factory=dict)
+
+    def note(self, name: str) -> None:
+        """Read the clock; an earlier reading of the same name is kept."""
+        self.times.setdefault(name, time.monotonic())
+
+
+@dataclass(slots=True)
+class _Trace:
+    client: str | None
+    times: dict[str, float]
+    num_prompt_tokens: int
+    num_outputs: int = 0
+    processing_s: float = 0.0
+    num_events: int = 0
+
+
+class FrontendTraces:
+    """The newest MAX_TRACES requests, by id."""
+
+    def __init__(self) -> None:
+        self._traces: dict[str, _Trace] = {}
+
+    def begin(self, request_id: str, marks: Marks, num_prompt_tokens: int) -> None:
+        """A request has been checked and made; `marks` says what led to it."""
+        self._traces[request_id] = _Trace(marks.client, dict(marks.times), num_prompt_tokens)
+        if len(self._traces) > MAX_TRACES:
+            del self._traces[next(iter(self._traces))]
+
+    def note(self, request_id: str, name: str) -> None:
+        """Read the clock for a request; the first reading of a name is kept."""
+        trace = self._traces.get(request_id)
+        if trace is not None:
+            trace.times.setdefault(name, time.monotonic())
+
+    def note_outputs(self, request_ids: Iterable[str], came_s: float, processed_s: float) -> None:
+        """One step's outputs came and became text; the time is that of all of them together."""
+        for request_id in request_ids:
+            trace = self._traces.get(request_id)
+            if trace is None:
+                continue
+            trace.num_outputs += 1
+            trace.processing_s += processed_s - came_s
+            trace.times.setdefault("first_output", came_s)
+            trace.times.setdefault("first_text", processed_s)
+            trace.times["last_output"] = came_s
+            trace.times["last_text"] = processed_s
+
+    def note_event(self, request_id: str) -> None:
+        """An event of the stream has been handed to the socket."""
+        trace = self._traces.get(request_id)
+        if trace is not None:
+            now = time.monotonic()
+            trace.num_events += 1
+            trace.times.setdefault("first_event", now)
+            trace.times["last_event"] = now
+
+    def client_of(self, request_id: str) -> str | None:
+        """Address of the client that asked, if it is known."""
+        trace = self._traces.get(request_id)
+        return trace.client if trace else None
+
+    def document(self, request_id: str, core: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Both sides of a request; seconds since it came in. None if it is not known."""
+        trace = self._traces.get(request_id)
+        if trace is None or "received" not in trace.times:
+            return None
+        zero_s = trace.times["received"]
+        return {
+            "object": "trace",
+            "id": request_id,
+            "client": trace.client,
+            "prompt_tokens": trace.num_prompt_tokens,
+            "num_outputs": trace.num_outputs,
+            "processing_s": round(trace.processing_s, 6),
+            "num_events": trace.num_events,
+            "marks": {name: round(at - zero_s, 6) for name, at in trace.times.items()},
+            "core": None if core is None else _since(core, zero_s),
+        }
+
+
+_CLOCK_FIELDS = ("start_s", "planned_s", "executed_s", "updated_s", "queued_s")
+
+
+def _since(core: dict[str, Any], zero_s: float) -> dict[str, Any]:
+    """EngineCore's readings count from the same zero: both processes read one clock."""
+    document: dict[str, Any] = {}
+    for name, value in core.items():
+        if isinstance(value, dict):
+            document[name] = _since(value, zero_s)
+        elif name in _CLOCK_FIELDS:
+            document[name] = round(value - zero_s, 6)
+        elif name == "states":
+            document[name] = [[state, round(at - zero_s, 6)] for state, at in value]
+        else:
+            document[name] = round(value, 6) if isinstance(value, float) else value
+    return document

@@ -1,0 +1,121 @@
+"""The plain-torch twin of the native quantized products: the same integers, multiplied as floats.
+
+With dtype float32 its results are those of native/quantize.h up to rounding. It saves neither
+memory nor time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.kernel_set import KernelSet, PackedLinear
+from engine.kernels.native.model_step import NativeKernels
+from engine.kernels.reference import ReferenceKernels
+from engine.kernels.weight_formats import INT8, WeightFormats, weight_formats
+from engine.logger import get_logger
+
+logger = get_logger(__name__)
+
+_NOTHING = 1e-30  # a group without larger values counts as zeros
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedReferenceKernels(ReferenceKernels):
+    """ReferenceKernels whose linears round weights and inputs to integers by groups."""
+
+    formats: WeightFormats
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Pack the rounded weights as the plain set does; inputs are rounded in every call."""
+        return self._pack(weight, bias, self.formats.layers)
+
+    def pack_head(self, weight: Tensor) -> PackedLinear:
+        """In float32: a second look at the best logits would need plain weights."""
+        return self._pack(weight.float(), None, self.formats.head)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, number_format: str) -> PackedLinear:
+        size = group_size(number_format, weight.shape[1])
+        # Not super(): a dataclass with slots is a new class, which its functions do not know.
+        packed = ReferenceKernels.pack_linear(
+            self, rounded_weight(weight, number_format).to(weight.dtype), bias
+        )
+
+        def run(x: Tensor) -> Tensor:
+            return packed.run(rounded_inputs(x.float(), size))
+
+        return PackedLinear(run, packed.num_bytes, is_copy=True)
+
+
+def quantized(kernels: KernelSet | NativeKernels, quantization: str) -> KernelSet | NativeKernels:
+    """The same set with weights in the formats that `quantization` names."""
+    if quantization == "none":
+        return kernels
+    formats = weight_formats(quantization)
+    if isinstance(kernels, NativeKernels):
+        return dataclasses.replace(kernels, formats=formats)
+    logger.warning(
+        "Reference kernels follow --quantization %s in their results only; it saves neither memory "
+        "nor time.",
+        quantization,
+    )
+    return QuantizedReferenceKernels(formats)
+
+
+def group_size(number_format: str, num_inputs: int) -> int:
+    """Inputs that share a factor."""
+    return 64 if number_format == INT8 and num_inputs % 64 == 0 else 32
+
+
+def rounded_inputs(x: Tensor, size: int) -> Tensor:
+    """[rows, inputs] to the nearest multiples of each group's largest value / 127."""
+    groups = _in_groups(x, size)
+    largest = groups.abs().amax(-1, keepdim=True)
+    has_values = largest > _NOTHING
+    factors = torch.where(has_values, 127 / largest, 0.0)
+    numbers = (groups * factors).round()
+    return _flat(numbers * torch.where(has_values, largest / 127, 0.0), x.shape[1])
+
+
+def rounded_weight(weight: Tensor, number_format: str) -> Tensor:
+    """Float32 [out, in] of what the integers of a weight stand for."""
+    groups = _in_groups(weight.float(), group_size(number_format, weight.shape[1]))
+    rounded = _to_int8(groups) if number_format == INT8 else _to_int4(groups)
+    return _flat(rounded, weight.shape[1])
+
+
+def _to_int8(groups: Tensor) -> Tensor:
+    scales = _factors(groups.abs().amax(-1, keepdim=True), 127)
+    return _numbers(groups, scales).clamp(-127, 127) * scales
+
+
+def _to_int4(groups: Tensor) -> Tensor:
+    minima = groups.amin(-1, keepdim=True)
+    scales = _factors(groups.amax(-1, keepdim=True) - minima, 15)
+    minima = _bf16(minima)
+    return _numbers(groups - minima, scales).clamp(0, 15) * scales + minima
+
+
+def _factors(ranges: Tensor, steps: int) -> Tensor:
+    return _bf16(torch.where(ranges > _NOTHING, ranges / steps, 0.0))
+
+
+def _numbers(values: Tensor, scales: Tensor) -> Tensor:
+    return torch.where(scales > 0, values / scales, 0.0).round()
+
+
+def _bf16(factors: Tensor) -> Tensor:
+    return factors.to(torch.bfloat16).float()
+
+
+def _in_groups(x: Tensor, size: int) -> Tensor:
+    """[rows, groups, size]; the last group is filled up with zeros."""
+    return F.pad(x, (0, -x.shape[1] % size)).reshape(len(x), -1, size)
+
+
+def _flat(groups: Tensor, num_inputs: int) -> Tensor:
+    return groups.flatten(1)[:, :num_inputs]

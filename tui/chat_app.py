@@ -1,0 +1,109 @@
+"""The chat as an application of its own. `run_chat` is the way in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import ClassVar
+
+from textual.app import SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from app.client.chat_commands import COMMANDS
+from app.client.chat_session import ChatSession
+from app.client.errors import ClientError
+from tui.palette import palette_commands
+from tui.screens.chat import ChatScreen
+from tui.screens.help import HelpScreen
+from tui.theme import StyledApp
+from tui.widgets.chat_list import ChatList
+from tui.widgets.chat_transcript import ChatTranscript
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+class ChatApp(StyledApp):
+    """Ends when its user says so, or at SIGTERM; a running answer is kept as far as it came."""
+
+    CSS_PATH = "app.tcss"
+    TITLE = "stoker chat"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,f10", "leave", "Quit", id="app.quit", key_display="F10",
+                tooltip="quit (q outside of the input, Ctrl-C when no answer comes)"),
+        # Above everything else: Textual gives Ctrl-C to copying text.
+        Binding("ctrl+c", "interrupt", id="app.interrupt", show=False, priority=True),
+        Binding("f1,question_mark,h", "help", "Help", id="app.help", key_display="F1",
+                tooltip="this help"),
+        Binding("ctrl+z", "suspend_process", id="app.suspend", show=False),
+        Binding("ctrl+q", "leave", id="app.quit-at-once", show=False, priority=True),
+    ]  # fmt: skip
+
+    def __init__(
+        self,
+        session: ChatSession,
+        explain: Callable[[ClientError], str] = str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self.chat = ChatScreen(session, explain, clock=clock)
+
+    def on_mount(self) -> None:
+        """Put the chat up; a signal must not leave the terminal as it is."""
+        self.wear(self.appearance)
+        self.push_screen(self.chat)
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            with contextlib.suppress(ValueError, NotImplementedError):
+                loop.add_signal_handler(number, self._terminate, number)
+
+    def on_unmount(self) -> None:
+        """The handlers go with the screen."""
+        for number in _SIGNALS:
+            with contextlib.suppress(ValueError, NotImplementedError):
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Our actions first, then Textual's."""
+        return palette_commands(self, screen, super().get_system_commands(screen))
+
+    async def action_leave(self) -> None:
+        """End; what came of a running answer is saved."""
+        await self.chat.stop_answer()
+        self.exit()
+
+    async def action_interrupt(self) -> None:
+        """Stop the answer, else copy what is selected, else quit."""
+        selected = self.screen.get_selected_text()
+        if self.chat.is_answering:
+            await self.chat.stop_answer()
+        elif selected:
+            self.copy_to_clipboard(selected)
+        else:
+            await self.action_leave()
+
+    def action_help(self) -> None:
+        """Explain keys and commands."""
+        bindings = (
+            *ChatScreen.BINDINGS,
+            *ChatApp.BINDINGS,
+            *ChatTranscript.BINDINGS,
+            *ChatList.BINDINGS,
+        )
+        keys = (binding for binding in bindings if isinstance(binding, Binding))
+        commands = [(f"/{one.name} {one.arguments}", one.meaning) for one in COMMANDS]
+        self.push_screen(HelpScreen(keys, commands))
+
+    def _terminate(self, number: signal.Signals) -> None:
+        self.exit(return_code=128 + number)
+
+
+def run_chat(session: ChatSession, explain: Callable[[ClientError], str]) -> int:
+    """Run until the user quits (0); 1 when the screen failed, 128 + number after a signal."""
+    app = ChatApp(session, explain)
+    app.run()
+    return app.return_code or 0

@@ -1,0 +1,66 @@
+"""Where questions are typed: Enter sends, Ctrl-J breaks the line, a paste never sends."""
+
+from __future__ import annotations
+
+from textual import events
+from textual.message import Message
+from textual.widgets import TextArea
+
+_NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter")
+
+
+class ChatInput(TextArea):
+    """Grows with its text up to a few lines."""
+
+    DEFAULT_CSS = """
+    ChatInput {
+        height: auto;
+        min-height: 1;
+        max-height: 6;
+        padding: 0 1;
+        border: none;
+        border-left: outer $border;
+        background: $surface;
+        scrollbar-size-vertical: 1;
+    }
+    ChatInput:focus { border: none; border-left: outer $primary; }
+    """
+
+    class Submitted(Message):
+        """The user wants to send `text`."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class EditAsked(Message):
+        """Up was pressed in an empty field."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(
+            id=id,
+            highlight_cursor_line=False,
+            placeholder="Enter sends, Ctrl-J new line, / commands, ↑ edits the last question",
+        )
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key == "enter":
+            event.stop()
+            event.prevent_default()
+            self.post_message(self.Submitted(self.text))
+        elif event.key in _NEWLINE_KEYS:
+            event.stop()
+            event.prevent_default()
+            self.insert("\n")
+        elif event.key == "up" and not self.text:
+            event.stop()
+            event.prevent_default()
+            self.post_message(self.EditAsked())
+        else:
+            await super()._on_key(event)
+
+    def put(self, text: str) -> None:
+        """Replace the text; the cursor goes to its end."""
+        self.load_text(text)
+        self.move_cursor(self.document.end)
+        self.focus()

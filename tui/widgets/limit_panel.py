@@ -1,0 +1,36 @@
+"""Which limit binds now, with the evidence, and the flag that moves it."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import ClassVar
+
+from rich.text import Text
+
+from tui import formatting
+from tui.history import Snapshot
+from tui.limits import limit_from_metrics
+from tui.widgets.panel import Panel
+
+
+class LimitPanel(Panel):
+    """Inferred from the metrics of any engine; the flag stands in the border."""
+
+    TITLE = "Limit"
+    READING: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("limit", "what keeps waiting requests from running, and what that is read from"),
+        ("it seems", "inferred: this server's metrics do not name their limit; page 2 may"),
+        ("moved by", "the server's flags that change it"),
+    )
+
+    def show(self, snapshot: Snapshot | None) -> None:
+        """Draw another snapshot."""
+        flag = limit_from_metrics(snapshot)[1] if snapshot else "-"
+        self.border_subtitle = "" if flag == "-" else f"moved by {flag}"
+        super().show(snapshot)
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        """The limit with its evidence, over as many rows as it needs."""
+        text = limit_from_metrics(self.snapshot)[0] if self.snapshot else formatting.UNKNOWN
+        rows = textwrap.wrap(text, max(8, width))[:height]
+        return [self.styled(row, "value") for row in rows]
