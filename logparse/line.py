@@ -158,7 +158,7 @@ def inside(outer: LogLine, inner: LogLine) -> LogLine:
 
 def _finish(line: LogLine) -> LogLine:
     for _ in range(_MAX_PREFIXES):
-        if line.level is not None or line.process is None or line.message[:1] != "(":
+        if line[2] is not None or line[0] is None or line[4][:1] != "(":
             break
         # Two processes wrote at once: the prefix next to the text owns it.
         inner = _match_header(line.message)

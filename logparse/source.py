@@ -68,8 +68,9 @@ def _utf8_lines(head: bytes, chunks: Iterator[bytes]) -> Iterator[str]:
     while True:
         end = pending.rfind(b"\n") + 1
         if end:
-            # Only newlines end a line; StringIO splits at them without work in Python.
-            yield from io.StringIO(pending[:end].decode("utf-8", "replace"), newline="\n")
+            # Only newlines end a line; BytesIO splits at them without work in Python.
+            for line in io.BytesIO(pending[:end]):
+                yield line.decode("utf-8", "replace")
             pending = pending[end:]
         if len(pending) > _MAX_LINE:
             yield pending.decode("utf-8", "replace")

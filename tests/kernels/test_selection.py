@@ -129,7 +129,8 @@ def test_a_library_that_does_not_load_falls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     compiler = tmp_path / "cxx"
-    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "no library" > "$last"\n')
+    script = 'for last; do :; done\n[ "$last" = --version ] || echo "no library" > "$last"\n'
+    compiler.write_text(f"#!/bin/sh\n{script}")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path))
