@@ -47,7 +47,7 @@ def text_tokens(tokenizer: Tokenizer, text: str, count: int, length: int) -> lis
 
 def loaded_step(folder: Path, dtype: str, kernels: str) -> ModelStep:
     """The model on one kernel set."""
-    executor = UniProcExecutor(engine_config(folder, dtype=dtype, attention_backend=kernels))
+    executor = UniProcExecutor(engine_config(folder, dtype=dtype, kernels=kernels))
     executor.load_model()
     worker = executor._worker
     assert isinstance(worker, Worker)

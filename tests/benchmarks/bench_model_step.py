@@ -62,9 +62,7 @@ def main() -> None:
     """Load the default model and print one line per case."""
     backend, dtype = (*sys.argv[1:], *("auto", "bfloat16")[len(sys.argv) - 1 :])
     executor = UniProcExecutor(
-        engine_config(
-            default_model_folder(), dtype=dtype, max_model_len=4096, attention_backend=backend
-        )
+        engine_config(default_model_folder(), dtype=dtype, max_model_len=4096, kernels=backend)
     )
     executor.load_model()
     worker = executor._worker

@@ -59,7 +59,7 @@ def windows(num_tokens: int) -> list[list[int]]:
 def load(quantization: str, dtype: str = "bfloat16", kernels: str = "native") -> ModelStep:
     """The default model."""
     config = engine_config(
-        default_model_folder(), dtype=dtype, attention_backend=kernels, quantization=quantization
+        default_model_folder(), dtype=dtype, kernels=kernels, quantization=quantization
     )
     executor = UniProcExecutor(config)
     executor.load_model()

@@ -32,7 +32,7 @@ def load(quantization: str, num_threads: int | None) -> ModelStep:
     config = engine_config(
         default_model_folder(),
         dtype="bfloat16",
-        attention_backend="native",
+        kernels="native",
         quantization=quantization,
     )
     device = replace(config.device, num_threads=num_threads)

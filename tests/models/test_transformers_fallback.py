@@ -364,4 +364,4 @@ def test_older_words_are_read_without_transformers(tmp_path: Path) -> None:
 def test_native_kernels_cannot_run_it(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "Olmo2")
     with pytest.raises(ConfigError, match="no code for this architecture"):
-        start(tmp_path, dtype="bfloat16", attention_backend="native")
+        start(tmp_path, dtype="bfloat16", kernels="native")

@@ -25,7 +25,7 @@ def engine_config(
     dtype: str = "float32",
     block_size: int = 16,
     max_model_len: int = 1024,
-    attention_backend: str = "auto",
+    kernels: str = "auto",
     quantization: str = "none",
 ) -> EngineConfig:
     return EngineConfig(
@@ -34,9 +34,7 @@ def engine_config(
         scheduler=SchedulerConfig(
             max_num_batched_tokens=2048, max_num_seqs=32, max_model_len=max_model_len
         ),
-        device=DeviceConfig(
-            device="cpu", dtype=dtype, kernels=attention_backend, quantization=quantization
-        ),
+        device=DeviceConfig(device="cpu", dtype=dtype, kernels=kernels, quantization=quantization),
     )
 
 

@@ -45,7 +45,7 @@ def test_half_the_bytes_and_the_same_model() -> None:
     folder: Path = default_model_folder()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in TEXTS]
-    plain = engine_config(folder, dtype="bfloat16", attention_backend="reference")
+    plain = engine_config(folder, dtype="bfloat16", kernels="reference")
     scheduler = dataclasses.replace(plain.scheduler, max_num_batched_tokens=24, max_num_seqs=3)
     cache = dataclasses.replace(plain.cache, kv_cache_memory_bytes=1 << 28)
     results = {}

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(folder: Path, dtype: str = "bfloat16", backend: str = "auto") -> UniProcExecutor:
-    executor = UniProcExecutor(engine_config(folder, dtype=dtype, attention_backend=backend))
+    executor = UniProcExecutor(engine_config(folder, dtype=dtype, kernels=backend))
     executor.load_model()
     assert executor.determine_available_memory() > 0
     executor.initialize_kv_cache(400)

@@ -65,7 +65,7 @@ def make_core(
     dtype: str = "float32",
     backend: str = "reference",
 ) -> EngineCore:
-    config = engine_config(folder, max_model_len=128, dtype=dtype, attention_backend=backend)
+    config = engine_config(folder, max_model_len=128, dtype=dtype, kernels=backend)
     return EngineCore(
         dataclasses.replace(
             config,

@@ -50,7 +50,7 @@ def start(
     folder: Path, quantization: str, dtype: str = "bfloat16", backend: str = "native"
 ) -> UniProcExecutor:
     executor = UniProcExecutor(
-        engine_config(folder, dtype=dtype, attention_backend=backend, quantization=quantization)
+        engine_config(folder, dtype=dtype, kernels=backend, quantization=quantization)
     )
     executor.load_model()
     assert executor.determine_available_memory() > 0
