@@ -396,8 +396,9 @@ def _run_detached(
 
 
 def _wants_dashboard(no_tui: bool) -> bool:
-    has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    return not no_tui and has_terminal and os.environ.get("TERM", "dumb") != "dumb"
+    from app.commands.top import has_screen
+
+    return not no_tui and sys.stdin.isatty() and has_screen()
 
 
 def _show_dashboard(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:

@@ -139,7 +139,9 @@ def top(
 
 def has_screen() -> bool:
     """Whether this terminal can show a TUI."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    # The screen is drawn on stderr.
+    is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    return is_terminal and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def open_dashboard(

@@ -35,6 +35,7 @@ class WeightPart:
     num_bytes: float
     is_linear: bool = False
     is_expert: bool = False
+    is_copy: bool = False  # of values that another part counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,9 @@ class Weights:
     @property
     def parameters(self) -> int | None:
         """All parameters, experts included."""
-        return None if self.is_packed else sum(part.num_values for part in self.parts)
+        if self.is_packed:
+            return None
+        return sum(part.num_values for part in self.parts if not part.is_copy)
 
     def active_parameters(self, experts: Experts | None) -> int | None:
         """Parameters that one token passes through."""
@@ -97,7 +100,7 @@ class Weights:
         parts = [*self.parts]
         if shape.tie_word_embeddings:
             tables = [part for part in parts if part.place == EMBEDDING]
-            parts += [replace(part, place=HEAD) for part in tables]
+            parts += [replace(part, place=HEAD, is_copy=True) for part in tables]
         if quantization is None:
             return replace(self, parts=tuple(parts))
         sizes = {LAYER: NATIVE_BYTES[quantization], HEAD: NATIVE_BYTES["int8"]}

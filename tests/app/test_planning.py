@@ -173,6 +173,7 @@ def test_native_weights_are_what_the_engine_keeps() -> None:
     sizes = {q: weights.as_native(shape, q).num_bytes / (1 << 20) for q in (None, "int8", "int4")}
 
     assert sizes == pytest.approx({None: 311, "int8": 187, "int4": 145}, abs=1.5)
+    assert weights.as_native(shape, "int8").parameters == weights.parameters == 134_515_008
 
 
 @pytest.mark.parametrize(
