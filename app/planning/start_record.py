@@ -82,6 +82,8 @@ def record_start(
 
     A start that works must not fail for its bookkeeping.
     """
+    if request.args.num_gpu_blocks_override is not None:
+        return "--num-gpu-blocks-override says how large the cache is, not the memory"
     try:
         model = _model_on_disk(spec)
         if model is None:

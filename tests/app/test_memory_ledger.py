@@ -187,10 +187,11 @@ def record(
     *,
     folder: str | None = None,
     gpu: PlannedGpu | None = GPU,
+    flags: tuple[str, ...] = (),
 ) -> str | None:
     """Note a start of the default model that logged `log`."""
     folder = folder or str(default_model_folder())
-    request = parse_serve_request([folder], VLLM)
+    request = parse_serve_request([folder, *flags], VLLM)
     return record_start(
         ledger,
         request,
@@ -208,6 +209,15 @@ def record(
         log_path=tmp_path / "one.log",
         now=lambda: 5.0,
     )
+
+
+def test_a_cache_of_a_given_number_of_blocks_is_no_evidence(
+    ledger: MemoryLedger, tmp_path: Path
+) -> None:
+    flags = ("--num-gpu-blocks-override", "97")
+
+    assert "says how large the cache is" in str(record(ledger, tmp_path, flags=flags))
+    assert ledger.read() == ((), 0)
 
 
 def test_a_start_is_recorded_with_plan_and_log(ledger: MemoryLedger, tmp_path: Path) -> None:
