@@ -75,7 +75,7 @@ def find_gpu(text: str) -> PlannedGpu:
     hint = f"did you mean {near[0]}? " if near else ""
     raise StokerError(
         f"--gpu {text} is no GPU that is known",
-        hint=f"{hint}give the memory instead, as in --gpu 24GiB, or cpu; known: {', '.join(_CARDS)}",
+        hint=f"{hint}give the memory instead (24GiB), or cpu; known: {', '.join(_CARDS)}",
         exit_code=ExitCode.USAGE,
     )
 
