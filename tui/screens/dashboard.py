@@ -44,7 +44,7 @@ from tui.widgets.server_header import Connection, HeaderState, ServerHeader
 from tui.widgets.start_panel import StartPanel
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
-_HEADER_TICK_S = 0.25
+_HEADER_TICK_S = 1.0
 _ROWS_FOR_LOG = 30
 _ROWS_FOR_HOST = 30
 _ROWS_FOR_ALL = 21
