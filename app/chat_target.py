@@ -24,6 +24,8 @@ _ADDRESS = re.compile(
 
 def split_words(words: Sequence[str], *, has_message: bool) -> tuple[str | None, str | None]:
     """`[URL|NAME] [PROMPT]` taken apart; with a message from elsewhere the one word is a server."""
+    from app.ops.find_server import managed_url
+
     if len(words) > 1 + (not has_message):
         raise StokerError(
             f"{len(words)} arguments, but at most a server and a question fit",
@@ -35,7 +37,7 @@ def split_words(words: Sequence[str], *, has_message: bool) -> tuple[str | None,
     if len(words) == 2:
         return words[0], words[1]
     word = words[0]
-    if has_message or _ADDRESS.fullmatch(word) or _managed_url(word):
+    if has_message or _ADDRESS.fullmatch(word) or managed_url(word):
         return word, None
     if word != "-" and not any(char.isspace() for char in word) and sys.stdin.isatty():
         # A mistyped name must not become a question to another server.
@@ -50,22 +52,13 @@ def split_words(words: Sequence[str], *, has_message: bool) -> tuple[str | None,
 def find_target(word: str | None, api_key_file: Path | None) -> tuple[str, str | None]:
     """The server's base URL and the key for it; `word` is an address or a managed server's name."""
     from app.client.credentials import find_api_key
-    from app.client.errors import InvalidKeyFile, InvalidUrl
-    from app.client.transport import DEFAULT_URL, normalise_base_url
+    from app.client.errors import InvalidKeyFile
+    from app.ops.find_server import base_url_of
 
-    address = _managed_url(word) or word or os.environ.get("STOKER_URL") or DEFAULT_URL
     try:
-        return normalise_base_url(address), find_api_key(api_key_file, os.environ)
-    except (InvalidUrl, InvalidKeyFile) as error:
+        return base_url_of(word), find_api_key(api_key_file, os.environ)
+    except InvalidKeyFile as error:
         raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
-
-
-def _managed_url(word: str | None) -> str | None:
-    if not word or not re.fullmatch(r"[\w.-]+", word):
-        return None
-    from app.ops.find_server import open_registry
-
-    return next((one.url for one in open_registry().running() if one.name == word), None)
 
 
 def read_stdin() -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError
 
 if TYPE_CHECKING:
     from app.ops.server_registry import ServerRecord
@@ -62,13 +62,9 @@ def _managed(record: ServerRecord) -> WatchTarget:
 
 
 def _address(word: str) -> WatchTarget:
-    from app.client.errors import InvalidUrl
-    from app.client.transport import normalise_base_url
+    from app.ops.find_server import base_url_of
 
-    try:
-        url = normalise_base_url(word)
-    except InvalidUrl as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+    url = base_url_of(word)
     return WatchTarget(url.partition("://")[2], url)
 
 

@@ -15,29 +15,17 @@ from app.client.errors import BadStatus, ClientError, Unauthorized, Unreachable
 from app.errors import ExitCode, StokerError
 
 
-def address_of(word: str) -> str:
-    """The URL of a server that `stoker serve` runs under this name, else `word` itself."""
-    from app.ops.server_registry import ServerRegistry
-    from app.paths import runtime_dir
-
-    running = ServerRegistry(runtime_dir() / "servers").running()
-    return next((record.url for record in running if record.name == word), word)
-
-
 def find_target(
     word: str, model: str | None, api_key: str | None, is_chat: bool, timeout_s: float
 ) -> Target:
     """The server, proved to answer, and the model it serves."""
-    from app.client.errors import InvalidUrl
     from app.client.server import first_model
-    from app.client.transport import normalise_base_url
+    from app.ops.find_server import base_url_of
 
+    url = base_url_of(word)
     try:
-        url = normalise_base_url(address_of(word))
         served = first_model(url, api_key=api_key)
         return Target(url, model or served, api_key, is_chat, timeout_s)
-    except InvalidUrl as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
     except Unreachable as error:
         hint = "start a server with `stoker serve`, or name one: stoker bench http://HOST:PORT"
         raise StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE) from error

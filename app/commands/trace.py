@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -40,11 +39,12 @@ def trace(
     The engine's part needs `stoker serve --enable-debug-endpoints`; the client's part works
     with every OpenAI-compatible server.
     """
+    from app.chat_target import find_target
     from app.client.errors import ClientError
     from app.client.traced_request import trace_request
     from app.errors import ExitCode, StokerError
 
-    url, api_key = _address(server), _api_key(api_key_file)
+    url, api_key = find_target(server, api_key_file)
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise StokerError(
@@ -61,33 +61,6 @@ def trace(
         _print_json(url, traced)
     else:
         typer.echo("\n".join(_report(traced)))
-
-
-def _address(word: str | None) -> str:
-    """A URL, or the address of the managed server of that name."""
-    from app.client.errors import InvalidUrl
-    from app.client.transport import DEFAULT_URL, normalise_base_url
-    from app.errors import ExitCode, StokerError
-    from app.ops.find_server import open_registry
-
-    for record in open_registry().running() if word else ():
-        if record.name == word:
-            return record.url
-    try:
-        return normalise_base_url(word or os.environ.get("STOKER_URL") or DEFAULT_URL)
-    except InvalidUrl as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
-
-
-def _api_key(key_file: Path | None) -> str | None:
-    from app.client.credentials import find_api_key
-    from app.client.errors import InvalidKeyFile
-    from app.errors import ExitCode, StokerError
-
-    try:
-        return find_api_key(key_file, os.environ)
-    except InvalidKeyFile as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
 
 
 def _print_json(url: str, traced: TracedRequest) -> None:

@@ -1,8 +1,9 @@
-"""Which server a person means by a name or a pid."""
+"""Which server a person means by a name, a pid or an address."""
 
 from __future__ import annotations
 
 import difflib
+import os
 
 from app.errors import ExitCode, StokerError
 from app.ops.server_registry import ServerRecord, ServerRegistry
@@ -13,6 +14,32 @@ def open_registry() -> ServerRegistry:
     from app.paths import runtime_dir
 
     return ServerRegistry(runtime_dir() / "servers")
+
+
+def managed_url(word: str) -> str | None:
+    """The URL of the server that runs under this name or pid; None where none does."""
+    if not word or not set(word).isdisjoint("/: \n"):
+        return None
+    return next(
+        (
+            record.url
+            for record in open_registry().running()
+            if word in (record.name, str(record.pid), str(record.supervisor_pid))
+        ),
+        None,
+    )
+
+
+def base_url_of(word: str | None) -> str:
+    """The base URL of a server of ours or of an address; without a word that of STOKER_URL."""
+    from app.client.errors import InvalidUrl
+    from app.client.transport import DEFAULT_URL, normalise_base_url
+
+    address = word and (managed_url(word) or word)
+    try:
+        return normalise_base_url(address or os.environ.get("STOKER_URL") or DEFAULT_URL)
+    except InvalidUrl as error:
+        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
 
 
 def find_server(word: str | None, records: tuple[ServerRecord, ...]) -> ServerRecord:
