@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,14 +50,9 @@ def split_words(words: Sequence[str], *, has_message: bool) -> tuple[str | None,
 
 def find_target(word: str | None, api_key_file: Path | None) -> tuple[str, str | None]:
     """The server's base URL and the key for it; `word` is an address or a managed server's name."""
-    from app.client.credentials import find_api_key
-    from app.client.errors import InvalidKeyFile
-    from app.ops.find_server import base_url_of
+    from app.ops.find_server import api_key_from, base_url_of
 
-    try:
-        return base_url_of(word), find_api_key(api_key_file, os.environ)
-    except InvalidKeyFile as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+    return base_url_of(word), api_key_from(api_key_file)
 
 
 def read_stdin() -> str:

@@ -144,6 +144,7 @@ def bench(
       stoker bench --json > A.json
       stoker bench compare A.json B.json
     """
+
     words = what or []
     if words[:1] == ["compare"]:
         return _compare(words[1:], tolerance, as_json, plain)
@@ -152,13 +153,14 @@ def bench(
     from app.bench.round import Amount
     from app.bench.run import BenchPlan, parse_loads
     from app.bench.server import find_target
+    from app.ops.find_server import api_key_from
 
     addresses = [_one_address(words), *([vs] if vs else [])]
     loads, limits = parse_loads(concurrency, rate), parse_slo(slo)
     lengths = parse_range("--prompt-tokens", prompt_tokens)
     outputs = parse_range("--output-tokens", output_tokens)
     is_chat = chat or (dataset is not None and _holds_messages(dataset))
-    key = _api_key(api_key_file)
+    key = api_key_from(api_key_file)
     plan = BenchPlan(
         targets=tuple(find_target(word, model, key, is_chat, timeout) for word in addresses),
         loads=loads,
@@ -246,17 +248,6 @@ def _holds_messages(dataset: Path) -> bool:
     from app.bench.prompts import read_dataset
 
     return isinstance(read_dataset(dataset)[0], list)
-
-
-def _api_key(key_file: Path | None) -> str | None:
-    from app.client.credentials import find_api_key
-    from app.client.errors import InvalidKeyFile
-    from app.errors import ExitCode, StokerError
-
-    try:
-        return find_api_key(key_file, os.environ)
-    except InvalidKeyFile as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
 
 
 @contextmanager

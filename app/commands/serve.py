@@ -292,18 +292,13 @@ def _print_launch(spec: LaunchSpec) -> int:
 
 
 def _api_key(request: ServeRequest, key_file: str | None) -> str | None:
-    from app.client.credentials import find_api_key
-    from app.client.errors import InvalidKeyFile
-    from app.errors import ExitCode, StokerError
+    from app.ops.find_server import api_key_from
     from app.output import say
 
     if request.api_key:
         say("note: other users see --api-key in the process list; STOKER_API_KEY is private")
         return request.api_key
-    try:
-        return find_api_key(Path(key_file) if key_file else None, os.environ)
-    except InvalidKeyFile as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+    return api_key_from(Path(key_file) if key_file else None)
 
 
 def _prepare(request: ServeRequest, place: EnginePlace, api_key: str | None) -> LaunchSpec:

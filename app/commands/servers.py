@@ -156,11 +156,9 @@ def attach(
     Examples:
       stoker attach tiny
     """
-    from app.client.credentials import find_api_key
-    from app.client.errors import InvalidKeyFile
     from app.commands.top import has_screen, open_dashboard
     from app.errors import ExitCode, StokerError
-    from app.ops.find_server import find_server, open_registry
+    from app.ops.find_server import api_key_from, find_server, open_registry
 
     record = find_server(name, open_registry().running())
     if not has_screen():
@@ -169,13 +167,9 @@ def attach(
             hint=f"stoker top {record.url} --once",
             exit_code=ExitCode.USAGE,
         )
-    try:
-        api_key = find_api_key(api_key_file, os.environ)
-    except InvalidKeyFile as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
     end = open_dashboard(
         record.url,
-        api_key=api_key,
+        api_key=api_key_from(api_key_file),
         log_path=Path(record.log_path),
         server_alive=record.is_running,
     )

@@ -104,6 +104,7 @@ def top(
       stoker top --prometheus http://monitor:9090 --selector 'job="vllm"'
     """
     from app.errors import ExitCode, StokerError
+    from app.ops.find_server import api_key_from
 
     _dress(theme, ascii_only)
     asked = {"--replay": replay, "--mock": mock, "--prometheus": prometheus}
@@ -119,7 +120,7 @@ def top(
     if prometheus is not None:
         found = _prometheus(prometheus, selector, prometheus_login_file, interval)
         return _print(found, form, True) if wants_text else _open(found, interval, read_only)
-    targets, api_key = _targets(servers or ()), _api_key(api_key_file)
+    targets, api_key = _targets(servers or ()), api_key_from(api_key_file)
     if record is not None:
         is_quiet = steps is not None or not has_screen()
         return _record(targets, api_key, record, interval, steps, is_quiet, read_only)
@@ -216,17 +217,6 @@ def _targets(words: Sequence[str]) -> list[WatchTarget]:
     from app.watch_targets import find_targets
 
     return find_targets(words, os.environ.get("STOKER_URL"))
-
-
-def _api_key(path: Path | None) -> str | None:
-    from app.client.credentials import find_api_key
-    from app.client.errors import InvalidKeyFile
-    from app.errors import ExitCode, StokerError
-
-    try:
-        return find_api_key(path, os.environ)
-    except InvalidKeyFile as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
 
 
 def _watched(

@@ -1,9 +1,10 @@
-"""Which server a person means by a name, a pid or an address."""
+"""Which server a person means by a name, a pid or an address, and the key for it."""
 
 from __future__ import annotations
 
 import difflib
 import os
+from pathlib import Path
 
 from app.errors import ExitCode, StokerError
 from app.ops.server_registry import ServerRecord, ServerRegistry
@@ -39,6 +40,17 @@ def base_url_of(word: str | None) -> str:
     try:
         return normalise_base_url(address or os.environ.get("STOKER_URL") or DEFAULT_URL)
     except InvalidUrl as error:
+        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+
+
+def api_key_from(key_file: Path | None) -> str | None:
+    """The API key of a file or the environment; StokerError for a file that holds none."""
+    from app.client.credentials import find_api_key
+    from app.client.errors import InvalidKeyFile
+
+    try:
+        return find_api_key(key_file, os.environ)
+    except InvalidKeyFile as error:
         raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
 
 

@@ -8,15 +8,10 @@ from __future__ import annotations
 import argparse
 import signal
 import subprocess
-import sys
 import time
-import urllib.request
-from pathlib import Path
 
-from app.ops.ports import free_port
 from app.paths import cache_dir
-
-STOKER = Path(sys.executable).with_name("stoker")
+from tests.e2e.running_server import STOKER, free_port, health
 
 
 def main() -> None:
@@ -37,7 +32,7 @@ def seconds_to_health(engine_flags: list[str]) -> float:
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        while not is_healthy(f"http://127.0.0.1:{port}"):
+        while health(f"http://127.0.0.1:{port}") != 200:
             if process.poll() is not None:
                 assert process.stderr is not None
                 raise SystemExit(process.stderr.read().decode())
@@ -47,15 +42,6 @@ def seconds_to_health(engine_flags: list[str]) -> float:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
-
-
-def is_healthy(url: str) -> bool:
-    """Whether /health answers 200."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=1) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

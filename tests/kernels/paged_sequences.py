@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.kernels.kernel_set import ModelStep
@@ -97,3 +98,15 @@ def in_chunks(prompts: list[list[int]], chunk: int) -> list[list[int]]:
         [max(0, min(chunk, len(prompt) - start)) for prompt in prompts]
         for start in range(0, longest, chunk)
     ]
+
+
+def draw_steps(data: st.DataObject, lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Any schedule of prompts: tokens of each in each step, at most `most`."""
+    left, steps = list(lengths), []
+    while any(left):
+        counts = [data.draw(st.integers(0, min(rest, most))) for rest in left]
+        if not any(counts):
+            counts = [min(rest, 1) for rest in left]
+        steps.append(counts)
+        left = [rest - count for rest, count in zip(left, counts, strict=True)]
+    return steps

@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.kernels.native.model_step import NativeModelStep
 from engine.kernels.step_batch import IntArray
 from tests.kernels.native_models import native_library, native_model, save_rounded
-from tests.kernels.paged_sequences import PagedSequences, in_chunks
+from tests.kernels.paged_sequences import PagedSequences, draw_steps, in_chunks
 from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE
 
 VOCAB = 199
@@ -102,13 +102,7 @@ def model(folder: Path) -> NativeModelStep:
 def test_any_schedule_gives_the_same_logits(model: NativeModelStep, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=6))
     prompts = random_prompts(*lengths)
-    left, steps = list(lengths), []
-    while any(left):
-        counts = [data.draw(st.integers(0, min(rest, 60))) for rest in left]
-        if not any(counts):
-            counts = [min(rest, 1) for rest in left]
-        steps.append(counts)
-        left = [rest - count for rest, count in zip(left, counts, strict=True)]
+    steps = draw_steps(data, lengths, 60)
     scheduled = PagedSequences(model, prompts, 16, fill=float("nan")).run(steps)
     for prompt, result in zip(prompts, scheduled, strict=True):
         (alone,) = PagedSequences(model, [prompt], 16).run([[len(prompt)]])

@@ -35,7 +35,7 @@ from tests.kernels.native_models import (
     reference_model,
     save_rounded,
 )
-from tests.kernels.paged_sequences import PagedSequences, in_chunks
+from tests.kernels.paged_sequences import PagedSequences, draw_steps, in_chunks
 from tests.kernels.test_native import VARIANTS as SIZES
 from tests.kernels.test_native import assert_same, random_prompts, relative_error
 from tests.kernels.test_native_families import GEMMA3
@@ -128,13 +128,7 @@ def model(
 def test_any_schedule_gives_the_same_logits(model: NativeModelStep, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 80), min_size=1, max_size=6))
     prompts = random_prompts(*lengths)
-    left, steps = list(lengths), []
-    while any(left):
-        counts = [data.draw(st.integers(0, min(rest, 40))) for rest in left]
-        if not any(counts):
-            counts = [min(rest, 1) for rest in left]
-        steps.append(counts)
-        left = [rest - count for rest, count in zip(left, counts, strict=True)]
+    steps = draw_steps(data, lengths, 40)
     scheduled = PagedSequences(model, prompts, 16, fill=NAN).run(steps)
     for prompt, result in zip(prompts, scheduled, strict=True):
         (alone,) = PagedSequences(model, [prompt], 16).run([[len(prompt)]])

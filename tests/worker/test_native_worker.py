@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,24 +16,10 @@ from engine.kv_sizing import GIB
 from engine.worker.uniproc_executor import UniProcExecutor
 from engine.worker.worker import Worker
 from tests.default_model import default_model_folder
-from tests.kernels.native_models import native_library
 from tests.kernels.paged_sequences import PagedSequences
-from tests.tiny_model import write_tiny_llama
 from tests.worker.driver import Driver, engine_config
 
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native_library()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("models") / "tiny"
-    return write_tiny_llama(target, hidden_size=128)
+pytestmark = pytest.mark.usefixtures("native_threads")
 
 
 def start(folder: Path, dtype: str = "bfloat16", backend: str = "auto") -> UniProcExecutor:

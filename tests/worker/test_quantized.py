@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from engine.models.gguf_convert import convert_gguf
 from engine.worker.uniproc_executor import UniProcExecutor
 from engine.worker.worker import Worker
 from tests.default_model import default_model_folder
-from tests.kernels.native_models import native_library
 from tests.kernels.paged_sequences import PagedSequences
 from tests.models.gguf_file_maker import byte_tokens, write_gguf
 from tests.models.tiny_models import save_tiny_llama
@@ -32,18 +30,7 @@ from tests.worker.driver import Driver, engine_config
 HOST = HostDevice("cpu", "cpu", None)
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native_library()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("models") / "tiny"
-    return write_tiny_llama(target, hidden_size=128)
+pytestmark = pytest.mark.usefixtures("native_threads")
 
 
 def start(

@@ -97,28 +97,16 @@ def test_the_smollm_tokenizer_equals_transformers_reading_the_gguf() -> None:
     assert ours.encode("x Ⅷ").tokens == ["x", "Ġ", "â", "ħ", "§"]
 
 
-def test_the_smollm_weights_equal_transformers_reading_the_gguf() -> None:
+@pytest.mark.parametrize(
+    ("model_folder", "gguf"), [(default_model_folder, default_gguf), (gemma_folder, gemma_gguf)]
+)
+def test_weights_equal_transformers_reading_the_gguf(
+    model_folder: Callable[[], Path], gguf: Callable[[], Path]
+) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    folder, source = default_model_folder(), default_gguf()
-    theirs = AutoModelForCausalLM.from_pretrained(
-        str(source.parent),
-        gguf_file=source.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32,
-    ).state_dict()
-    ours = load_file(folder / "model.safetensors")
-    assert theirs.keys() - ours.keys() == {"lm_head.weight"}  # tied
-    for name, weight in ours.items():
-        assert torch.equal(weight, theirs[name].to(torch.bfloat16)), name
-
-
-def test_gemma_weights_equal_transformers_reading_the_gguf() -> None:
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    folder, source = gemma_folder(), gemma_gguf()
+    folder, source = model_folder(), gguf()
     theirs = AutoModelForCausalLM.from_pretrained(
         str(source.parent),
         gguf_file=source.name,

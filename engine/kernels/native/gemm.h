@@ -227,17 +227,25 @@ void multiply_panel(const bf16* activations, std::int64_t stride, Span rows,
   }
 }
 
+// body(rows, panel, next panel of this thread) for all rows and panels, shared by the team.
+template <class Body>
+void share_panels(Team& team, std::int64_t num_rows, std::int64_t panels, const Body& body) {
+  const std::int64_t blocks = num_blocks(num_rows);
+  team.share(panels * blocks, [&](std::int64_t item, std::int64_t following) {
+    const std::int64_t panel = item / blocks, first = item % blocks * kRowBlock;
+    const Span rows{first, std::min(first + kRowBlock, num_rows)};
+    body(rows, panel, following < 0 ? panel : following / blocks);
+  });
+}
+
 // epilogue(activations x weight), shared by the team. `activations` is [num_rows, stride] bf16.
 template <class Epilogue>
 void multiply(Team& team, const bf16* activations, std::int64_t stride, std::int64_t num_rows,
               const PackedMatrix& weight, const Epilogue& epilogue) {
-  const std::int64_t blocks = num_blocks(num_rows);
-  team.share(weight.panels * blocks, [&](std::int64_t item, std::int64_t following) {
-    const std::int64_t panel = item / blocks, first = item % blocks * kRowBlock;
-    const Span rows{first, std::min(first + kRowBlock, num_rows)};
-    const std::int64_t next = following < 0 ? panel : following / blocks;
-    multiply_panel(activations, stride, rows, weight, panel, next, epilogue);
-  });
+  share_panels(team, num_rows, weight.panels,
+               [&](Span rows, std::int64_t panel, std::int64_t next) {
+                 multiply_panel(activations, stride, rows, weight, panel, next, epilogue);
+               });
 }
 
 }  // namespace stoker

@@ -108,17 +108,6 @@ void multiply_quantized_panel(QuantizedRows inputs, Span rows, const QuantizedMa
   }
 }
 
-// epilogue(item's rows and panel) for all rows and panels, shared by the team.
-template <class Body>
-void share_panels(Team& team, std::int64_t num_rows, std::int64_t panels, const Body& body) {
-  const std::int64_t blocks = num_blocks(num_rows);
-  team.share(panels * blocks, [&](std::int64_t item, std::int64_t following) {
-    const std::int64_t panel = item / blocks, first = item % blocks * kRowBlock;
-    const Span rows{first, std::min(first + kRowBlock, num_rows)};
-    body(rows, panel, following < 0 ? panel : following / blocks);
-  });
-}
-
 template <class Epilogue>
 void multiply(Team& team, QuantizedRows inputs, std::int64_t num_rows,
               const QuantizedMatrix& weight, const Epilogue& epilogue) {
