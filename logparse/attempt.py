@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from logparse.failures import FailureTracker
+from logparse.failures import Candidate, FailureTracker, Owner
 from logparse.insight import InsightTracker
 from logparse.line import stamp_seconds
 from logparse.phases import PhaseTracker
@@ -27,7 +27,7 @@ from logparse.redact import safe_text
 from logparse.rules import Keep, Mark, Rule, Take, Value, convert
 
 # Reading a member from its class costs more than the comparison.
-_ROUTES = Mark.ROUTES
+_ROUTES, _SERVING = Mark.ROUTES, Mark.SERVING
 _FIRST, _LAST, _EACH, _LAST_PER_PROCESS = Keep.FIRST, Keep.LAST, Keep.EACH, Keep.LAST_PER_PROCESS
 _MAX_VALUES = 64  # ranks, devices or models with a value of their own
 _MAX_ARGUMENTS = 20000
@@ -79,11 +79,12 @@ class AttemptState:
         self,
         rule: Rule,
         match: re.Match[str],
-        process: str | None,
+        owner: Owner,
         line_number: int,
         events: list[Event] | None,
     ) -> None:
         """A line that a rule explains; what it told is added to `events`, if they are wanted."""
+        process = owner[0]
         if rule.engine:
             self.hits[rule.engine] += 1
         if rule.is_state and events is None:
@@ -91,7 +92,7 @@ class AttemptState:
         elif rule.takes:
             self._take_all(rule.takes, match, process, line_number, events)
         if rule.phase is not None and not self.is_ready:
-            told = self._advance(rule, process, line_number)
+            told = self._advance(rule, owner, line_number)
             if told and events is not None:
                 events += told
         if rule.mark is not None:
@@ -116,9 +117,9 @@ class AttemptState:
                 if shown is not None:
                     events.append(FactFound(line_number, take.key, shown))
 
-    def _advance(self, rule: Rule, process: str | None, line_number: int) -> Sequence[Event]:
+    def _advance(self, rule: Rule, owner: Owner, line_number: int) -> Sequence[Event]:
         assert rule.phase is not None
-        self.failures.survived(process)
+        self.failures.survived(*owner)
         is_new = self.phases.is_ahead(rule.phase)
         if not is_new and not rule.ends_phase:
             return ()
@@ -169,6 +170,8 @@ class AttemptState:
         return numbers if len(numbers) == len(values) else values[-1]
 
     def _note_mark(self, mark: Mark, line_number: int) -> Sequence[Event]:
+        if mark is _SERVING:
+            return () if self.is_ready else self._become_ready(line_number)
         if mark is _ROUTES:
             if self._has_address and not self.is_ready:
                 self._ready_stamp = self.last_stamp
@@ -218,6 +221,24 @@ class AttemptState:
     def _clock(stamp: str | None) -> float | None:
         return stamp_seconds(stamp) if stamp is not None else None
 
+    def had_begun_before(self, usage: Candidate) -> bool:
+        """Whether a start was seen before this error of a command line, which prints nothing."""
+        return (
+            bool(self.version_owners)
+            or self.is_past_beginning
+            or self.failures.num_besides(usage) > 0
+        )
+
+    @property
+    def is_past_beginning(self) -> bool:
+        """Whether more was seen than what a start prints first."""
+        return self.was_ready or self.phases.current >= 2
+
+    @property
+    def has_gone_on(self) -> bool:
+        """Whether what a start prints first would belong to another one."""
+        return self.failures.has_failed or self.is_past_beginning
+
     @property
     def was_ready(self) -> bool:
         """Whether it answered; the address and the routes are enough when nothing follows."""
@@ -244,6 +265,8 @@ class AttemptState:
         """Whose log this is, by the lines that only that engine prints."""
         if self.hits.get("stoker") or self.failures.names_own_error:
             return "stoker"
+        if self.hits.get("sglang"):
+            return "sglang"  # it imports vLLM, which then prints lines too
         if self.hits:
             return max(self.hits, key=lambda name: self.hits[name])
         return "vllm" if num_source_headers else None

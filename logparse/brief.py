@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from logparse.explain import explain, with_unit
+from logparse.hangs import usual_hang
 from logparse.records import LogReport, Outcome
 
 
@@ -28,10 +29,23 @@ def _next(report: LogReport) -> str:
     if report.problem is not None:
         problem = report.problem
         fix = problem.fixes[0] if problem.fixes else None
-        todo = f"; try: {fix.command or fix.text}" if fix is not None else ""
-        return f"line {problem.key_line_number}: {problem.key_line[:160]}{todo}"
+        todo = f"; try: {fix.text}" if fix is not None else ""
+        if fix is not None and fix.command is not None:
+            todo += f": {fix.command}"
+        shown = problem.key_line.partition(" [type=")[0]  # what pydantic appends explains nothing
+        return f"line {problem.key_line_number}: {shown[:160]}{todo}"
     if report.outcome is Outcome.READY:
+        if report.was_stopped:
+            return f"served at {report.ready_url}" if report.ready_url else "stopped"
         return f"serving at {report.ready_url}" if report.ready_url else "ready, address not shown"
     if report.last_message:
-        return f"last line: {report.last_message[:160]}"
+        return f"last line: {report.last_message[:160]}{_takes_long(report)}"
     return "nothing to add"
+
+
+def _takes_long(report: LogReport) -> str:
+    """What a start that goes on is usually busy with where the log ends."""
+    running = next((n for n, p in enumerate(report.phases, 1) if p.state == "running"), None)
+    if report.outcome is not Outcome.RUNNING or running is None or report.was_stopped:
+        return ""
+    return f"; usual here: {usual_hang(running, report.last_message)[0]}"

@@ -173,6 +173,7 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
             r"Invalid prefix_match_unit",
             r"KV cache layout (?P<layout>\w{1,20}) cannot express",
             r"Hybrid KV cache manager was explicitly enabled but is not supported",
+            r"Hybrid KV cache manager is disabled but failed to convert",
         ),
         (
             "--block-size: {detail}",
@@ -189,7 +190,8 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "C2",
         patterns(
-            r"Model architectures \[?'?(?P<architecture>\w{1,120})'?\]? failed to be inspected",
+            r"Model architectures \[?'?(?P<architecture>\w{1,120})'?(?:, [^\]\n]{1,300})?\]? "
+            r"failed to be inspected",
             r"Error in inspecting model architecture '(?P<architecture>\w{1,120})'",
         ),
         ("the code of {architecture} cannot be imported",),

@@ -118,6 +118,8 @@ DISTRIBUTED_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "D9",
         patterns(
+            r"Timed out waiting \d{1,9} ?ms for (?:recv|send) operation",
+            r"gloo[^\n]{0,200}[Tt]imed out",
             r"The server socket has failed to listen on any local network address"
             r"(?:[^\n]{0,200}?port: (?P<inner_port>\d{1,5}))?",
             r"(?P<joined>\d{1,6}/\d{1,6}) clients joined",

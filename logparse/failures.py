@@ -24,9 +24,23 @@ _OWN_ERROR = re.compile(
     r"|OfflineError|CorruptModelError): "
 )
 _VALUE_ERROR = "Value error, "
-_INDENTED_CAUSES = (_VALUE_ERROR, "what(): ")
+_FRAME = 'File "'
+_INDENTED_CAUSES = (_VALUE_ERROR, "what(): ", _FRAME)
 _RANK = re.compile(r"\[rank\d{1,5}\]: ?")  # torch puts it before each line of a traceback
 _TRACEBACK = "Traceback (most recent call last)"
+# Folders in the path of a frame, and whose code that is.
+_PACKAGES = (("/vllm/", "vllm"), ("/sglang/", "sglang"))
+# What only one of them says, also without a frame of its code.
+_WORDS = (
+    (
+        re.compile(
+            r"Engine core init|Engine process failed to start|validation errors? for (?:Model|Vllm|"
+            r"Parallel|Scheduler|Cache|LoRA|Speculative|Compilation|Device|Load|MultiModal)Config"
+        ),
+        "vllm",
+    ),
+    (re.compile(r"Received sigquit from a child proces|Rank \d+ scheduler is dead"), "sglang"),
+)
 
 # What must be in the text for a rule to match, and the rule's place; "" where nothing must be.
 _CLUES = tuple(
@@ -35,6 +49,8 @@ _CLUES = tuple(
     for pattern in entry.patterns
     for clue in pattern.clues or ("",)
 )
+Owner = tuple[str | None, str | None]  # process and pid; two of one name are kept apart
+_Writer = tuple[Owner, str | None]  # and the level
 _MAX_TEXT = 6000
 _MAX_NAME = 223
 _MAX_CANDIDATES = 60
@@ -48,6 +64,7 @@ class Candidate:
 
     line_number: int
     process: str | None
+    pid: str | None
     text: str
     kind: str  # exception, usage, plain, death, error
     functions: tuple[str, ...] = ()
@@ -79,6 +96,14 @@ class _Traceback:
     place: str | None = None
     is_ignored: bool = False
 
+    def note(self, text: str) -> None:
+        """A line of it, without its indentation."""
+        if text.startswith(_FRAME):
+            _, found, name = text.rpartition(", in ")
+            if found and len(self.functions) < 200:
+                self.functions.append(name[:80])
+            self.place = text
+
 
 class FailureTracker:
     """The failing lines of one start, or of the time after it (`is_serving`)."""
@@ -88,14 +113,28 @@ class FailureTracker:
         self._around: tuple[str, ...] = ("execute_model",) if is_serving else ()
         self._strong: list[Candidate] = []
         self._errors: list[Candidate] = []
-        self._open: dict[tuple[str | None, str | None], _Traceback] = {}
-        self._continued: dict[tuple[str | None, str | None], Candidate] = {}
+        self._open: dict[_Writer, _Traceback] = {}
+        self._continued: dict[_Writer, Candidate] = {}
         self._ignore_next = False
+        self._package: str | None = None
+
+    @property
+    def engine(self) -> str | None:
+        """Whose code the tracebacks pass through, or whose words a wrapper has."""
+        for candidate in self._strong if self._package is None else ():
+            for words, name in _WORDS:
+                if words.search(candidate.text[:2000]):
+                    return name
+        return self._package
 
     @property
     def has_failed(self) -> bool:
         """Whether something was seen that ends a start."""
         return bool(self._strong)
+
+    def num_besides(self, candidate: Candidate) -> int:
+        """How many others may have ended the start."""
+        return sum(c is not candidate for c in self._strong)
 
     @property
     def has_room(self) -> bool:
@@ -118,13 +157,13 @@ class FailureTracker:
         return any(_OWN_ERROR.match(c.text) for c in self._strong)
 
     def observe(
-        self, line_number: int, process: str | None, level: str | None, message: str
+        self, line_number: int, owner: Owner, level: str | None, message: str
     ) -> Candidate | None:
         """Take an ERROR line or a line without a level; the new candidate, if it is one."""
         if level is None and message.startswith("Exception ignored in"):
             self._ignore_next = True
             return None
-        key = (process, level)
+        key = (owner, level)
         if message.startswith("[rank"):
             message = _RANK.sub("", message, count=1)
         if "Traceback" in message and _TRACEBACK in message[:200]:
@@ -136,22 +175,30 @@ class FailureTracker:
             return None
         text = message.lstrip()
         opened = self._open.get(key)
+        if opened is None and text.startswith(_FRAME):
+            # The log, or what was copied of it, begins within a traceback.
+            opened = self._open[key] = _Traceback()
         if opened is not None:
-            if text is not message or not text:
-                _note_function(opened, text)
+            if text is not message or not text or text.startswith(_FRAME):
+                self._note_frame(opened, text)
                 return None
             del self._open[key]
             if opened.is_ignored:
                 return None
         return self._classify(line_number, key, text, opened, is_indented=text is not message)
 
-    def is_frame(self, process: str | None, message: str) -> bool:
+    def is_frame(self, owner: Owner, message: str) -> bool:
         """Take an indented line without a level if it belongs to an open traceback."""
-        opened = self._open.get((process, None))
+        opened = self._open.get((owner, None))
         if opened is None:
             return False
-        _note_function(opened, message.lstrip())
+        self._note_frame(opened, message.lstrip())
         return True
+
+    def _note_frame(self, opened: _Traceback, text: str) -> None:
+        opened.note(text)
+        if self._package is None and text.startswith(_FRAME):
+            self._package = next((name for part, name in _PACKAGES if part in text), None)
 
     def is_nothing(self, message: str) -> bool:
         """Whether an indented line without a level, in no traceback, would tell `observe` nothing.
@@ -167,13 +214,13 @@ class FailureTracker:
     def _classify(
         self,
         line_number: int,
-        key: tuple[str | None, str | None],
+        key: _Writer,
         text: str,
         opened: _Traceback | None,
         *,
         is_indented: bool,
     ) -> Candidate | None:
-        process, level = key
+        (process, pid), level = key
         if is_indented and level is None and not self._continued and _is_harmless(text):
             return None
         kind = _kind(text, level, is_raised=opened is not None)
@@ -185,7 +232,7 @@ class FailureTracker:
         functions = tuple(opened.functions) if opened is not None else ()
         place = _place(opened.place) if opened is not None and opened.place is not None else None
         functions += self._around
-        candidate = Candidate(line_number, process, text[:_MAX_TEXT], kind, functions, place)
+        candidate = Candidate(line_number, process, pid, text[:_MAX_TEXT], kind, functions, place)
         candidate.points_elsewhere = is_wrapper(candidate.text)
         kept, limit = (
             (self._errors, _MAX_ERROR_LINES) if kind == "error" else (self._strong, _MAX_CANDIDATES)
@@ -198,7 +245,7 @@ class FailureTracker:
         self._continued[key] = candidate
         return candidate
 
-    def _is_open_ended(self, key: tuple[str | None, str | None]) -> bool:
+    def _is_open_ended(self, key: _Writer) -> bool:
         """Whether the message before says only which exception; its text is on the next lines."""
         candidate = self._continued.get(key)
         return (
@@ -207,7 +254,7 @@ class FailureTracker:
             and candidate.text.rstrip().endswith(":")
         )
 
-    def _continue(self, key: tuple[str | None, str | None], text: str) -> None:
+    def _continue(self, key: _Writer, text: str) -> None:
         candidate = self._continued.get(key)
         if candidate is None or not text:
             return
@@ -215,22 +262,27 @@ class FailureTracker:
         if len(candidate.more) >= _MAX_CONTINUATIONS:
             del self._continued[key]
 
-    def survived(self, process: str | None) -> None:
-        """The start went on in this process: what it raised before was caught and did no harm."""
+    def survived(self, process: str | None, pid: str | None = None) -> None:
+        """The start went on in this process: what it raised before was caught and did no harm.
+        Without a pid, in all processes of this name.
+        """
         if self._strong or self._errors:
-            self._strong = [c for c in self._strong if c.process != process]
-            self._errors = [c for c in self._errors if c.process != process]
+            self._strong = [c for c in self._strong if not _is_by(c, process, pid)]
+            self._errors = [c for c in self._errors if not _is_by(c, process, pid)]
             self._continued.clear()
 
     def cause(self, *, trusts_error_lines: bool) -> Cause | None:
         """The first cause. With `trusts_error_lines`, an ERROR line alone is a failure too."""
-        strong = [c for c in self._strong if not c.points_elsewhere]
+        strong = _without_late_deaths([c for c in self._strong if not c.points_elsewhere])
         known = _first_known(strong)
         if strong and (known is None or known.candidate.process != strong[0].process):
             first = _match(strong[0]) or Cause(strong[0], None, {}, strong[0])
             known = (
                 known if known is not None and first.rule is None and _is_death(first) else first
             )
+        if known is not None and _is_death(known):
+            # What it said before it ended.
+            known = self._from_errors(trusts_error_lines=False) or known
         if known is None:
             known = _first_known(self._strong) or self._from_errors(
                 trusts_error_lines or self.has_failed
@@ -262,6 +314,11 @@ class FailureTracker:
         return Cause(cause.candidate, cause.rule, values, first)
 
 
+def _is_by(candidate: Candidate, process: str | None, pid: str | None) -> bool:
+    same_pid = pid is None or candidate.pid is None or candidate.pid == pid
+    return same_pid and candidate.process == process
+
+
 def _is_harmless(text: str) -> bool:
     """Of an indented line outside of a traceback; most are none of these, and the test is cheap."""
     return not text.startswith(_INDENTED_CAUSES) and ": error: " not in text[:160]
@@ -282,16 +339,14 @@ def _kind(text: str, level: str | None, *, is_raised: bool) -> str | None:
     return "error"
 
 
+def _without_late_deaths(candidates: list[Candidate]) -> list[Candidate]:
+    """A process that raised something ends, and the shell says how: that is not the cause."""
+    first = next((i for i, c in enumerate(candidates) if c.kind == "exception"), len(candidates))
+    return candidates[:first] + [c for c in candidates[first:] if c.kind != "death"]
+
+
 def _is_death(cause: Cause) -> bool:
     return cause.candidate.kind == "death"
-
-
-def _note_function(opened: _Traceback, text: str) -> None:
-    if text.startswith('File "'):
-        _, found, name = text.rpartition(", in ")
-        if found and len(opened.functions) < 200:
-            opened.functions.append(name[:80])
-        opened.place = text
 
 
 def _place(frame: str) -> str:
@@ -311,7 +366,7 @@ def _explain(candidate: Candidate) -> Cause | None:
     whole = candidate.whole
     for place in sorted({place for clue, place in _CLUES if clue in whole}):
         entry = PROBLEM_RULES[place]
-        if not entry.allows(candidate.functions):
+        if not entry.allows(candidate.functions, candidate.place):
             continue
         values = entry.match(whole)
         if values is not None:
@@ -321,7 +376,7 @@ def _explain(candidate: Candidate) -> Cause | None:
 
 def problem_of(text: str) -> ProblemRule | None:
     """The cause that a single line names, whatever raised it."""
-    found = _match(Candidate(0, None, text[:_MAX_TEXT], "exception"))
+    found = _match(Candidate(0, None, None, text[:_MAX_TEXT], "exception"))
     return found.rule if found is not None else None
 
 
@@ -335,8 +390,12 @@ def _last_resort(candidates: list[Candidate]) -> Cause:
 
 
 def _first_known(candidates: list[Candidate]) -> Cause | None:
+    general = None
     for candidate in candidates:
         found = _match(candidate)
-        if found is not None:
+        if found is None or found.rule is None:
+            continue
+        if not found.rule.is_general:
             return found
-    return None
+        general = general or found
+    return general

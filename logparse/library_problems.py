@@ -77,6 +77,7 @@ LIBRARY_PROBLEMS: tuple[ProblemRule, ...] = (
             r"torch\._dynamo\.exc\.\w{1,60}",
             r"torch\._inductor\.exc\.\w{1,60}",
             r"InductorError|LoweringException|TritonMissing",
+            r"Failed compilation with \['neuronx-cc'|Command '\['neuronx-cc'",
             r"triton\.\w{1,30}\.errors\.\w{1,60}",
         ),
         (

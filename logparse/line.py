@@ -40,9 +40,12 @@ _GLUED_HEADER = re.compile(
     rf"(?:{_PREFIX_TEXT})?({_LEVELS})(?: (\d\d-\d\d \d\d:\d\d:\d\d)) \[?([^\]\s:]{{1,200}}):\d+\] ?"
 )
 _UVICORN = re.compile(rf"({_LEVELS}): {{2,8}}")
-_SGLANG = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)( [A-Z]{2,3}\d+)*\] ")
+_SGLANG = re.compile(r"\[((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2,4}\d{1,5}){0,5})\] ")
 _TAG = re.compile(r"\[[A-Za-oq-z]")  # [DEBUG], and no wrapper: those have a digit, or pod/
 _LLAMACPP = re.compile(r"(\d{1,9}\.\d\d\.\d{3}\.\d{3}) ([IWED]) ")
+_LLAMACPP_BEHIND_BAR = re.compile(
+    r"[^|]{0,200}\|[-/\\| \x08]{0,20}(?=\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWED] )"
+)
 _LEVEL_FIRSTS = frozenset("DIWEC")
 _OTHER_FIRSTS = frozenset("[0123456789DIWEC")
 _BUSY_FIRSTS = WRAPPER_FIRSTS | _LEVEL_FIRSTS | _OTHER_FIRSTS | {"("}
@@ -91,7 +94,8 @@ def _unwrap(line: LogLine) -> LogLine:
         if _is_bare(message):
             return line
         if message[:1] == "[" and _SGLANG.match(message):
-            return _other_headers(line)  # no wrapper looks like it
+            glued = _last_glued(message) if _may_hold_header(message) else None
+            return inside(line, glued) if glued is not None else _other_headers(line)
         inner = peel(message)
         if inner is message:
             break
@@ -168,6 +172,9 @@ def _finish(line: LogLine) -> LogLine:
     if line.level is not None:
         return line
     message = line.message
+    if "|" in message and (bar := _LLAMACPP_BEHIND_BAR.match(message)):
+        line = line._replace(message=message[bar.end() :])
+        return _other_headers(line)
     if "]" in message and _may_hold_header(message):
         glued = _last_glued(message)
         if glued is not None:

@@ -37,7 +37,7 @@ class ErrorLines:
         line = split_line(_last_part(text))
         if line.level not in (None, "ERROR", "CRITICAL"):
             return
-        found = self._tracker.observe(number, line.process, line.level, line.message)
+        found = self._tracker.observe(number, line[:2], line.level, line.message)
         if found is None:
             return
         self._tracker = self._tracker if self._tracker.has_room else FailureTracker()

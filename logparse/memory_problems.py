@@ -7,6 +7,7 @@ import math
 from logparse.problems import (
     FREE_GPU,
     MORE_GPUS,
+    OUT_OF_MEMORY,
     QUANTISE,
     SMALLER_MODEL,
     ProblemRule,
@@ -163,7 +164,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
     ),
     ProblemRule(
         "A8",
-        patterns(r"CUDA out of memory|CUDA error: out of memory"),
+        patterns(r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory|CUDA error: out of memory"),
         ("the memory is used up while capturing CUDA graphs",),
         "Graph pools and communication buffers lie outside of the memory that was planned.",
         (
@@ -176,8 +177,9 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "A6",
         patterns(
-            r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]{1,12} [KMG]iB)",
-            r"CUDA out of memory|CUDA error: out of memory",
+            r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate "
+            r"(?P<wanted>[\d.]{1,12} [KMG]iB)",
+            r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory|CUDA error: out of memory",
         ),
         (
             "the trial run does not fit into GPU memory (another {wanted} were wanted)",
@@ -196,19 +198,68 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         functions=frozenset({"profile_run", "_dummy_run", "determine_available_memory"}),
     ),
     ProblemRule(
+        "A15",
+        patterns(*OUT_OF_MEMORY),
+        (
+            "the memory left after loading does not hold the KV cache (another {wanted} were "
+            "wanted, {free} were free)",
+            "the memory left after loading does not hold the KV cache",
+        ),
+        "The size of the cache was planned, but something else took the memory before it was "
+        "allocated: another process, or buffers that the plan does not count.",
+        (
+            FREE_GPU,
+            ("leave more memory free", "{serve} --gpu-memory-utilization {share_down}"),
+            ("set the cache's size", "{serve} --kv-cache-memory-bytes 4G"),
+        ),
+        functions=frozenset(
+            {
+                "initialize_kv_cache",
+                "initialize_kv_cache_tensors",
+                "initialize_from_config",
+                "_allocate_kv_cache_tensors",
+                "_allocate_kv_cache",
+                "init_memory_pool",
+                "_init_cache_engine",
+                "_create_buffers",
+            }
+        ),
+    ),
+    ProblemRule(
+        "A6",
+        patterns(
+            r"Error in model execution[^\n]{0,200}? out of memory(?:\. Tried to allocate "
+            r"(?P<wanted>[\d.]{1,12} [KMG]iB))?"
+        ),
+        (
+            "one step does not fit into GPU memory (another {wanted} were wanted)",
+            "one step does not fit into GPU memory",
+        ),
+        "The activations of one full step (max-num-batched-tokens tokens, the logits of "
+        "max-num-seqs requests, or the image encoder) are too large.",
+        (
+            ("make a step smaller", "{serve} --max-num-batched-tokens {budget_half}"),
+            ("allow fewer requests at once", "{serve} --max-num-seqs {seqs_half}"),
+            MORE_GPUS,
+        ),
+    ),
+    ProblemRule(
         "A5",
         patterns(
-            r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]{1,12} [KMG]iB)\. GPU "
+            r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate "
+            r"(?P<wanted>[\d.]{1,12} [KMG]iB)[.( ]{1,2}(?:GPU|NPU) "
             r"(?P<device>\d{1,3}) has a "
             r"total capacity of (?P<total>[\d.]{1,12} [KMG]iB) of which (?P<free>[\d.]{1,12} "
             r"[KMG]iB) is free",
             r"Failed to load model - not enough GPU memory",
-            r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]{1,12} [KMG]iB)",
-            r"(?:torch|cuda)\.OutOfMemoryError|HIP out of memory|XPU out of memory",
+            r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate "
+            r"(?P<wanted>[\d.]{1,12} [KMG]iB)",
+            r"OutOfMemoryError|(?:HIP|XPU|NPU|HPU) out of memory",
         ),
         (
             "the weights do not fit into GPU memory (another {wanted} were wanted, {free} of "
             "{total} were free)",
+            "the weights do not fit into GPU memory (another {wanted} were wanted)",
             "the weights do not fit into GPU memory",
         ),
         "The weights of one rank are larger than the GPU's free memory. --gpu-memory-utilization "
@@ -284,6 +335,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
             r"Failed core proc\(s\): \{[^}]{0,300}: (?:-9|137)\b",
             r"(?:^|: line \d{1,9}:\s{1,9}\d{1,9} |Out of memory: )Killed|oom-kill:|OOMKilled",
             r"(?:died|exited) unexpectedly \(exit code:? -9\)",
+            r"status=9/KILL|result 'oom-kill'|killed by the OOM killer|exited with code 137\b",
         ),
         ("a process was killed from outside, most likely because main memory ran out",),
         "No Python error and SIGKILL: the kernel or the container's limit ended the process. "

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from logparse.problems import NEWER_PACKAGES, ProblemRule, Values, patterns
 
+# One name, or a list of which the first is the checkpoint's own.
+_ARCHITECTURE = r"Model architectures? \[?'?(?P<architecture>\w{1,120})'?(?:, [^\]\n]{1,300})?\]? "
+
 
 def _whole_limit(values: Values) -> Values:
     limit = values.get("limit", "")
@@ -279,12 +282,9 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "C1",
         patterns(
-            r"Model architectures? \[?'?(?P<architecture>\w{1,120})'?\]? (?:are not supported for "
-            r"now|is not supported; |are not supported)",
-            r"Model architectures? \[?'?(?P<architecture>\w{1,120})'?\]? (?:was|were) supported "
-            r"in vLLM until",
-            r"Model architectures? \[?'?(?P<architecture>\w{1,120})'?\]? (?:is|are) not supported "
-            r"in-tree anymore",
+            _ARCHITECTURE + r"(?:are not supported for now|is not supported; |are not supported)",
+            _ARCHITECTURE + r"(?:was|were) supported in vLLM until",
+            _ARCHITECTURE + r"(?:is|are) not supported in-tree anymore",
             r"The Transformers implementation of '?(?P<architecture>\w{1,120})'? is not compatible",
             r"Cannot find model module",
         ),
@@ -335,6 +335,8 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(
             r"Could not detect config format for no config file found",
             r"does not appear to have a file named config\.json",
+            r"No supported config format found in",
+            r"Should have a `?model_type`? key in its config\.json",
         ),
         ("the folder has no config.json",),
         "It is not a model folder, or the parent of one.",

@@ -123,7 +123,8 @@ OPTION_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(
             r"max_cpu_loras \((?P<cpu>\d{1,6})\) must be >= max_loras \((?P<loras>\d{1,6})\)",
             r"LoRA rank (?P<rank>\d{1,6}) is greater than max_lora_rank (?P<limit>\d{1,6})",
-            r"Model (?P<model_class>\w{1,120}) is not supported for LoRA|does not support LoRA",
+            r"Model (?P<model_class>\w{1,120}) is not supported for LoRA|"
+            r"is unsupported LoRA weight|does not support LoRA",
             r"expected target modules in [^\n]{0,300} but received (?P<modules>[^\n]{1,200})",
             r"(?P<folder>\S{1,300}) doesn't contain tensors",
             r"Loading lora (?P<name>\S{1,100}) failed: (?P<detail>[^\n]{1,200})",

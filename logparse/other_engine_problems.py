@@ -51,7 +51,8 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "L2",
         patterns(
-            r"invalid magic characters(?:: '(?P<magic>[^'\n]{0,16})')?",
+            r"invalid magic (?:characters|number)(?::? '?(?P<magic>[^'\n]{0,16}))?",
+            r"unknown \(magic, version\) combination: (?P<magic>\w{1,16})",
             r"(?P<detail>is not within the file bounds|model is corrupted or incomplete|"
             r"failed to read (?:tensor info|key-value pairs|header|magic))",
         ),
@@ -121,6 +122,24 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
             ),
             ("use a smaller quantisation (Q4_K_M)", None),
             FREE_GPU,
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L8",
+        patterns(
+            r"GGML_ASSERT\((?P<what>[^\n]{1,200})\) failed",
+            r"^(?:CUDA|ROCm|HIP|MUSA|SYCL|Vulkan) error: (?P<what>[^\n]{1,100})",
+            r"vk::\S{1,60}: (?P<what>Error\w{1,40})",
+        ),
+        ("a check or a device call inside llama.cpp failed: {what}",),
+        "A driver that does not fit, a device in use by others, or a fault of this build.",
+        (
+            ("see the devices that it finds", "llama-server --list-devices"),
+            ("see what else holds the GPU", "nvidia-smi"),
+            ("try without the device", "{serve} --n-gpu-layers 0"),
+            ("use a newer llama.cpp", "llama-server --version"),
         ),
         is_fatal=True,
         engine=_E,

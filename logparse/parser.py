@@ -50,6 +50,10 @@ _CUT = re.compile(
 _VERSION, _BEGINS = Mark.VERSION, Mark.BEGINS  # reading them from the class is slow
 _NOTHING: tuple[Event, ...] = ()
 _ACCESS = ' HTTP/1.1" '
+_VLLM_PROCESS = re.compile(
+    r"A[Pp][Ii]Server|(?:DP)?EngineCore|Worker(?:_|$)|VllmWorker|RayWorker(?:Wrapper|Vllm)|DPCoord"
+)
+_SGLANG_PROCESS = re.compile(r"(?:DP|PP|TP|EP)\d+(?: [A-Z]{2,4}\d+)*")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _MAX_PROCESSES = 256
 _MAX_ATTEMPTS = 100
@@ -179,7 +183,7 @@ class LogParser:
                 mark = rule.mark
                 if mark is not None and (mark is _VERSION or mark is _BEGINS):
                     self._begin(mark, line, events)
-                self._attempt.apply(rule, match, line[0], self._line_number, events)
+                self._attempt.apply(rule, match, line[:2], self._line_number, events)
         return is_known
 
     def _read_without_level(self, line: LogLine, events: list[Event] | None) -> None:
@@ -187,7 +191,7 @@ class LogParser:
         message = line[4]
         failures = self._attempt.failures_now
         is_indented = message[:1] == " "
-        if is_indented and failures.is_frame(line[0], message):
+        if is_indented and failures.is_frame(line[:2], message):
             self._last_message = message
             return
         rules = _candidates(message[:LETTERS])
@@ -209,20 +213,21 @@ class LogParser:
             self._attempt.version_owners.add((line.process, line.pid))
 
     def _read_failure(self, line: LogLine, events: list[Event] | None) -> None:
-        process, _, level, _, message, _ = line
+        process, pid, level, _, message, _ = line
+        owner = process, pid
         attempt = self._attempt
         if message:
             self._last_message = message
         if "rror" in message and (attempt.is_ready or not attempt.has_beginning):
             attempt.insight.note_request(self._line_number, message)
-        candidate = attempt.failures_now.observe(self._line_number, process, level, message)
+        candidate = attempt.failures_now.observe(self._line_number, owner, level, message)
         if candidate is None:
             return
-        if candidate.kind == "usage" and attempt.is_ready:
+        if candidate.kind == "usage" and attempt.had_begun_before(candidate):
             # Somebody typed the next command.
             self._start_over(line)
             attempt = self._attempt
-            attempt.failures.observe(self._line_number, process, level, message)
+            attempt.failures.observe(self._line_number, owner, level, message)
             if events is not None:
                 events.append(StartRepeated(self._line_number))
         if attempt.is_ready and "while attempting to bind on address" in candidate.text:
@@ -247,13 +252,19 @@ class LogParser:
         attempt = self._attempt
         if attempt.is_stopped or attempt.failures.has_ended:
             return True
-        if mark is _BEGINS or not attempt.version_owners:
+        if mark is _BEGINS:
             return False
+        # A version is the first that a start prints.
+        has_gone_on = attempt.has_gone_on
+        if not attempt.version_owners:
+            return has_gone_on
         if (line.process, line.pid) in attempt.version_owners:
-            return line.pid is None and (attempt.failures.has_failed or attempt.was_ready)
-        is_front = line.process is None or line.process.lower().startswith("apiserver")
-        if is_front and (attempt.failures.has_failed or attempt.was_ready):
+            # In a container each start has the same pid.
+            return has_gone_on and (line.pid is None or attempt.is_past_beginning)
+        if line.process is None or line.process == "APIServer":
             return True  # another release, whose processes have other names
+        if line.process.lower().startswith("apiserver") and has_gone_on:
+            return True
         return any(process == line.process for process, _ in attempt.version_owners)
 
     def _start_over(self, line: LogLine) -> None:
@@ -312,7 +323,7 @@ class LogParser:
     def _ending(self) -> tuple[str | None, Outcome, Cause | None]:
         """The engine, how this start ends as far as it was read, and why if it failed or died."""
         attempt, cause = self._attempt, self._cause()
-        engine = attempt.engine(self._source_headers) or _engine_of(cause)
+        engine = self._engine(cause)
         outcome = attempt.outcome(is_server_log=engine is not None, has_cause=cause is not None)
         return engine, outcome, cause if outcome in (Outcome.READY, Outcome.FAILED) else None
 
@@ -332,9 +343,17 @@ class LogParser:
         return attempt.failures.cause(trusts_error_lines=bool(attempt.hits.get("stoker")))
 
     def _problem(self, cause: Cause) -> Problem:
+        return to_problem(cause, self._attempt.facts(), self._engine(cause))
+
+    def _engine(self, cause: Cause | None) -> str | None:
+        """By what only one engine prints; else by the cause, by names, by whose code failed."""
         attempt = self._attempt
-        engine = attempt.engine(self._source_headers) or _engine_of(cause)
-        return to_problem(cause, attempt.facts(), engine)
+        return (
+            attempt.engine(self._source_headers)
+            or _engine_of(cause)
+            or _engine_of_processes(self._counts)
+            or attempt.failures_now.engine
+        )
 
 
 def _engine_of(cause: Cause | None) -> str | None:
@@ -351,6 +370,16 @@ def _engine_of(cause: Cause | None) -> str | None:
     return "stoker" if "stoker" in text or "engine" in text else None
 
 
+def _engine_of_processes(counts: Iterable[tuple[str, str | None]]) -> str | None:
+    """Only the names that no other program gives to its processes."""
+    for name, pid in counts:
+        if pid is not None and _VLLM_PROCESS.match(name):
+            return "vllm"
+        if pid is None and _SGLANG_PROCESS.fullmatch(name):
+            return "sglang"
+    return None
+
+
 def _summary(first_line: int, outcome: Outcome, cause: Cause | None) -> Attempt:
     if cause is None or outcome is not Outcome.FAILED:
         return Attempt(first_line, outcome, None, None)
@@ -360,7 +389,9 @@ def _summary(first_line: int, outcome: Outcome, cause: Cause | None) -> Attempt:
 
 def _elapsed(attempt: AttemptState) -> float | None:
     start, end = attempt.started_at, attempt.ready_at
-    return None if start is None or end is None else seconds_between(start, end)
+    if start is None or end is None or not attempt.has_beginning:
+        return None
+    return seconds_between(start, end)
 
 
 def _may_say_cut(message: str) -> bool:

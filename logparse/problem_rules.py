@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from logparse.config_problems import CONFIG_PROBLEMS
 from logparse.distributed_problems import DISTRIBUTED_PROBLEMS
+from logparse.general_problems import GENERAL_PROBLEMS
 from logparse.library_problems import LIBRARY_PROBLEMS
 from logparse.memory_problems import MEMORY_PROBLEMS
 from logparse.model_problems import MODEL_ACCESS_PROBLEMS, MODEL_CONFIG_PROBLEMS
@@ -36,6 +37,7 @@ PROBLEM_RULES: tuple[ProblemRule, ...] = (
     *SERVER_PROBLEMS,
     *OWN_ENGINE_PROBLEMS,
     *LLAMACPP_PROBLEMS,
+    *GENERAL_PROBLEMS,
 )
 
 # For logs that hold nothing but wrappers.

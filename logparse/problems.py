@@ -26,7 +26,9 @@ class ProblemRule:
     fixes: tuple[tuple[str, str | None], ...]  # (text, command or None)
     functions: frozenset[str] = frozenset()  # the traceback must pass one of these
     not_functions: frozenset[str] = frozenset()  # and none of these
+    place: str = ""  # if a traceback is shown, it ends in a file of this path
     is_fatal: bool = False  # an ERROR line of this wording ends a start without any exception
+    is_general: bool = False  # a more exact one of the same process wins, also if it comes later
     derive: Callable[[Values], Values] | None = None
     engine: str = ""  # whose words they are, when the log holds nothing else
 
@@ -40,8 +42,10 @@ class ProblemRule:
                 return {**values, **self.derive(values)} if self.derive else values
         return None
 
-    def allows(self, functions: tuple[str, ...]) -> bool:
-        """Whether the traceback fits; without one, only rules that ask for none do."""
+    def allows(self, functions: tuple[str, ...], place: str | None) -> bool:
+        """Whether the traceback fits; without one, only rules that ask for no function do."""
+        if place is not None and self.place not in place:
+            return False
         if not self.functions.isdisjoint(functions) or not self.functions:
             return self.not_functions.isdisjoint(functions)
         return False
@@ -59,6 +63,16 @@ SMALLER_MODEL = ("use a quantised checkpoint or a smaller model", None)
 MORE_GPUS = ("spread the model over {more_gpus} GPUs", "{serve} --tensor-parallel-size {more_gpus}")
 QUANTISE = ("quantise while loading", "{serve} --quantization fp8")
 NEWER_PACKAGES = ("use a release that knows the model", "pip install -U vllm transformers")
+
+# However torch words it, on whatever device.
+OUT_OF_MEMORY = (
+    r"(?:CUDA|HIP|XPU|NPU|HPU|MPS|MUSA) out of memory\. Tried to allocate "
+    r"(?P<wanted>[\d.]{1,12} [KMG]i?B)"
+    r"(?:[^\n]{0,120}? of which (?P<free>[\d.]{1,12} (?:[KMG]i?B|bytes)) is free)?",
+    r"(?:CUDA|HIP|XPU|NPU|HPU|MPS|MUSA) out of memory|OutOfMemoryError|hipErrorOutOfMemory",
+    r"(?:CUDA|HIP|NPU) error: out of memory|cudaErrorMemoryAllocation",
+    r"OUT_OF_DEVICE_MEMORY|OUT_OF_HOST_MEMORY",
+)
 
 # Lines that only say that something else failed.
 _WRAPPER_TEXTS = (
@@ -113,6 +127,10 @@ _DEATH_LINES = re.compile(
     r"|\S{0,200}: line \d{1,9}:\s{1,9}\d{1,9} (?:Killed|Segmentation fault|Bus error|Aborted|"
     r"Illegal instruction)"
     r"|.{0,200}Out of memory: Killed process"
+    r"|\S{1,200}: Main process exited, code=(?:killed|dumped), status=(?:4|6|7|9|11)/[A-Z]"
+    r"|\S{1,200}: (?:Failed with result 'oom-kill'"
+    r"|A process of this unit has been killed by the OOM)"
+    r"|[\w.-]{1,100} exited with code (?:132|134|135|137|139)\b"
     r"|Fatal Python error: |terminate called after throwing an instance of |what\(\): "
     r"|(?:double free or corruption|free\(\): invalid|malloc\(\): |corrupted size vs)"
 )
@@ -126,7 +144,9 @@ def is_death(text: str) -> bool:
     return (
         (text[:1] in _DEATH_FIRSTS and text.startswith(_DEATH_STARTS))
         or ": line " in text
-        or "Out of memory: Killed" in text
+        or "Killed" in text  # by the kernel
+        or "kill" in text  # by its OOM killer
+        or " exited" in text
     ) and _DEATH_LINES.match(text) is not None
 
 
@@ -135,10 +155,12 @@ _PLAIN_FAILURES = re.compile(
     r"(?:[\w.()]{1,80}:? {1,4}){0,3}"
     r"(?:error loading model\b|failed to load model\b|exiting due to model loading error"
     r"|failed to (?:open GGUF|allocate |initialize the context|create (?:llama_)?context|"
-    r"download model)|couldn't bind HTTP server socket|invalid magic characters"
+    r"download model)|couldn't bind HTTP server socket|invalid magic (?:characters|number)"
+    r"|Device memory allocation of size \d{1,15} failed|vk::[\w:]{1,80}: Error"
     r"|allocating [\d.]{1,14} MiB on device \d{1,3}: cudaMalloc failed|no backends are loaded)"
     r"|error: (?:invalid|unknown) argument: |error while handling argument "
     r"|error: (?:--model is required|expected value for argument|the argument )"
+    r"|(?:CUDA|ROCm|HIP|MUSA|SYCL|Vulkan) error: |(?:\S{1,300}:\d{1,6}: )?GGML_ASSERT\("
     r"|Failed: Cuda error |.{0,200}Watchdog caught collective operation timeout"
     r"|nvidia-container-cli: |ptxas fatal"
 )
@@ -156,4 +178,5 @@ def is_plain_failure(text: str) -> bool:
         or "Watchdog" in text
         or "nvidia-c" in text
         or "ptxas" in text
+        or "GGML_ASSERT(" in text
     ) and _PLAIN_FAILURES.match(text) is not None

@@ -49,6 +49,7 @@ class Mark(enum.Enum):
     LISTENING = "listening"  # the address is named
     ROUTES = "routes"
     READY = "ready"
+    SERVING = "serving"  # requests are answered, so it was ready
     STOPPING = "stopping"
     STOPPED = "stopped"
     DIED = "died"  # after ready: the server cannot go on

@@ -203,7 +203,7 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(
             r"(?:^|\d |Fatal Python error: )Segmentation fault",
             r"Failed core proc\(s\): \{[^}]{0,300}: (?:-11|139)\b",
-            r"exit code: -11\)",
+            r"exit code: -11\)|status=11/SEGV|exited with code 139\b",
         ),
         ("a process crashed with a segmentation fault",),
         "Compiled code failed: usually a driver, a library built for another torch, or NCCL.",
@@ -228,6 +228,7 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
             r"^(?P<what>double free or corruption|free\(\): invalid|malloc\(\): |corrupted size)",
             r"(?:^|\d )(?P<what>Aborted)",
             r"Failed core proc\(s\): \{[^}]{0,300}: (?:-6|134)\b",
+            r"status=6/ABRT|exited with code 134\b",
         ),
         ("compiled code gave up ({what})", "compiled code gave up (SIGABRT)"),
         "An error that no Python code could catch: NCCL's watchdog, a driver, a library built for "
@@ -241,7 +242,8 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "E18",
         patterns(
-            r"(?:^|\d )Illegal instruction", r"Failed core proc\(s\): \{[^}]{0,300}: (?:-4|132)\b"
+            r"(?:^|\d )Illegal instruction|status=4/ILL|exited with code 132\b",
+            r"Failed core proc\(s\): \{[^}]{0,300}: (?:-4|132)\b",
         ),
         ("the processor lacks an instruction that this build uses",),
         "CPU builds need at least AVX2, many AVX-512.",

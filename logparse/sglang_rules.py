@@ -42,8 +42,8 @@ SGLANG_RULES: tuple[Rule, ...] = (
     rule(
         "sglang-weights",
         "Load weight end.",
-        r" elapsed=" + _NUM + r" s,.{0,200}? mem usage=" + _NUM + " GB",
-        "Time and memory of the weights.",
+        r"(?: elapsed=" + _NUM + r" s,)?.{0,300}?\bmem usage=" + _NUM + " GB",
+        "Time (in newer releases) and memory of the weights.",
         engine=_E,
         takes=(Take("model_load_s", Unit.SECONDS), Take("weights_gib", Unit.GIB, (2,))),
         phase=2,
@@ -53,7 +53,11 @@ SGLANG_RULES: tuple[Rule, ...] = (
     rule(
         "sglang-kv",
         "KV Cache is allocated.",
-        r" #tokens: (\d{1,12}), K size: " + _NUM + " GB, V size: " + _NUM + " GB",
+        r"(?:.{0,80}?#tokens: (\d{1,12}),)?.{0,80}?\bK size: "
+        + _NUM
+        + " GB, V size: "
+        + _NUM
+        + " GB",
         "Token slots and memory (keys and values) of the KV cache.",
         engine=_E,
         takes=(Take("kv_tokens", Unit.COUNT), Take("kv_memory_gib", Unit.GIB, (2, 3))),
@@ -61,9 +65,24 @@ SGLANG_RULES: tuple[Rule, ...] = (
         source="sglang/srt/mem_cache/memory_pool.py",
     ),
     rule(
+        "sglang-kv-latent",
+        "KV Cache is allocated.",
+        r"(?:.{0,80}?#tokens: (\d{1,12}),)?.{0,80}?\bKV size: " + _NUM + " GB",
+        "As above, of a model whose keys and values share one latent vector.",
+        engine=_E,
+        takes=(Take("kv_tokens", Unit.COUNT), Take("kv_memory_gib", Unit.GIB, (2,))),
+        phase=4,
+        source="sglang/srt/mem_cache/memory_pool.py",
+    ),
+    rule(
         "sglang-graphs",
-        ("Capture cuda graph end.", "Capture piecewise CUDA graph end."),
-        r" Time elapsed: " + _NUM + r" s\. mem usage=" + _NUM + " GB",
+        (
+            "Capture cuda graph end.",
+            "Capture piecewise CUDA graph end.",
+            "Capture npu graph end.",
+            "Capture cpu graph end.",
+        ),
+        r" Time elapsed: " + _NUM + r" s\.(?:.{0,80}?\bmem usage=" + _NUM + " GB)?",
         "CUDA graphs: plain, then piecewise.",
         engine=_E,
         takes=(Take("graph_capture_s", Unit.SECONDS), Take("graph_gib", Unit.GIB, (2,))),
@@ -90,6 +109,15 @@ SGLANG_RULES: tuple[Rule, ...] = (
         phase=5,
         mark=Mark.READY,
         source="sglang/srt/entrypoints/http_server.py",
+    ),
+    rule(
+        "sglang-child-died",
+        "Received sigquit from a child proces",
+        r"",
+        "A scheduler is gone, and the server with it; why is in the traceback before.",
+        engine=_E,
+        mark=Mark.DIED,
+        source="sglang/srt/entrypoints/engine.py",
     ),
     rule(
         "sglang-stop",

@@ -158,14 +158,18 @@ _MEMORY = (
     ),
     known_line(
         "memory-profile-oldest",
-        "Memory profiling results: total_gpu_memory=",
-        _NUM + r"Gi?B.{0,400}?kv_cache_size=" + _NUM + "Gi?B",
+        "Memory profiling results: ",
+        r"(?:duration=[\d.]{1,20} seconds, )?total_gpu_memory="
+        + _NUM
+        + r"Gi?B.{0,400}?kv_cache_size="
+        + _NUM
+        + "Gi?B",
         "The share and what is left of it for the KV cache.",
         "worker/worker.py",
         4,
         Take("total", Unit.GIB),
-        Take("kv_cache", Unit.GIB, (2,)),
-        versions="up to 0.6.3",
+        takes=(Take("kv_memory_gib", Unit.GIB, (2,)),),
+        versions="up to 0.6.4",
     ),
     known_line(
         "graph-profile",

@@ -13,7 +13,7 @@ from logparse.vllm_start_lines import VLLM_START_LINES
 _NUM = r"(-?[\d.]{1,20})"
 _FIGURE = r"(\d{1,12}(?:\.\d{1,9})?)"  # always a number
 _COUNT = r"([\d,]{1,20})"
-_LOGO_VERSION = (" ▄▄ ▄█", "▄▄ ▄█")  # some copies trim the first column
+_LOGO_VERSION = (" ▄▄ ▄█", "▄▄ ▄█")  # some copies trim the first column, or join spaces
 _LOGO_MODEL = ("  █▄█▀", " █▄█▀", "█▄█▀")
 
 _VERSION = Take("engine_version", Unit.TEXT, keep=Keep.FIRST, rank=2)
@@ -23,6 +23,7 @@ _CONFIG_STARTS = (
     "Initializing a V1 LLM engine (v",
     "Initializing a V0 LLM engine (v",
     "Initializing an LLM engine (v",
+    "Initializing an LLM engine with config: ",  # before 0.4.1
 )
 # (name on the engine's configuration line, pattern of its value, fact, unit)
 _CONFIG_FIELDS = (
@@ -103,7 +104,7 @@ _CONFIGURATION = (
     rule(
         "logo-version",
         _LOGO_VERSION,
-        r"[ ▀▄█]{4,60}  version (\S{1,80})",
+        r"[ ▀▄█]{4,60} version (\S{1,80})",
         "The logo's line with the version.",
         takes=(_VERSION,),
         phase=1,
@@ -114,7 +115,7 @@ _CONFIGURATION = (
     rule(
         "logo-model",
         _LOGO_MODEL,
-        r"[ ▀▄█]{4,60}  model   (\S{1,400})",
+        r"[ ▀▄█]{4,60} model {1,4}(\S{1,400})",
         "The logo's line with the model.",
         takes=(_MODEL,),
         phase=1,
@@ -224,7 +225,7 @@ _ENGINE_AND_WEIGHTS = (
     rule(
         "engine-config",
         _CONFIG_STARTS,
-        r"([^)]{1,80})\) with config: (?:model='([^']{1,400})')?",
+        r"(?:([^)'=]{1,80})\) with config: )?(?:model='([^']{1,400})')?",
         "The engine process starts, with the resolved configuration on one long line.",
         takes=(
             Take("engine_version", Unit.TEXT, keep=Keep.FIRST),
@@ -286,8 +287,8 @@ _ENGINE_AND_WEIGHTS = (
     rule(
         "weights-old",
         "Loading model weights took ",
-        _NUM + r" Gi?B(?: and " + _NUM + r" seconds)?",
-        "As Model loading took; up to 0.8 it said GB and meant GiB.",
+        r"(?:in total )?" + _NUM + r" Gi?B(?: and " + _NUM + r" seconds)?",
+        "As Model loading took; up to 0.8 it said GB and meant GiB. Gaudi says in total.",
         takes=(Take("weights_gib", Unit.GIB), Take("model_load_s", Unit.SECONDS, (2,))),
         phase=2,
         ends_phase=True,
@@ -382,6 +383,15 @@ _MEMORY_AND_GRAPHS = (
         versions="0.6 to 0.9 (V0)",
     ),
     rule(
+        "kv-memory-hpu",
+        "Free device memory: ",
+        r"[^,]{1,40}, .{0,300}? " + _NUM + r" GiB reserved for KV cache",
+        "The Gaudi worker's share for the KV cache.",
+        takes=(Take("kv_memory_gib", Unit.GIB),),
+        phase=4,
+        source="worker/hpu_worker.py",
+    ),
+    rule(
         "kv-memory-v0",
         "model weights take ",
         r"[^;]{1,40};[^;]{1,80};[^;]{1,80}; the rest of the memory reserved for KV Cache is "
@@ -470,7 +480,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "kv-blocks",
         "# ",
-        r"(?:GPU|cuda|cpu|rocm|hpu|xpu|tpu|neuron) blocks: (\d{1,12})",
+        r"[A-Za-z]{2,12} blocks: (\d{1,12})",
         "KV blocks; their size is 16 tokens unless --block-size says otherwise.",
         takes=(Take("kv_blocks", Unit.COUNT, keep=Keep.LAST),),
         phase=4,
@@ -597,6 +607,15 @@ _UVICORN = (
         source="uvicorn",
     ),
     rule(
+        "uvicorn-socket",
+        "Uvicorn running on socket ",
+        r"\('?[^)]{1,100}\)",
+        "The address, when the socket was opened before.",
+        engine="",
+        phase=5,
+        source="uvicorn",
+    ),
+    rule(
         "application-stopped",
         ("Application shutdown complete.", "Finished server process"),
         r"",
@@ -625,6 +644,7 @@ _RUNTIME = (
             Take("num_waiting", Unit.COUNT, (4,), Keep.LAST),
             Take("kv_usage_percent", Unit.NUMBER, (5,), Keep.LAST),
         ),
+        mark=Mark.SERVING,
         source="v1/metrics/loggers.py",
         feeds=True,
     ),
@@ -659,6 +679,21 @@ _RUNTIME = (
         "The engine process is gone.",
         mark=Mark.DIED,
         source="v1/engine/core_client.py",
+    ),
+    rule(
+        "engine-dead-v0",
+        (
+            "MQLLMEngine is already dead",
+            "AsyncLLMEngine is already dead",
+            "AsyncLLM is already dead",
+            "AsyncLLM got fatal signal from worker process",
+            "Got fatal signal from worker process",
+        ),
+        r"",
+        "The engine is gone, and the server ends.",
+        mark=Mark.DIED,
+        source="entrypoints/launcher.py",
+        versions="0.6 to 0.8",
     ),
     rule(
         "worker-died",

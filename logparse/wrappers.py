@@ -18,7 +18,8 @@ _HEAD = r"(?=[(\[{]|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback)\b|$)"
 _ISO = (
     rf"\[?(?:{_DATE}T{_CLOCK}{_ZONE}\]?(?: |$)"
     rf"(?:std(?:out|err) [FP] |\S{{1,80}} {_SYSLOG_UNIT})?"
-    rf"|(?<!\[){_DATE} {_CLOCK}{_ZONE}(?: \||:)? {_HEAD})"
+    rf"|(?<!\[){_DATE} {_CLOCK}{_ZONE}"
+    rf"(?:(?: \||:)? {_HEAD}| - [\w.-]{{1,80}} - [A-Z]{{4,8}} - {_HEAD}))"
 )
 _NUMBER = rf"\s{{0,8}}\d{{1,7}}(?:: |:$|\t|:{_HEAD}|\s{{1,4}}(?=\([A-Z]))"
 _CLOCK_ONLY = rf"\[?{_CLOCK}\]? {_HEAD}"

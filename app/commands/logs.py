@@ -231,7 +231,7 @@ def _open(target: LogTarget) -> Iterator[BinaryIO]:
     if target.path is None:
         yield sys.stdin.buffer
         return
-    from app.ops.log_files import open_log
+    from logparse.log_parts import open_log
 
     with open_log(target.path) as stream:
         yield stream
@@ -255,9 +255,9 @@ def _follow(targets: list[LogTarget], form: str) -> int:
 
 def _growing(target: LogTarget) -> Iterator[str]:
     """Lines as they come; ends only with the interrupt, and then gives a last unfinished one."""
-    from app.ops.log_files import read_earlier_parts
     from app.ops.log_targets import EXAMPLE
     from logparse.follow import FollowedFile
+    from logparse.log_parts import read_earlier_parts
     from logparse.source import decoded_lines
 
     assert target.path is not None

@@ -17,10 +17,10 @@ LASTING_CAUSES = frozenset(
         *("A1", "A2", "A5", "A6", "A7", "A8", "A10", "A11", "A14"),  # it does not fit
         *("B1", "B2", "B5", "B6", "B7", "B8", "B9", "B10", "B11"),  # the model or its place
         *("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C11", "C12", "C13"),
-        *("C14", "C15", "C16", "C17", "C18"),  # flags and model do not go together
+        *("C14", "C15", "C16", "C17", "C18", "C19"),  # flags and model do not go together
         *("D1", "D2", "D3", "D4", "D7", "D10", "D11"),  # the number of GPUs, /dev/shm
         *("E1", "E2", "E3", "E4", "E5", "E6", "E7", "E8", "E9", "E10", "E11"),
-        *("E13", "E14", "E15", "E16", "E17", "E18", "E19"),  # the platform
+        *("E13", "E14", "E15", "E16", "E17", "E18", "E19", "E20"),  # the platform
         *("F1", "F2", "F3", "F4", "F5", "F6", "F8", "F9", "F10", "F11", "G8"),  # flags, the port
         *("L1", "L2", "L3", "L4", "L5", "L6", "L7"),
         *("Q1", "Q2"),
@@ -30,12 +30,13 @@ LASTING_CAUSES = frozenset(
 # Other programs, the network, the driver or the load are part of it.
 PASSING_CAUSES = frozenset(
     {
-        *("A3", "A4", "A9", "A12", "A13"),  # memory that others hold, or load
+        *("A3", "A4", "A9", "A12", "A13", "A15"),  # memory that others hold, or load
         *("B3", "B4"),  # the hub
         *("D5", "D6", "D8", "D9"),  # NCCL, Ray, the network
         "E12",  # a GPU computation failed
         "F7",  # too many open files
         *("G1", "G2", "G3", "G4", "G5", "G6", "G10"),  # crashes, time-outs, signals
+        "L8",  # a check inside llama.cpp, or a device call
         "Q3",
     }
 )

@@ -290,7 +290,7 @@ class Following:
 
     def interrupt(self) -> tuple[str, int]:
         self._process.send_signal(signal.SIGINT)
-        rest, _ = self._process.communicate(timeout=30)
+        rest, _ = self._process.communicate(timeout=60)
         return rest, self._process.returncode
 
 

@@ -34,6 +34,10 @@ CHANGES: dict[str, Change] = {
     "a launcher's logging": lambda n, line: (
         f"2026-01-02 03:04:{n % 60:02},123 - run - INFO - {line}"
     ),
+    "a pod behind a bracketed time": lambda n, line: (
+        f"[2026-01-02 03:04:{n % 60:02}] a7f-x9 >> {line}"
+    ),
+    "Docker Desktop": lambda n, line: f"2026-01-02 03:04:{n % 60:02} {line}",
     "a bracketed time": lambda n, line: f"[2026-01-02 03:04:{n % 60:02},123] {line}",
     "ts of moreutils": lambda n, line: f"{'Jan' if n % 2 else 'Feb'} 02 03:04:05 {line}",
     "slashes in the date": lambda n, line: f"01/02/2026 03:04:{n % 60:02} {line}",

@@ -22,6 +22,87 @@ ARGS = "non-default args: {'model_tag': 'o/m', 'model': 'o/m', 'port': 81, 'max_
 
 # (ids of the rules that must match, message, facts it must give)
 CASES: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        "engine-config config-max-seq-len",  # before 0.4.1, without a version
+        "Initializing an LLM engine with config: model='o/m', tokenizer='o/m', max_seq_len=2048, x",
+        {"model": "o/m", "max_model_len": 2048, "engine_version": None},
+    ),
+    (
+        "weights-old",
+        "Loading model weights took in total 12.5 GiB of device memory (12.5 GiB/94.6 GiB used)",
+        {"weights_gib": 12.5},
+    ),
+    (
+        "kv-memory-hpu",
+        "Free device memory: 79.5 GiB, 39.8 GiB usable (gpu_memory_utilization=0.5), 15.9 GiB "
+        "reserved for HPUGraphs (VLLM_GRAPH_RESERVED_MEM=0.4), 23.9 GiB reserved for KV cache",
+        {"kv_memory_gib": 23.9},
+    ),
+    ("kv-blocks", "# HPU blocks: 77, # CPU blocks: 5", {"kv_blocks": 77}),
+    (
+        "memory-profile-oldest",
+        "Memory profiling results: duration=7.5 seconds, total_gpu_memory=79.1GiB, "
+        "initial_memory_usage=2.5GiB, kv_cache_size=30.5GiB, gpu_memory_utilization=0.90.",
+        {"kv_memory_gib": 30.5},
+    ),
+    (
+        "sglang-weights",  # before the time was printed
+        "Load weight end. type=FooForCausalLM, dtype=torch.bfloat16, avail mem=20.5 GB, mem "
+        "usage=10.5 GB.",
+        {"weights_gib": 10.5, "model_load_s": None},
+    ),
+    (
+        "sglang-kv",
+        "KV Cache is allocated. dtype: bfloat16, #tokens: 800, K size: 1.5 GB, V size: 1.5 GB",
+        {"kv_tokens": 800, "kv_memory_gib": 3.0},
+    ),
+    (
+        "sglang-kv",
+        "KV Cache is allocated. K size: 2.5 GB, V size: 2.5 GB.",
+        {"kv_tokens": None, "kv_memory_gib": 5.0},
+    ),
+    (
+        "sglang-kv-latent",
+        "KV Cache is allocated. #tokens: 900, KV size: 7.5 GB",
+        {"kv_tokens": 900, "kv_memory_gib": 7.5},
+    ),
+    (
+        "sglang-graphs",
+        "Capture cuda graph end. Time elapsed: 9.5 s. avail mem=18.5 GB. mem usage=3.5 GB.",
+        {"graph_capture_s": 9.5, "graph_gib": 3.5},
+    ),
+    (
+        "llama-weights",
+        "llm_load_tensors:      CUDA0 buffer size =  2048.00 MiB",
+        {"weights_gib": 2.0},
+    ),
+    (
+        "llama-kv-old",
+        "llama_init_from_model: KV self size  =  512.00 MiB, K (f16):  256.00 MiB, V",
+        {"kv_memory_gib": 0.5},
+    ),
+    (
+        "llama-kv-cells",
+        "llama_kv_cache_init: kv_size = 4096, offload = 1, type_k = 'f16'",
+        {"kv_tokens": 4096},
+    ),
+    ("llama-build-info", "build_info: b9100-1a2b3c4d5", {"engine_version": "b9100"}),
+    (
+        "logo-version",  # as a web page shows it
+        "▄▄ ▄█ █ █ █ ▀▄▀ █ version 0.19.0",
+        {"engine_version": "0.19.0"},
+    ),
+    ("logo-model", "█▄█▀ █ █ █ █ model o/m", {"model": "o/m"}),
+    (
+        "llama-build-old",
+        'INFO [                    main] build info | tid="1" timestamp=17 build=3351 commit="a5"',
+        {"engine_version": "b3351"},
+    ),
+    (
+        "llama-listening-old",
+        "llama server listening at http://127.0.0.1:81",
+        {"server_url": "http://127.0.0.1:81"},
+    ),
     ("server-version", "vLLM API server version 0.8.4", {"engine_version": "0.8.4"}),
     ("server-version", "vLLM server version 0.30.0, serving model o/m", {"model": "o/m"}),
     ("stoker-version", "Stoker server version 0.1, serving model m", {"engine_version": "0.1"}),
@@ -540,7 +621,7 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         "memory-profile-oldest",
         "Memory profiling results: total_gpu_memory=23.64GiB "
         "initial_memory_usage=1GiB kv_cache_size=4.20GiB x",
-        {"total": 23.64, "kv_cache": 4.2},
+        {"total": 23.64, "kv_memory_gib": 4.2},
     ),
     (
         "graph-profile",
@@ -753,6 +834,14 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         "Grammar of request cmpl-1 failed: no such rule",
         {"request": "cmpl-1", "reason": "no such rule"},
     ),
+    ("sglang-child-died", "Received sigquit from a child process. It usually means x", {}),
+    ("uvicorn-socket", "Uvicorn running on socket ('127.0.0.1', 81) (Press CTRL+C to quit)", {}),
+    ("engine-dead-v0", "MQLLMEngine is already dead, terminating server process", {}),
+    ("llama-devices", "ggml_cuda_init: found 2 CUDA devices:", {}),
+    ("llama-setup", "llm_load_print_meta: n_layer = 3", {}),
+    ("llama-loaded-old", 'INFO [                    main] model loaded | tid="1" x', {}),
+    ("llama-idle-old", 'INFO [            update_slots] all slots are idle | tid="1"', {}),
+    ("llama-idle", "srv  update_slots: all slots are idle", {}),
     # Those that no first word finds.
     ("stoker-transformers", "o/m runs in the Transformers implementation, which is slower.", {}),
     ("stoker-unused-tensors", "9 tensors of the checkpoint are not used: a, b.", {"tensors": 9}),
