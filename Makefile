@@ -21,14 +21,16 @@ check: $(VENV)/.dev
 # The C++ under the address and undefined-behaviour sanitizers, in every build that this CPU can run.
 SANITIZED := g++ -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZER_LIBRARIES = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)
-NATIVE_TESTS := $(wildcard $(addprefix tests/kernels/test_,native.py native_families.py native_quantized.py packed_cache.py))
+NATIVE_TESTS := $(filter-out %_build.py,$(wildcard tests/kernels/test_native*.py))
+NATIVE_TESTS += tests/kernels/test_packed_cache.py $(addprefix tests/core/test_,engine_core.py sliding_windows.py)
 
 check-native: $(VENV)/.dev
 	@for isa in avx512_bf16 avx512_vnni avx2 portable; do \
 	  echo "sanitizers, $$isa"; \
 	  CXX="$(SANITIZED)" STOKER_NATIVE_ISA=$$isa LD_PRELOAD="$(SANITIZER_LIBRARIES)" \
 	  ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0 \
-	  $(BIN)/python -m pytest -q -p no:cacheprovider $(NATIVE_TESTS) $(ARGS) || exit 1; \
+	  $(BIN)/python -m pytest -q -p no:cacheprovider $(NATIVE_TESTS) -m 'not slow' \
+	  -k "(native or next_start) and (not native_isa or $$isa)" $(ARGS) || exit 1; \
 	done
 
 bench: $(VENV)/.dev

@@ -10,6 +10,10 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.args import EngineArgs
 
 _HERE = Path(__file__).resolve().parent
 
@@ -42,6 +46,7 @@ def main(argv: list[str]) -> int:
     EngineArgs.add_cli_args(serve)
     core = commands.add_parser("core", help="the engine process (started by `serve`)")
     core.add_argument("--handshake", required=True, metavar="ADDRESS")
+    core.add_argument("--parent", required=True, type=int, metavar="PID")
     convert = commands.add_parser("convert", help="convert a .gguf file to a safetensors folder")
     convert.add_argument("source", type=Path, metavar="GGUF")
     convert.add_argument("target", type=Path, metavar="FOLDER")
@@ -51,7 +56,7 @@ def main(argv: list[str]) -> int:
     if namespace.command == "core":
         from engine.core.engine_core_proc import main as core_main
 
-        return core_main(namespace.handshake)
+        return core_main(namespace.handshake, namespace.parent)
     if namespace.command == "convert":
         return _convert(namespace.source, namespace.target)
     if namespace.command == "resolve":
@@ -63,14 +68,38 @@ def _serve(model: str, args: object) -> int:
     import dataclasses
 
     from engine.args import EngineArgs
-    from engine.server.launch import run
+    from engine.core.core_process import CoreProcess
+    from engine.core.handshake import CoreAddresses
+    from engine.quick_imports import no_collections
 
     assert isinstance(args, EngineArgs)
     # Taken out of the environment, so that no child process inherits it.
     key = os.environ.pop("STOKER_API_KEY", None)
     if args.api_key is None and key:
         args = dataclasses.replace(args, api_key=key)
-    return run(model, args)
+    _start_build(args)
+    process = CoreProcess(CoreAddresses.create())
+    try:
+        with no_collections():  # takes half a second, while the process imports torch
+            from engine.core.client import AsyncMPClient
+            from engine.server.launch import run
+        return run(model, args, lambda config: AsyncMPClient(config, process=process))
+    finally:
+        process.discard()
+
+
+def _start_build(args: EngineArgs) -> None:
+    """The compiler takes longest, and what a CPU most likely needs is known before the model is."""
+    from engine.env import detect_device
+    from engine.kernels.native.build import Formats, start_build
+    from engine.logger import setup_logging
+
+    device = detect_device().kind if args.device == "auto" else args.device
+    is_wanted = args.kernels in ("auto", "native") and args.dtype in ("auto", "bfloat16")
+    if device == "cpu" and is_wanted and args.model_impl != "transformers":
+        setup_logging("APIServer", secrets=(args.api_key or "",))
+        cache_bytes = 2 if args.kv_cache_dtype == "auto" else 1
+        start_build(Formats.needed(args.quantization, cache_bytes))
 
 
 def _convert(source: Path, target: Path) -> int:

@@ -171,6 +171,9 @@ class EngineArgs:
     enable_debug_endpoints: bool = _flag(
         False, "Answer /debug (scheduler, requests, blocks; cancel a request); needs the key."
     )
+    show_prompts: bool = _flag(
+        False, "Tell the prompt's text in /debug too; needs --enable-debug-endpoints."
+    )
     enable_log_requests: bool = _flag(False, "Log the parameters of each request.")
     disable_log_stats: bool = _flag(False, "No throughput line and no engine metrics.")
     disable_uvicorn_access_log: bool = _flag(False, "No line per HTTP request.")
@@ -264,6 +267,7 @@ class EngineArgs:
             observability=ObservabilityConfig(
                 log_stats=not self.disable_log_stats,
                 debug_endpoints=self.enable_debug_endpoints,
+                show_prompts=self.show_prompts,
             ),
             tasks=self._tasks(),
             seed=self.seed,

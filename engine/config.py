@@ -91,6 +91,7 @@ class ObservabilityConfig:
 
     log_stats: bool = True
     debug_endpoints: bool = False
+    show_prompts: bool = False  # in the debug endpoints
     log_stats_interval_s: float = 10.0
 
 

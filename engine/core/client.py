@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import signal
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-import engine
 from engine.config import EngineConfig
+from engine.core.core_process import CoreProcess
 from engine.core.handshake import CoreAddresses, error_from_name
 from engine.errors import EngineDeadError, EngineError
 from engine.logger import get_logger
@@ -41,21 +38,27 @@ from engine.messages import (
 logger = get_logger(__name__)
 
 _TERM_GRACE_S = 3.0
-_SECRET_VARIABLES = ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
 
 class AsyncMPClient:
     """One EngineCore process. All methods run in the event loop that called `start`.
 
-    `log_fd` is where EngineCore writes its log; None is this process's stdout.
+    `process` is one that runs already; else `start` makes it. `log_fd` is where that writes its
+    log; None is this process's stdout.
     """
 
-    def __init__(self, config: EngineConfig, *, log_fd: int | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        log_fd: int | None = None,
+        process: CoreProcess | None = None,
+    ) -> None:
         self._config = config
         self._log_fd = log_fd
         self._context = zmq.asyncio.Context(io_threads=1)
-        self._addresses = CoreAddresses.create()
-        self._process: asyncio.subprocess.Process | None = None
+        self._addresses = process.addresses if process else CoreAddresses.create()
+        self._process = process
         self._exit_watch: asyncio.Task[int] | None = None
         self._is_dead = False
         self._is_stopping = False
@@ -83,18 +86,8 @@ class AsyncMPClient:
         Raises the EngineError that ended the start, or EngineDeadError when the process just died.
         """
         handshake = self._bind(zmq.PAIR, self._addresses.handshake)
-        script = Path(engine.__file__).with_name("__main__.py")
-        environment = {k: v for k, v in os.environ.items() if k not in _SECRET_VARIABLES}
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(script),
-            "core",
-            "--handshake",
-            self._addresses.handshake,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=self._log_fd,
-        )
+        if self._process is None:
+            self._process = CoreProcess(self._addresses, log_fd=self._log_fd)
         self._exit_watch = asyncio.create_task(self._process.wait())
         try:
             return await self._handshake(handshake)

@@ -28,6 +28,7 @@ from engine.kv_sizing import (
 )
 from engine.logger import get_logger
 from engine.messages import EngineCoreOutputs, EngineCoreRequest, HandshakeReady
+from engine.sched.kv_cache_manager import KVCacheManager
 from engine.sched.request import Request, RequestStatus
 from engine.sched.scheduler import Scheduler
 from engine.sched.scheduler_output import GrammarBitmask, SchedulerOutput
@@ -37,6 +38,7 @@ from engine.sched.snapshot import (
     requests_document,
     scheduler_document,
 )
+from engine.sched.timed_kv_cache_manager import TimedKVCacheManager
 from engine.version import __version__
 
 logger = get_logger(__name__)
@@ -73,10 +75,14 @@ class EngineCore:
             "init engine (profile, create kv cache, warmup model) took %.2f s",
             time.monotonic() - start,
         )
-        self.scheduler = Scheduler(
-            self.config.scheduler, self.config.cache, self.capacity.num_blocks, self.spec.groups
-        )
         is_watched = config.observability.debug_endpoints
+        self.scheduler = Scheduler(
+            self.config.scheduler,
+            self.config.cache,
+            self.capacity.num_blocks,
+            self.spec.groups,
+            TimedKVCacheManager if is_watched else KVCacheManager,
+        )
         self._steps = StepHistory() if is_watched else None
         self._traces = RequestTraces() if is_watched else None
 
@@ -158,7 +164,9 @@ class EngineCore:
             executed_s = time.monotonic()
             outputs += self.scheduler.update_from_output(scheduled, result)
             if self._traces is not None:
-                clock = StepClock(start_s, planned_s, executed_s, time.monotonic())
+                clock = StepClock(
+                    start_s, planned_s, executed_s, time.monotonic(), self._blocks_s()
+                )
                 self._traces.record(clock, scheduled, result, self.scheduler.requests)
                 self._traces.note_ends(outputs)
         elif self.scheduler.is_waiting_for_grammars():
@@ -168,6 +176,13 @@ class EngineCore:
             scheduler_stats=self.scheduler.make_stats(scheduled.total_num_scheduled_tokens),
             timestamp=time.monotonic(),
         )
+
+    def _blocks_s(self) -> float:
+        """Time that the KV cache manager took since this was last asked."""
+        manager = self.scheduler.kv_cache_manager
+        assert isinstance(manager, TimedKVCacheManager), "traces are kept"
+        spent_s, manager.spent_s = manager.spent_s, 0.0
+        return spent_s
 
     def _grammar_bitmask(self, scheduled: SchedulerOutput) -> GrammarBitmask | None:
         grammars = self.scheduler.sampling_grammars(scheduled)

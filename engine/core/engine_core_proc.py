@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from engine.core.engine_core import EngineCore
+from engine.core.executor import preload_executor
 from engine.errors import EngineError
 from engine.logger import get_logger, setup_logging
 from engine.messages import (
@@ -33,16 +34,18 @@ from engine.messages import (
 logger = get_logger(__name__)
 
 _PARENT_CHECK_S = 0.5
+_RECONNECT_MS = 10
 _DEBUG_DOCUMENTS = {f"debug_{name}": name for name in ("scheduler", "requests", "blocks")}
 _TRACE = "debug_trace:"
 
 
-def main(handshake_address: str) -> int:
+def main(handshake_address: str, parent: int) -> int:
     """Run one EngineCore until it is told to stop; returns the process's exit code."""
     setup_logging("EngineCore")
-    _watch_parent()
+    _watch_parent(parent)
     # Ctrl-C reaches the whole process group; the API server decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    preload_executor()  # the parent may have no configuration yet
     context = zmq.Context(io_threads=1)
     try:
         return _run(context, handshake_address)
@@ -52,6 +55,7 @@ def main(handshake_address: str) -> int:
 
 def _run(context: zmq.Context[zmq.Socket[bytes]], handshake_address: str) -> int:
     handshake = context.socket(zmq.PAIR)
+    handshake.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)  # the parent may not listen yet
     handshake.connect(handshake_address)
     encode = msgspec.msgpack.Encoder().encode
     handshake.send(encode(HandshakeHello(os.getpid())))
@@ -179,9 +183,11 @@ class EngineCoreProc:
             pass
 
 
-def _watch_parent() -> None:
-    """End this process when the API server is gone, however it went (a SIGKILL tells nobody)."""
-    parent = os.getppid()
+def _watch_parent(parent: int) -> None:
+    """End this process when the API server is gone, however it went (a SIGKILL tells nobody).
+
+    It may be gone already: who the parent was cannot be asked any more.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import importlib
 from concurrent.futures import Future
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kv_sizing import KVCacheSpec
+from engine.quick_imports import no_collections
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
 _EXECUTORS = {"uni": "engine.worker.uniproc_executor:UniProcExecutor"}
+_DEFAULT = "uni"
 
 
 class Executor(Protocol):
@@ -50,6 +52,15 @@ def create_executor(config: EngineConfig) -> Executor:
     name = config.parallel.executor_backend
     if name not in _EXECUTORS:
         raise ConfigError(f"Unknown executor backend {name!r}; known: {', '.join(_EXECUTORS)}.")
+    return cast(Executor, _executor_class(name)(config))
+
+
+def preload_executor() -> None:
+    """Import the default executor, torch included, before there is a configuration."""
+    with no_collections():
+        _executor_class(_DEFAULT)
+
+
+def _executor_class(name: str) -> Any:
     module_name, _, class_name = _EXECUTORS[name].partition(":")
-    factory = getattr(importlib.import_module(module_name), class_name)
-    return cast(Executor, factory(config))
+    return getattr(importlib.import_module(module_name), class_name)

@@ -16,18 +16,22 @@ from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
 MAX_TRACES = 512
 _MAX_STATES = 32
-_TOTALS = ("schedule_s", "forward_s", "sampler_s", "update_s")
+_TOTALS = ("schedule_s", "blocks_s", "forward_s", "sampler_s", "update_s")
 _LAST_STATES = {status.finish_reason: status.name for status in RequestStatus if status.is_finished}
 
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """Readings of the monotonic clock around the parts of one step."""
+    """Readings of the monotonic clock around the parts of one step.
+
+    `blocks_s` is a length: what the KV cache manager took of the planning.
+    """
 
     start_s: float
     planned_s: float
     executed_s: float
     updated_s: float
+    blocks_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class TracedStep:
     planned_s: float
     executed_s: float
     updated_s: float
+    blocks_s: float
     forward_s: float
     sampler_s: float
     num_tokens: int
@@ -62,6 +67,7 @@ class _Trace:
         self.first_step = self.first_step or step
         self.last_step = step
         self.totals["schedule_s"] += step.planned_s - step.start_s
+        self.totals["blocks_s"] += step.blocks_s
         self.totals["forward_s"] += step.forward_s
         self.totals["sampler_s"] += step.sampler_s
         self.totals["update_s"] += step.updated_s - step.executed_s
@@ -102,6 +108,7 @@ class RequestTraces:
                     planned_s=clock.planned_s,
                     executed_s=clock.executed_s,
                     updated_s=clock.updated_s,
+                    blocks_s=clock.blocks_s,
                     forward_s=result.forward_s,
                     sampler_s=result.sampler_s,
                     num_tokens=num_tokens,

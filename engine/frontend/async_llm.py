@@ -147,7 +147,12 @@ class AsyncLLM:
             return None
         answer = await self._client.call_utility(f"debug_trace:{request_id}")
         core = json.loads(answer) if isinstance(answer, str) else None
-        return self.traces.document(request_id, core)
+        document = self.traces.document(request_id, core)
+        shown = self.traces.prompt_start(request_id)
+        if document is not None and shown is not None:
+            document["prompt"] = self.tokenizer.decode(shown, skip_special_tokens=False)
+            document["is_prompt_cut"] = len(shown) < document["prompt_tokens"]
+        return document
 
     def cancel(self, request_id: str) -> bool:
         """End a request from outside; whoever waits for it gets an error. False: no such one."""

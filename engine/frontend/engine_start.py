@@ -16,8 +16,9 @@ from typing import TypeVar
 from engine.args import EngineArgs
 from engine.config import EngineConfig
 from engine.env import detect_device, user_cache_dir
-from engine.errors import EngineDeadError, ModelNotFoundError
+from engine.errors import EngineDeadError
 from engine.frontend.async_llm import AsyncLLM, EngineCoreClient
+from engine.frontend.builtin_model import fetch_builtin
 from engine.frontend.chat_template import ChatTemplate, load_chat_template
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import StatSink
@@ -93,7 +94,9 @@ async def start_async_llm(
         tokenizer,
         processor,
         make_sinks(config, ready) if make_sinks else (),
-        FrontendTraces() if config.observability.debug_endpoints else None,
+        FrontendTraces(keeps_prompts=config.observability.show_prompts)
+        if config.observability.debug_endpoints
+        else None,
     )
     llm.start()
     return StartedEngine(client, llm, config, chat_template, defaults.settings)
@@ -108,15 +111,10 @@ def _resolve(model: str) -> Path:
 
 
 def _stored(name: str) -> Path:
-    """The folder that the command `stoker` made of a built-in model."""
+    """The folder that the command `stoker` makes of a built-in model."""
     folder = user_cache_dir() / "models" / name
     if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(
-            f"{name} is no model of {folder.parent} and no file or folder here. If it is a "
-            f"built-in model, fetch it with `stoker models pull {name}`; else give a folder with "
-            "config.json and safetensors files, a .gguf file, or a Hugging Face id such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct."
-        )
+        fetch_builtin(name, lambda line: logger.info("%s", line))
     from engine.models.resolve import resolve_model
 
     return resolve_model(str(folder))

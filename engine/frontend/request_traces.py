@@ -1,16 +1,18 @@
 """When the API server did what for each request: marks on the monotonic clock, and who asked.
 
-Kept only with the debug endpoints on, for the newest requests. Holds no tokens and no text.
+Kept only with the debug endpoints on, for the newest requests. Holds no text, and the first tokens
+of a prompt only if it is told to.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 MAX_TRACES = 512
+MAX_SHOWN_TOKENS = 1024
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class _Trace:
     client: str | None
     times: dict[str, float]
     num_prompt_tokens: int
+    prompt_start: Sequence[int] | None
     num_outputs: int = 0
     processing_s: float = 0.0
     num_events: int = 0
@@ -38,12 +41,15 @@ class _Trace:
 class FrontendTraces:
     """The newest MAX_TRACES requests, by id."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_prompts: bool = False) -> None:
+        self._keeps_prompts = keeps_prompts
         self._traces: dict[str, _Trace] = {}
 
-    def begin(self, request_id: str, marks: Marks, num_prompt_tokens: int) -> None:
+    def begin(self, request_id: str, marks: Marks, prompt_token_ids: Sequence[int]) -> None:
         """A request has been checked and made; `marks` says what led to it."""
-        self._traces[request_id] = _Trace(marks.client, dict(marks.times), num_prompt_tokens)
+        kept = prompt_token_ids[:MAX_SHOWN_TOKENS] if self._keeps_prompts else None
+        num_tokens = len(prompt_token_ids)
+        self._traces[request_id] = _Trace(marks.client, dict(marks.times), num_tokens, kept)
         if len(self._traces) > MAX_TRACES:
             del self._traces[next(iter(self._traces))]
 
@@ -79,6 +85,11 @@ class FrontendTraces:
         """Address of the client that asked, if it is known."""
         trace = self._traces.get(request_id)
         return trace.client if trace else None
+
+    def prompt_start(self, request_id: str) -> Sequence[int] | None:
+        """The prompt's first tokens; None where they are not kept."""
+        trace = self._traces.get(request_id)
+        return trace.prompt_start if trace else None
 
     def document(self, request_id: str, core: dict[str, Any] | None) -> dict[str, Any] | None:
         """Both sides of a request; seconds since it came in. None if it is not known."""

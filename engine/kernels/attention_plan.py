@@ -40,12 +40,14 @@ class PrefillSequence:
 class Plan:
     """Split of one batch for one KV group.
 
-    `store_rows` is [T x 2], rows of kv_heads x head_dim values.
+    `store_rows` is [T x 2], rows of kv_heads x head_dim values. `fp8_values` is what each of 256
+    bytes means in an fp8 cache, None for a cache of plain numbers.
     """
 
     store_rows: Tensor
     decode_groups: list[DecodeGroup]
     prefills: list[PrefillSequence]
+    fp8_values: Tensor | None
 
     @property
     def is_one_decode_group(self) -> bool:
@@ -90,17 +92,22 @@ def build_plans(
     batch: StepBatch, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device
 ) -> list[Plan]:
     """One plan per KV group."""
+    is_fp8 = storage_dtype(spec, dtype) == torch.uint8
+    fp8_values = _fp8_values(dtype, device) if is_fp8 else None
     return [
         _build_plan(
             batch,
             batch.slot_mapping[number],
             _Tables(batch.block_table[number], spec, group.sliding_window, dtype, device),
+            fp8_values,
         )
         for number, group in enumerate(spec.groups)
     ]
 
 
-def _build_plan(batch: StepBatch, slot_mapping: IntArray, tables: _Tables) -> Plan:
+def _build_plan(
+    batch: StepBatch, slot_mapping: IntArray, tables: _Tables, fp8_values: Tensor | None
+) -> Plan:
     """Sequences with one token are decodes, whatever they are to the scheduler."""
     lengths = np.diff(batch.query_start_loc)
     context = batch.num_computed + lengths
@@ -112,12 +119,18 @@ def _build_plan(batch: StepBatch, slot_mapping: IntArray, tables: _Tables) -> Pl
         store_rows=_store_rows(slot_mapping, tables.spec, tables.device),
         decode_groups=[_decode_group(batch, group, context, tables) for group in groups],
         prefills=[_prefill(batch, int(index), tables) for index in prefills],
+        fp8_values=fp8_values,
     )
 
 
 def storage_dtype(spec: KVCacheSpec, dtype: torch.dtype) -> torch.dtype:
     """How the cache holds values of `dtype`: as they are, or the bits of float8 e4m3."""
     return torch.uint8 if spec.dtype_bytes == 1 else dtype
+
+
+def _fp8_values(dtype: torch.dtype, device: torch.device) -> Tensor:
+    bits = torch.arange(256, dtype=torch.uint8, device=device)
+    return bits.view(torch.float8_e4m3fn).to(dtype)
 
 
 def split_by_length(sequences: IntArray, context: IntArray, block_size: int) -> list[IntArray]:

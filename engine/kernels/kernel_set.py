@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.kernels.step_batch import StepBatch
+from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
 
 _KERNEL_SETS = {"reference": "engine.kernels.reference:ReferenceKernels"}
@@ -58,6 +58,9 @@ class ModelStep(Protocol):
 
     def hidden_states(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         """The same step, but float32 [R, hidden] after the final norm instead of logits."""
+
+    def greedy_tokens(self, batch: StepBatch, kv_cache: KVCache) -> IntArray:
+        """The same step, but of each row [R] only the token with the largest logit."""
 
 
 class KernelSet(Protocol):
@@ -110,6 +113,14 @@ class KernelSet(Protocol):
 
         The keys and values of the step itself have been stored. `scale` multiplies the scores.
         """
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """Token with the largest logit of each row, the first of equals."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    # On one thread numpy's is 14 times faster (32 rows of 49152: 0.09 against 1.3 ms).
+    return torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def create_kernel_set(name: str) -> KernelSet:

@@ -114,7 +114,8 @@ def _bf16(factors: Tensor) -> Tensor:
 
 def _in_groups(x: Tensor, size: int) -> Tensor:
     """[rows, groups, size]; the last group is filled up with zeros."""
-    return F.pad(x, (0, -x.shape[1] % size)).reshape(len(x), -1, size)
+    padded = F.pad(x, (0, -x.shape[1] % size))
+    return padded.view(len(x), padded.shape[1] // size, size)  # -1 is refused where x has no rows
 
 
 def _flat(groups: Tensor, num_inputs: int) -> Tensor:

@@ -105,24 +105,24 @@ class ReferenceKernels:
         queries = qkv[:, :q_heads]
         rows = layer_cache.view(layer_cache.shape[0] * 2, -1)
         if plan.is_one_decode_group:  # the hot path: nothing to reorder
-            return _decode(queries, rows, plan.decode_groups[0], kv_heads, scale)
+            return _decode(queries, rows, plan, plan.decode_groups[0], kv_heads, scale)
         out = queries.new_empty(len(queries), q_heads * head_dim)
         for group in plan.decode_groups:
-            decoded = _decode(queries[group.tokens], rows, group, kv_heads, scale)
+            decoded = _decode(queries[group.tokens], rows, plan, group, kv_heads, scale)
             out.index_copy_(0, group.tokens, decoded)
         for sequence in plan.prefills:
             span = slice(sequence.start, sequence.end)
-            out[span] = _prefill(queries[span], rows, sequence, kv_heads, scale)
+            out[span] = _prefill(queries[span], rows, plan, sequence, kv_heads, scale)
         return out
 
 
 def _decode(
-    queries: Tensor, rows: Tensor, group: DecodeGroup, kv_heads: int, scale: float
+    queries: Tensor, rows: Tensor, plan: Plan, group: DecodeGroup, kv_heads: int, scale: float
 ) -> Tensor:
     """[B, q_heads, d]: the query heads of a group are the query rows of its kv head."""
     batch, q_heads, head_dim = queries.shape
     torch.index_select(rows, 0, group.cache_rows, out=group.gathered)
-    gathered = _from_storage(group.gathered, queries.dtype)
+    gathered = _from_storage(group.gathered, plan)
     keys, values = gathered.view(2, batch, -1, kv_heads, head_dim).transpose(2, 3)
     grouped = queries.reshape(batch, kv_heads, q_heads // kv_heads, head_dim)
     out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask, scale=scale)
@@ -130,12 +130,17 @@ def _decode(
 
 
 def _prefill(
-    queries: Tensor, rows: Tensor, sequence: PrefillSequence, kv_heads: int, scale: float
+    queries: Tensor,
+    rows: Tensor,
+    plan: Plan,
+    sequence: PrefillSequence,
+    kv_heads: int,
+    scale: float,
 ) -> Tensor:
     """[T, q_heads, d] of one sequence over what it sees."""
     tokens, q_heads, head_dim = queries.shape
     group = q_heads // kv_heads
-    gathered = _from_storage(rows.index_select(0, sequence.cache_rows), queries.dtype)
+    gathered = _from_storage(rows.index_select(0, sequence.cache_rows), plan)
     paged = gathered.view(2, -1, kv_heads, 1, head_dim)
     context = paged[:, : sequence.num_keys].permute(0, 2, 3, 1, 4)
     keys, values = context.expand(2, kv_heads, group, -1, head_dim)
@@ -154,13 +159,11 @@ def _to_storage(values: Tensor, stored: torch.dtype) -> Tensor:
     return values.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def _from_storage(stored: Tensor, dtype: torch.dtype) -> Tensor:
-    if stored.dtype != torch.uint8:
+def _from_storage(stored: Tensor, plan: Plan) -> Tensor:
+    if plan.fp8_values is None:
         return stored
-    # A table of the 256 values: torch's own conversion is five times slower on a CPU.
-    bits = torch.arange(256, dtype=torch.uint8, device=stored.device)
-    table = bits.view(torch.float8_e4m3fn).to(dtype)
-    return table.index_select(0, stored.reshape(-1).int()).view(stored.shape)
+    # By a table: torch's own conversion is five times slower on a CPU.
+    return plan.fp8_values.index_select(0, stored.reshape(-1).int()).view(stored.shape)
 
 
 def _onednn_packs(weight: Tensor) -> bool:

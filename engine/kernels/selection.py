@@ -10,7 +10,7 @@ from engine.config import DeviceConfig
 from engine.env import cpu_has_bf16
 from engine.errors import ConfigError
 from engine.kernels.kernel_set import KernelSet, create_kernel_set
-from engine.kernels.native.build import BuildError, built_library
+from engine.kernels.native.build import BuildError, Formats, built_library
 from engine.kernels.native.instruction_sets import VARIABLE, choose_instruction_set
 from engine.kernels.native.library import open_library
 from engine.kernels.native.model_step import NativeKernels
@@ -45,8 +45,9 @@ def select_kernels(
     obstacle = _obstacle(device, spec, model_sets)
     level = logging.INFO
     if obstacle is None:
+        formats = Formats.needed(device.quantization, spec.dtype_bytes)
         try:
-            return SelectedKernels(_native_kernels(num_threads), ["NATIVE", "REFERENCE"])
+            return SelectedKernels(_native_kernels(num_threads, formats), ["NATIVE", "REFERENCE"])
         except (BuildError, OSError) as error:
             obstacle, level = str(error), logging.WARNING  # slower than it could be
             if not cpu_has_bf16():
@@ -57,9 +58,9 @@ def select_kernels(
     return SelectedKernels(create_kernel_set("reference"), ["REFERENCE"])
 
 
-def _native_kernels(num_threads: int) -> NativeKernels:
+def _native_kernels(num_threads: int, formats: Formats) -> NativeKernels:
     isa = choose_instruction_set()
-    with built_library(isa) as path:
+    with built_library(isa, formats=formats) as path:
         library = open_library(path)
     reason = f"{VARIABLE} asks for {isa.name}" if os.environ.get(VARIABLE) else "the best it has"
     instructions = library.stoker_instructions().decode()
@@ -74,8 +75,6 @@ def _obstacle(device: DeviceConfig, spec: KVCacheSpec, model_sets: list[str]) ->
         return f"they run on a CPU, and the device is {device.device}"
     if device.dtype != "bfloat16":
         return f"they compute in bfloat16, and the dtype is {device.dtype}"
-    if spec.dtype_bytes != 2:
-        return "they cache keys and values in bfloat16, and --kv-cache-dtype asks for fp8"
     if "native" not in model_sets:
         return "they have no code for this architecture"
     if spec.block_size % _KEY_GROUP:

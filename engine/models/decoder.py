@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.kernel_set import KernelSet, KVCache, PackedLinear
+from engine.kernels.kernel_set import KernelSet, KVCache, PackedLinear, most_likely
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
 from engine.layers.attention import Attention, StepContext
@@ -83,6 +83,11 @@ class DecoderModel:
     def hidden_states(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         """Float32 [R, hidden] after the final norm, of the rows that would ask for logits."""
         return self._run(batch, kv_cache)
+
+    def greedy_tokens(self, batch: StepBatch, kv_cache: KVCache) -> IntArray:
+        """The most likely token [R] of the rows that ask for logits."""
+        tokens: IntArray = most_likely(self.forward(batch, kv_cache)).cpu().numpy()
+        return tokens
 
     def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         kernels, eps = self._kernels, self._config.rms_norm_eps

@@ -126,6 +126,7 @@ def _shape(
         activation=_ACTIVATIONS[config.hidden_act],
         layer_format=_FORMATS[kernels.formats.layers],
         head_format=_FORMATS[kernels.formats.head],
+        fp8_cache=spec.dtype_bytes == 1,
         eps=config.rms_norm_eps,
         norm_offset=config.norm_offset,
         # As trained: the factor is rounded to the weights' format before it is applied.

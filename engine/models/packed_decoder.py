@@ -41,5 +41,5 @@ def load_native_decoder(
             logger.info("Reading packed weights (%s GiB) took %.2f seconds", size, seconds)
             return model
     model = build_native_decoder(config, load(), kernels, num_positions, spec)
-    cache.store(key, model.packed_parts())
+    cache.store_later(key, model.packed_parts)
     return model

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CorruptModelError
-from engine.kernels.kernel_set import KernelSet, KVCache
+from engine.kernels.kernel_set import KernelSet, KVCache, most_likely
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
@@ -91,6 +91,11 @@ class TransformersModel:
         hidden = self._run(self._model.base_model, batch, kv_cache).last_hidden_state[0]
         result: Tensor = hidden.index_select(0, self._tensor(batch.logits_rows)).float()
         return result
+
+    def greedy_tokens(self, batch: StepBatch, kv_cache: KVCache) -> IntArray:
+        """The most likely token [R] of the rows that ask for logits."""
+        tokens: IntArray = most_likely(self.forward(batch, kv_cache)).cpu().numpy()
+        return tokens
 
     def _run(self, part: Any, batch: StepBatch, kv_cache: KVCache, **wanted: Tensor) -> Any:
         """All sequences as one row of tokens: only the attention keeps them apart."""

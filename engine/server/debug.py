@@ -1,6 +1,7 @@
 """/debug: what the scheduler does, which requests live, who owns each block; ends a request.
 
-Only there with --enable-debug-endpoints, and behind the key. Never answers with a prompt's text.
+Only there with --enable-debug-endpoints, and behind the key. Tells a prompt's text with
+--show-prompts alone, in a request's trace.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TypeVar
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from engine.args import EngineArgs
 from engine.errors import ConfigError
 from engine.frontend.async_llm import AsyncLLM
 from engine.server.errors import ApiError, unavailable
@@ -25,6 +27,16 @@ ANSWER_TIMEOUT_S = 2.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 T = TypeVar("T")
+
+
+def check_debug_flags(args: EngineArgs) -> None:
+    """ConfigError where they contradict each other or would let anybody in."""
+    if args.enable_debug_endpoints:
+        check_debug_access(args.host, args.api_key)
+    elif args.show_prompts:
+        raise ConfigError(
+            "--show-prompts tells prompts in /debug, which is off; add --enable-debug-endpoints."
+        )
 
 
 def check_debug_access(host: str, api_key: str | None) -> None:

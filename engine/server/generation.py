@@ -165,7 +165,7 @@ def _begin_traces(llm: AsyncLLM, requests: Sequence[EngineCoreRequest], marks: M
     if llm.traces is not None:
         marks.note("built")
         for request in requests:
-            llm.traces.begin(request.request_id, marks, len(request.prompt_token_ids))
+            llm.traces.begin(request.request_id, marks, request.prompt_token_ids)
 
 
 async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]:

@@ -11,6 +11,7 @@ from engine.server.prompts import encode
 from engine.server.protocol import DetokenizeBody, TokenizeBody
 from engine.server.state import ServerPhase, ServerState, Services
 from engine.server.streaming import encode_json
+from engine.server.tools import template_tools
 from engine.version import __version__
 
 
@@ -72,6 +73,8 @@ async def tokenize(services: Services, body: TokenizeBody) -> Response:
             services.chat_template,
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
+            template_args=body.chat_template_kwargs,
+            tools=template_tools(body.tools),
         )
         # Chat templates write the special tokens themselves.
         adds_special = body.add_special_tokens is True

@@ -23,7 +23,7 @@ from engine.frontend.engine_start import ClientFactory, real_client
 from engine.logger import get_logger, setup_logging
 from engine.server.api import create_app
 from engine.server.binding import bind_socket, explain_bind_error, socket_url
-from engine.server.debug import check_debug_access
+from engine.server.debug import check_debug_flags
 from engine.server.http_log import http_event, setup_http_logging
 from engine.server.metrics import create_registry
 from engine.server.startup import RunningEngine, start_engine
@@ -46,8 +46,7 @@ def run(model: str, args: EngineArgs, client_factory: ClientFactory | None = Non
     setup_logging("APIServer", secrets=secrets)
     setup_http_logging("APIServer", secrets=secrets)
     try:
-        if args.enable_debug_endpoints:
-            check_debug_access(args.host, args.api_key)
+        check_debug_flags(args)
         listener = bind_socket(args.host, args.port)
     except ConfigError as error:
         return _fail(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -272,14 +272,18 @@ class CompletionBody(GenerationBody):
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: either a text or a chat."""
+    """POST /tokenize: a text or a chat. The last two: vLLM's fields, at values without effect."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: list[ToolDefinition] = Field(default_factory=list)
     return_token_strs: bool = False
+    continue_final_message: Literal[False] = False
+    chat_template: None = None
 
 
 class DetokenizeBody(Body):

@@ -66,7 +66,7 @@ def plan_tools(
         raise RequestError("When using `tool_choice`, `tools` must be set.", param="tool_choice")
     if not tools or choice == "none":
         return ToolPlan()
-    for_template = [tool.model_dump(exclude_none=True) for tool in tools]
+    for_template = template_tools(tools)
     max_calls = None if is_parallel else 1
     if name is not None:
         return _named_plan(for_template, _find_function(tools, name))
@@ -77,6 +77,11 @@ def plan_tools(
             schema=json.dumps(_calls_schema(tools, max_calls)),
         )
     return _auto_plan(for_template, max_calls, auto_parser)
+
+
+def template_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
+    """The definitions as a chat template gets them."""
+    return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
 def _named_plan(for_template: list[dict[str, Any]], function: FunctionDefinition) -> ToolPlan:

@@ -52,6 +52,8 @@ class InputBatch:
         self.seen = SeenTokens(max_num_seqs, max_model_len + 1)  # rows with has_penalties only
         self.has_edits = np.zeros(max_num_seqs, dtype=np.bool_)
         self.edits: dict[int, RowEdits] = {}  # rows with has_edits only
+        # Rows whose token is the most likely one, with nothing to change or to report before.
+        self.is_plain = np.zeros(max_num_seqs, dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -97,17 +99,16 @@ class InputBatch:
         """The flat batch of this step, and the places in `rows` whose last known token is in it."""
         computed = self.num_computed[rows]
         ends = np.cumsum(scheduled)
-        starts = ends - scheduled
         owner = np.repeat(np.arange(len(rows)), scheduled)
-        positions = np.arange(int(ends[-1])) - starts[owner] + computed[owner]
+        positions = np.arange(int(ends[-1])) + (computed + scheduled - ends)[owner]
+        blocks, offsets = np.divmod(positions, self._block_size)
         width = int(self.num_blocks[rows].max())
         table = self.block_table[:, rows, :width].astype(np.int64)
-        slots = table[:, owner, positions // self._block_size] * self._block_size
         sampling = np.flatnonzero(computed + scheduled == self.num_tokens[rows])
         batch = StepBatch(
             token_ids=self.token_ids[rows[owner], positions].astype(np.int64),
             positions=positions,
-            slot_mapping=slots + positions % self._block_size,
+            slot_mapping=table[:, owner, blocks] * self._block_size + offsets,
             query_start_loc=np.concatenate(([0], ends)),
             num_computed=computed,
             block_table=table,
@@ -156,3 +157,5 @@ class InputBatch:
         self.has_edits[row] = edits is not None
         if edits is not None:
             self.edits[row] = edits
+        is_changed = edits is not None or params.has_penalties
+        self.is_plain[row] = params.is_greedy and params.logprobs is None and not is_changed

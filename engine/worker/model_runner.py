@@ -76,7 +76,13 @@ class ModelRunner:
         output.sampled_token_ids += [[] for _ in req_ids]
         rows = self._batch.rows(req_ids)
         batch, sampling = self._build(step, req_ids, rows)
+        places = (sampling + first).tolist()
         start_s = time.monotonic()
+        if self._is_greedy(step, rows[sampling]):
+            tokens = self._model.greedy_tokens(batch, self._kv_cache)
+            output.forward_s += time.monotonic() - start_s
+            self._keep(tokens, rows[sampling], places, output)
+            return
         logits = (
             self._forward_prompts(batch, req_ids, rows)
             if self._prompt_logprobs
@@ -89,9 +95,13 @@ class ModelRunner:
             if bitmask is not None and self._pooler:
                 bitmask = bitmask.only(req_ids)
             settings = SamplingBatch.of(self._batch, rows[sampling], bitmask)
-            places = (sampling + first).tolist()
             self._sample(logits, settings, rows[sampling], places, output)
             output.sampler_s += time.monotonic() - forward_end_s
+
+    def _is_greedy(self, step: SchedulerOutput, rows: IntArray) -> bool:
+        """True if nothing but the most likely token of each of `rows` is wanted."""
+        is_plain = step.grammar_bitmask is None and not self._prompt_logprobs
+        return is_plain and bool(self._batch.is_plain[rows].all())
 
     def _build(
         self, step: SchedulerOutput, req_ids: list[str], rows: IntArray
@@ -123,9 +133,7 @@ class ModelRunner:
         # The sampler overwrites the logits; the log probabilities are of the raw ones.
         raw = logits[asking] if len(asking) else None
         tokens = sample(logits, settings)
-        self._batch.append_tokens(rows, tokens)
-        for place, token in zip(places, tokens.tolist(), strict=True):
-            output.sampled_token_ids[place] = [token]
+        self._keep(tokens, rows, places, output)
         if raw is not None:
             entries = token_logprobs(raw, tokens[asking], num_logprobs[asking])
             for number, entry in zip(asking.tolist(), entries, strict=True):
@@ -133,6 +141,13 @@ class ModelRunner:
         if self._prompt_logprobs:
             complete = [output.req_ids[place] for place in places]
             output.prompt_logprobs |= self._prompt_logprobs.take(complete)
+
+    def _keep(
+        self, tokens: IntArray, rows: IntArray, places: list[int], output: ModelRunnerOutput
+    ) -> None:
+        self._batch.append_tokens(rows, tokens)
+        for place, token in zip(places, tokens.tolist(), strict=True):
+            output.sampled_token_ids[place] = [token]
 
     def run_dummy(self, num_tokens: int, num_seqs: int) -> None:
         """One forward pass of made-up prompts, written to the null block of a throwaway cache."""

@@ -58,6 +58,7 @@ def in_terminal(words: list[str], size: tuple[int, int]) -> tuple[int, int]:
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
         os.execv(words[0], words)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
     return pid, terminal

@@ -1,7 +1,8 @@
-"""Prints how near the native kernels come to float32, for each build that this CPU can run.
+"""Prints how near the kernels come to float32, for each build that this CPU can run.
 
-`python -m tests.benchmarks.bench_kernel_accuracy [NUM_TOKENS]`: teacher forcing of the default
-model on the texts in docs, the logits of the plain-torch set in float32 as the measure.
+`python -m tests.benchmarks.bench_kernel_accuracy [NUM_TOKENS [FORMAT ...]]`: teacher forcing of the
+default model on the texts in docs. The measure is the plain-torch set in float32, with its weights
+and inputs rounded to the same integers where FORMAT (none, int8, int4; default all) asks for it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tests.worker.driver import engine_config
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 _LENGTH = 500
+_FORMATS = ("none", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,12 @@ class Agreement:
     perplexity: float
     wanted_perplexity: float
 
+    def __str__(self) -> str:
+        return (
+            f"logit error {self.relative_error:.2%}, same argmax {self.same_argmax:.2%}, "
+            f"perplexity {self.perplexity:.3f} (float32 {self.wanted_perplexity:.3f})"
+        )
+
 
 def text_tokens(tokenizer: Tokenizer, text: str, count: int, length: int) -> list[list[int]]:
     """Up to `count` pieces of `length` tokens."""
@@ -45,9 +53,14 @@ def text_tokens(tokenizer: Tokenizer, text: str, count: int, length: int) -> lis
     return [ids[start : start + length] for start in starts]
 
 
-def loaded_step(folder: Path, dtype: str, kernels: str) -> ModelStep:
+def loaded_step(
+    folder: Path, dtype: str, kernels: str, quantization: str = "none", cache_dtype: str = "auto"
+) -> ModelStep:
     """The model on one kernel set."""
-    executor = UniProcExecutor(engine_config(folder, dtype=dtype, kernels=kernels))
+    config = engine_config(
+        folder, dtype=dtype, kernels=kernels, quantization=quantization, cache_dtype=cache_dtype
+    )
+    executor = UniProcExecutor(config)
     executor.load_model()
     worker = executor._worker
     assert isinstance(worker, Worker)
@@ -84,25 +97,31 @@ def _loss(logits: Tensor, prompt: list[int]) -> float:
     return float(torch.nn.functional.cross_entropy(logits[:-1], targets, reduction="sum"))
 
 
-def main(num_tokens: str = "2000") -> None:
-    """One line per build."""
+def _report(
+    build: str, kernels: str, quantization: str, prompts: list[list[int]], exact: list[Tensor]
+) -> None:
+    step = loaded_step(default_model_folder(), "bfloat16", kernels, quantization)
+    found = compare(forced_logits(step, prompts), exact, prompts)
+    print(f"{quantization:4} {build:12} {found}", flush=True)
+
+
+def main(num_tokens: str = "2000", *formats: str) -> None:
+    """One line per format and build, and one for what `--kernels reference` gives."""
+    os.environ["STOKER_PACKED_CACHE_GIB"] = "0"  # twelve models would drive out the user's
     folder = default_model_folder()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(_DOCS.glob("*.md")))
     prompts = text_tokens(tokenizer, text, int(num_tokens) // _LENGTH, _LENGTH)
-    exact = forced_logits(loaded_step(folder, "float32", "reference"), prompts)
-    for isa in INSTRUCTION_SETS:
-        if missing := isa.missing():
-            print(f"{isa.name}: this CPU has no {', '.join(missing)}")
-            continue
-        os.environ[VARIABLE] = isa.name
-        native = forced_logits(loaded_step(folder, "bfloat16", "native"), prompts)
-        found = compare(native, exact, prompts)
-        print(
-            f"{isa.name:12} {len(prompts) * _LENGTH} tokens: logit error "
-            f"{found.relative_error:.2%}, same argmax {found.same_argmax:.2%}, perplexity "
-            f"{found.perplexity:.3f} (float32 {found.wanted_perplexity:.3f})"
-        )
+    print(f"{len(prompts) * _LENGTH} tokens")
+    for quantization in formats or _FORMATS:
+        exact = forced_logits(loaded_step(folder, "float32", "reference", quantization), prompts)
+        _report("reference", "reference", quantization, prompts, exact)
+        for isa in INSTRUCTION_SETS:
+            if missing := isa.missing():
+                print(f"{quantization:4} {isa.name:12} this CPU has no {', '.join(missing)}")
+                continue
+            os.environ[VARIABLE] = isa.name
+            _report(isa.name, "native", quantization, prompts, exact)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Prints ms per model step: `python -m tests.benchmarks.bench_model_step [SET] [DTYPE]`.
+"""Prints ms per model step: `python -m tests.benchmarks.bench_model_step [SET] [DTYPE] [CACHE]`.
 
-SET is native, reference or auto, DTYPE bfloat16 or float32. Decode at context 200 with 1, 8 and 32
-sequences (greedy token included), and prefill of one prompt. Medians: look at the machine's load.
+SET is native, reference or auto, DTYPE bfloat16 or float32, CACHE auto or fp8. Decode of 1, 8, 32
+sequences at context 200, of 8 at 4000 (greedy token included), and prefill of one prompt.
+Medians: look at the machine's load.
 """
 
 from __future__ import annotations
@@ -60,24 +61,35 @@ def run(model: ModelStep, cache: KVCache, batch: StepBatch) -> torch.Tensor:
 
 def main() -> None:
     """Load the default model and print one line per case."""
-    backend, dtype = (*sys.argv[1:], *("auto", "bfloat16")[len(sys.argv) - 1 :])
+    backend, dtype, cache_dtype = (
+        *sys.argv[1:],
+        *("auto", "bfloat16", "auto")[len(sys.argv) - 1 :],
+    )
     executor = UniProcExecutor(
-        engine_config(default_model_folder(), dtype=dtype, max_model_len=4096, kernels=backend)
+        engine_config(
+            default_model_folder(),
+            dtype=dtype,
+            max_model_len=4096,
+            kernels=backend,
+            cache_dtype=cache_dtype,
+        )
     )
     executor.load_model()
     worker = executor._worker
     assert isinstance(worker, Worker)
     model = worker._model
-    cache = model.create_kv_cache(2000)
+    cache = model.create_kv_cache(2001)
+    for page in cache:
+        page.view(torch.uint8).fill_(0x3A)  # memory of its own, and finite numbers in any format
     load = os.getloadavg()[0]
-    print(f"{type(model).__name__}, {dtype}, load of the machine before the start {load:.1f}")
-    for num_seqs in (1, 8, 32):
-        run(model, cache, batch_of(num_seqs, 200, 0))
-        batch = batch_of(num_seqs, 1, 199)
-        print(f"decode  B={num_seqs:<5d} {median_ms(model, cache, batch, 60):8.1f} ms")
+    print(f"{type(model).__name__}, {dtype}, cache {cache_dtype}, load before the start {load:.1f}")
+    for num_seqs, context in ((1, 200), (8, 200), (32, 200), (8, 4000)):
+        batch = batch_of(num_seqs, 1, context - 1)
+        time_ms = median_ms(model, cache, batch, 60)
+        print(f"decode  B={num_seqs:<2d} at {context:<5d} {time_ms:8.1f} ms")
     for tokens in (60, 512, 2048):
         batch = batch_of(1, tokens, 0)
-        print(f"prefill {tokens:<7d} {median_ms(model, cache, batch, 5):8.1f} ms")
+        print(f"prefill {tokens:<10d} {median_ms(model, cache, batch, 5):8.1f} ms")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,20 @@ from engine.config import EngineConfig
 from engine.env import HostDevice
 from engine.model_config import ModelConfig
 from tests.tiny_model import write_tiny_llama
+from tests.worker.kernel_choices import choice
+
+__all__ = ["choice", "engine_config"]
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def wider_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose sizes all kernel sets can run."""
+    return write_tiny_llama(tmp_path_factory.mktemp("wider"), hidden_size=128)
 
 
 def engine_config(folder: Path, **flags: object) -> EngineConfig:

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -52,6 +53,11 @@ async def collect(client: AsyncMPClient, request_id: str) -> tuple[list[int], Fi
                     return tokens, output.finish_reason
 
 
+async def document(client: AsyncMPClient, method: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(str(await client.call_utility(method)))
+    return found
+
+
 async def drain(client: AsyncMPClient) -> None:
     while True:
         await client.get_output()
@@ -71,7 +77,7 @@ async def test_abort_is_reported_even_when_nothing_else_runs(client: AsyncMPClie
     await client.get_output()
     await client.abort_requests(["a"])
     while True:
-        stats = (await asyncio.wait_for(client.get_output(), 10)).scheduler_stats
+        stats = (await asyncio.wait_for(client.get_output(), 60)).scheduler_stats
         if stats is not None and stats.num_running_reqs == 0:
             break
     assert stats.kv_cache_usage == 0.0
@@ -90,14 +96,15 @@ async def test_debug_documents_come_as_json_only_when_asked_for(tiny_folder: Pat
     client = AsyncMPClient(engine_config(tiny_folder, enable_debug_endpoints=True))
     await client.start()
     reader = asyncio.create_task(drain(client))
-    await client.add_request(request("a", 400))
-    while not json.loads(str(await client.call_utility("debug_scheduler")))["num_steps"]:
+    for name in "abcdefgh":  # together they take long enough to be asked about
+        await client.add_request(request(name, 400))
+    while not (await document(client, "debug_scheduler"))["num_steps"]:
         pass
-    (entry,) = json.loads(str(await client.call_utility("debug_requests")))["data"]
-    assert (entry["id"], entry["state"], entry["prompt_tokens_done"]) == ("a", "running", 3)
-    blocks = json.loads(str(await client.call_utility("debug_blocks")))
-    assert blocks["num_used"] >= 1
-    assert list(blocks["owners"]) == ["a"]
+    entries = (await document(client, "debug_requests"))["data"]
+    blocks = await document(client, "debug_blocks")
+    assert entries[0].items() >= {"id": "a", "state": "running", "prompt_tokens_done": 3}.items()
+    assert blocks["num_used"] >= len(entries)
+    assert list(blocks["owners"]) == [entry["id"] for entry in entries]
     reader.cancel()
     await client.shutdown(0.0)
 
@@ -108,7 +115,7 @@ async def test_a_killed_core_fails_everyone_at_once(client: AsyncMPClient) -> No
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="exit code -9"):
-        await asyncio.wait_for(drain(client), 5)
+        await asyncio.wait_for(drain(client), 60)
     assert client.is_dead
     with pytest.raises(EngineDeadError):
         await client.add_request(request("b", 1))
@@ -131,7 +138,7 @@ async def test_shutdown_leaves_no_process_and_no_socket(tiny_folder: Path) -> No
 
 
 async def test_sigterm_lets_a_request_finish_within_the_timeout(tiny_folder: Path) -> None:
-    client = AsyncMPClient(engine_config(tiny_folder, shutdown_timeout=20.0))
+    client = AsyncMPClient(engine_config(tiny_folder, shutdown_timeout=120.0))
     await client.start()
     await client.add_request(request("a", 50))
     await client.get_output()
@@ -140,7 +147,7 @@ async def test_sigterm_lets_a_request_finish_within_the_timeout(tiny_folder: Pat
     tokens, reason = await collect(client, "a")
     assert reason == FinishReason.LENGTH
     with pytest.raises(EngineDeadError, match="exit code 0"):
-        await asyncio.wait_for(client.get_output(), 10)
+        await asyncio.wait_for(client.get_output(), 60)
     await client.shutdown(0.0)
     assert len(tokens) >= 48
 
@@ -168,7 +175,7 @@ def test_the_core_ends_when_its_parent_is_killed(tiny_folder: Path, tmp_path: Pa
                 client = AsyncMPClient(engine_config(pathlib.Path({str(tiny_folder)!r})))
                 await client.start()
                 print(client.pid, flush=True)
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
 
             asyncio.run(main())
             """
@@ -186,6 +193,15 @@ def test_the_core_ends_when_its_parent_is_killed(tiny_folder: Path, tmp_path: Pa
     core = psutil.Process(pid)
     parent.kill()
     parent.wait()
-    psutil.wait_procs([core], timeout=10)
+    psutil.wait_procs([core], timeout=60)
     parent.stdout.close()
     assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_core_that_comes_after_its_parents_end_ends_too(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    script = Path(__file__).parents[2] / "engine" / "__main__.py"
+    words = ["core", "--handshake", f"ipc://{tmp_path}/nobody", "--parent", str(gone.pid)]
+    core = subprocess.run([sys.executable, str(script), *words], timeout=120, check=False)
+    assert core.returncode == 1

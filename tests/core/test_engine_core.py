@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from engine.core.engine_core import EngineCore
 from engine.core.executor import create_executor
 from engine.errors import ConfigError, CorruptModelError, MemoryBudgetError
-from engine.messages import EngineCoreRequest, FinishReason
+from engine.messages import EngineCoreRequest, FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from tests.core.conftest import engine_config
+from tests.worker.kernel_choices import KernelChoice, Probe
 
 
 def request(request_id: str, prompt: list[int], max_tokens: int) -> EngineCoreRequest:
@@ -23,14 +25,57 @@ def request(request_id: str, prompt: list[int], max_tokens: int) -> EngineCoreRe
     )
 
 
-def run_all(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, list[int]]:
+@dataclass
+class Results:
+    """What happened while a core worked off its requests."""
+
+    texts: dict[str, list[int]]
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+
+
+def run(core: EngineCore, requests: list[EngineCoreRequest]) -> Results:
     for item in requests:
         core.add_request(item)
-    texts: dict[str, list[int]] = {item.request_id: [] for item in requests}
+    results = Results({item.request_id: [] for item in requests})
     while not core.is_idle:
-        for output in core.step().outputs:
-            texts[output.request_id] += output.new_token_ids
-    return texts
+        message = core.step()
+        assert message.scheduler_stats is not None
+        results.num_preemptions += message.scheduler_stats.num_preemptions_delta
+        results.num_cached_tokens += message.scheduler_stats.prefix_cache_hits_delta
+        for output in message.outputs:
+            results.texts[output.request_id] += output.new_token_ids
+    return results
+
+
+def run_all(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, list[int]]:
+    return run(core, requests).texts
+
+
+def probe(core: EngineCore) -> Probe:
+    def what_follows(tokens: list[int]) -> TokenLogprobs:
+        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=50)
+        core.add_request(EngineCoreRequest("probe", tokens, params, arrival_time=0.0))
+        while not (outputs := core.step().outputs):
+            pass
+        assert outputs[0].logprobs is not None
+        return outputs[0].logprobs[0]
+
+    return what_follows
+
+
+def assert_same_texts(
+    choice: KernelChoice,
+    found: dict[str, list[int]],
+    wanted: dict[str, list[int]],
+    requests: list[EngineCoreRequest],
+    core: EngineCore,
+) -> None:
+    """Of two arrangements; `core` is an idle one with room."""
+    assert found.keys() == wanted.keys()
+    for item in requests:
+        name = item.request_id
+        choice.assert_same(found[name], wanted[name], item.prompt_token_ids, probe(core))
 
 
 def prompts() -> list[EngineCoreRequest]:
@@ -39,33 +84,34 @@ def prompts() -> list[EngineCoreRequest]:
     ]
 
 
-def test_preemption_under_a_tiny_cache_changes_no_output(tiny_folder: Path) -> None:
-    roomy = EngineCore(engine_config(tiny_folder, max_model_len=128))
+def test_company_and_preemption_under_a_tiny_cache_change_no_output(
+    wider_folder: Path, choice: KernelChoice
+) -> None:
+    flags = {"max_model_len": 128, **choice.flags}
+    roomy = EngineCore(engine_config(wider_folder, enable_prefix_caching=False, **flags))
     # 12 usable blocks of 16 tokens for six requests that grow to 45..90 tokens each.
-    tight = EngineCore(engine_config(tiny_folder, max_model_len=128, num_gpu_blocks_override=13))
-    expected = run_all(roomy, prompts())
-    actual: dict[str, list[int]] = {item.request_id: [] for item in prompts()}
-    preemptions = 0
-    for item in prompts():
-        tight.add_request(item)
-    while not tight.is_idle:
-        message = tight.step()
-        assert message.scheduler_stats is not None
-        preemptions += message.scheduler_stats.num_preemptions_delta
-        for output in message.outputs:
-            actual[output.request_id] += output.new_token_ids
-    assert preemptions > 0
-    assert actual == expected
+    tight = EngineCore(engine_config(wider_folder, num_gpu_blocks_override=13, **flags))
+    expected = {item.request_id: run_all(roomy, [item])[item.request_id] for item in prompts()}
+    together, preempted = run(roomy, prompts()), run(tight, prompts())
+    assert (together.num_preemptions, preempted.num_preemptions > 0) == (0, True)
+    for results in (together, preempted):
+        assert_same_texts(choice, results.texts, expected, prompts(), roomy)
     assert all(len(tokens) == 40 for tokens in expected.values())
+    assert len({tuple(tokens) for tokens in expected.values()}) == 6
 
 
-def test_chunks_and_cached_prefixes_change_no_output(tiny_folder: Path) -> None:
-    whole = EngineCore(engine_config(tiny_folder, enable_prefix_caching=False))
-    chunked = EngineCore(engine_config(tiny_folder, max_num_batched_tokens=7, block_size=4))
+def test_chunks_and_cached_prefixes_change_no_output(
+    wider_folder: Path, choice: KernelChoice
+) -> None:
+    whole = EngineCore(engine_config(wider_folder, enable_prefix_caching=False, **choice.flags))
+    block_size = min(choice.block_sizes)
+    flags = {"max_num_batched_tokens": 7, "block_size": block_size, **choice.flags}
+    chunked = EngineCore(engine_config(wider_folder, **flags))
     expected = run_all(whole, prompts())
-    assert run_all(chunked, prompts()) == expected
-    again = run_all(chunked, prompts())  # now from the prefix cache
-    assert again == expected
+    first, again = run(chunked, prompts()), run(chunked, prompts())
+    assert again.num_cached_tokens >= 6 * block_size
+    for results in (first, again):
+        assert_same_texts(choice, results.texts, expected, prompts(), whole)
 
 
 def test_abort_frees_the_cache_and_reports_it(tiny_folder: Path) -> None:

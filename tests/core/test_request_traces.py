@@ -39,6 +39,7 @@ def test_steps_and_states_of_a_request_that_is_preempted(tiny_folder: Path) -> N
     assert trace["first_step"]["num_tokens"] == 9
     assert trace["last_step"]["num_tokens"] == 1
     for step in (trace["first_step"], trace["last_step"]):
+        assert 0 < step["blocks_s"] <= step["planned_s"] - step["start_s"]
         assert step["start_s"] <= step["planned_s"] <= step["executed_s"] <= step["updated_s"]
         assert 0 < step["forward_s"] + step["sampler_s"] <= step["executed_s"] - step["planned_s"]
     assert trace["totals"]["forward_s"] > trace["first_step"]["forward_s"]
@@ -75,7 +76,7 @@ def test_only_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_sides_count_from_the_arrival() -> None:
     frontend = FrontendTraces()
-    frontend.begin("a", Marks("1.2.3.4:5", {"received": 100.0, "read": 100.25}), 7)
+    frontend.begin("a", Marks("1.2.3.4:5", {"received": 100.0, "read": 100.25}), [1] * 7)
     core = {"queued_s": 101.0, "states": [["WAITING", 101.0]], "totals": {"forward_s": 0.5}}
     document = frontend.document("a", {**core, "first_step": {"start_s": 102.0, "num_tokens": 7}})
     assert document is not None

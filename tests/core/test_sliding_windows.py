@@ -1,4 +1,8 @@
-"""Models with sliding windows through scheduler, cache and worker, against transformers."""
+"""Models with sliding windows through scheduler, cache and worker, with every choice of kernels.
+
+In float32 against transformers; the others against themselves alone, whole and undisturbed, and in
+tests/kernels against the float32 ones.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ import torch
 
 from engine.core.engine_core import EngineCore
 from tests.core.conftest import engine_config
-from tests.core.test_engine_core import request, run_all
-from tests.models.tiny_models import save_tiny_model
+from tests.core.test_engine_core import assert_same_texts, request, run, run_all
+from tests.kernels.native_models import save_rounded
+from tests.worker.kernel_choices import FLOAT32, KernelChoice
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3": {
         "num_hidden_layers": 6,
-        "head_dim": 16,
         "sliding_window": 20,
         "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
         "tie_word_embeddings": True,
@@ -40,37 +44,29 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("chunk", [24, 2048])
 def test_a_tiny_cache_and_cached_prefixes_change_no_token(
-    family: str, chunk: int, tmp_path: Path
+    family: str, tmp_path: Path, choice: KernelChoice
 ) -> None:
-    oracle = save_tiny_model(tmp_path, family, eos_token_id=None, **FAMILIES[family])
-    expected = [greedy(oracle, prompt) for prompt in PROMPTS]
-    flags: dict[str, Any] = {"max_model_len": 136, "max_num_batched_tokens": chunk}
-    core = EngineCore(engine_config(tmp_path, num_gpu_blocks_override=NUM_BLOCKS[family], **flags))
-    preemptions = hits = 0
-    for turn in range(2):  # the second turn finds prefixes
-        requests = [
-            request(f"{turn}-{number}", prompt, NUM_TOKENS) for number, prompt in enumerate(PROMPTS)
-        ]
-        texts: dict[str, list[int]] = {item.request_id: [] for item in requests}
-        for item in requests:
-            core.add_request(item)
-        while not core.is_idle:
-            message = core.step()
-            assert message.scheduler_stats is not None
-            preemptions += message.scheduler_stats.num_preemptions_delta
-            hits += message.scheduler_stats.prefix_cache_hits_delta
-            for output in message.outputs:
-                texts[output.request_id] += output.new_token_ids
-        assert list(texts.values()) == expected
+    oracle = save_rounded(tmp_path, family, eos_token_id=None, **FAMILIES[family])
+    requests = [request(str(number), prompt, NUM_TOKENS) for number, prompt in enumerate(PROMPTS)]
+    flags = {"max_model_len": 136, "kv_cache_memory_bytes": 8 << 20, **choice.flags}
+    roomy = EngineCore(engine_config(tmp_path, enable_prefix_caching=False, **flags))
+    expected = {item.request_id: run_all(roomy, [item])[item.request_id] for item in requests}
+    if choice == FLOAT32:
+        assert list(expected.values()) == [greedy(oracle, prompt) for prompt in PROMPTS]
+    for chunk in (24, 2048):
+        tight = {"num_gpu_blocks_override": NUM_BLOCKS[family], "max_num_batched_tokens": chunk}
+        core = EngineCore(engine_config(tmp_path, **tight, **flags))
+        turns = [run(core, requests), run(core, requests)]  # the second finds prefixes
+        assert sum(results.num_preemptions for results in turns) > 0
+        assert sum(results.num_cached_tokens for results in turns) > 0
         assert core.scheduler.kv_cache_manager.usage == 0
-    assert preemptions > 0
-    assert hits > 0
+        for results in turns:
+            assert_same_texts(choice, results.texts, expected, requests, roomy)
 
 
 def test_blocks_outside_the_window_are_given_back(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path, "Mistral", eos_token_id=None, sliding_window=16)
+    save_rounded(tmp_path, "Mistral", eos_token_id=None, sliding_window=16)
     core = EngineCore(engine_config(tmp_path, max_model_len=256, enable_prefix_caching=False))
     core.add_request(request("long", [1] * 200, 50))
     used = []

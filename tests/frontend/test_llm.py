@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import subprocess
@@ -37,8 +38,12 @@ SMALL: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": "2M"}
 
 def cores(of: int | None = None) -> list[psutil.Process]:
     """EngineCore processes below a process (default: this one)."""
-    children = psutil.Process(of).children(recursive=True)
-    return [child for child in children if "--handshake" in child.cmdline()]
+    found = []
+    for child in psutil.Process(of).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+            if "--handshake" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def gone(process: psutil.Process) -> bool:
@@ -191,10 +196,18 @@ def test_an_interrupted_wait_aborts_the_requests(llm: LLM) -> None:
     assert main is not None
     long = SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True)
     prompts = ["x" * number for number in range(1, 9)]
-    threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()
+
+    def interrupt() -> None:
+        while llm._engine.llm.num_unfinished == 0:
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(prompts * 20, long)
-    deadline = time.monotonic() + 20
+    thread.join()
+    deadline = time.monotonic() + 60
     while not llm.reset_prefix_cache():
         assert time.monotonic() < deadline, "blocks stay in use"
 
@@ -216,17 +229,17 @@ def test_shutdown_leaves_no_process(tiny_folder: Path) -> None:
 
 
 def test_starts_that_fail_raise_what_ended_them(tiny_folder: Path, tmp_path: Path) -> None:
-    before, threads = cores(), threading.active_count()
+    before, threads = cores(), set(threading.enumerate())
     with pytest.raises(MemoryBudgetError):
         LLM(str(tiny_folder), dtype="float32", kv_cache_memory_bytes=1000)
-    with pytest.raises(ModelNotFoundError, match=r"stoker models pull no-such-model"):
+    with pytest.raises(ModelNotFoundError, match="no-such-model: no-such-model does not exist"):
         LLM("no-such-model")
     with pytest.raises(ModelNotFoundError, match="does not exist"):
         LLM(str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="9999"):
         LLM(str(tiny_folder), max_model_len=9999)
     assert cores() == before
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def test_a_built_in_model_is_found_by_its_name(
@@ -276,7 +289,7 @@ def test_a_script_from_stdin_ends_with_its_process(tiny_folder: Path) -> None:
     """No `if __name__` guard and no file, as the second seed starts it."""
     done = subprocess.run(
         [sys.executable, "-", str(tiny_folder)],
-        input=SCRIPT, capture_output=True, text=True, timeout=120, check=False,
+        input=SCRIPT, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("pid ")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ from tests.worker.driver import engine_config
 
 
 def native_library() -> ctypes.CDLL:
-    device = DeviceConfig(kernels="native")
+    device = DeviceConfig(kernels="native", quantization="int8")  # a build with all formats
     try:
         kernels = select_kernels(device, KVCacheSpec(16, 1, 64, 1, 2), ["native"], 1).kernels
     except ConfigError as error:
+        if "failed with code" in str(error):  # it does not compile
+            raise
         pytest.skip(str(error))
     assert isinstance(kernels, NativeKernels)
     return kernels.library
@@ -41,8 +44,9 @@ def native_model(
     num_threads: int = 2,
     num_positions: int = 256,
     quantization: str = "none",
+    cache_dtype: str = "auto",
 ) -> NativeModelStep:
-    config = engine_config(folder, dtype="bfloat16", block_size=block_size)
+    config = engine_config(folder, dtype="bfloat16", block_size=block_size, cache_dtype=cache_dtype)
     weights = load_weights(
         config.model, torch.bfloat16, torch.device("cpu"), lambda done, total: None
     )
@@ -51,9 +55,11 @@ def native_model(
     return build_native_decoder(config.model, weights, kernels, num_positions, cache_spec(config))
 
 
-def reference_model(folder: Path, *, block_size: int = 16, quantization: str = "none") -> ModelStep:
+def reference_model(
+    folder: Path, *, block_size: int = 16, quantization: str = "none", cache_dtype: str = "auto"
+) -> ModelStep:
     """The plain-torch twin in float32."""
-    config = engine_config(folder, block_size=block_size)
+    config = engine_config(folder, block_size=block_size, cache_dtype=cache_dtype)
     weights = load_weights(config.model, torch.float32, torch.device("cpu"), lambda *state: None)
     build = model_class(config.model.architecture)
     kernels = quantized(create_kernel_set("reference"), quantization)
@@ -68,6 +74,8 @@ def group_windows(folder: Path) -> list[int | None]:
 
 def save_rounded(folder: Path, family: str = "Llama", **changes: Any) -> Any:
     """A tiny model and its float32 oracle, both with weights that bf16 holds exactly."""
-    model = save_tiny_model(folder, family, **{"head_dim": 32, **changes}).to(torch.bfloat16)
-    model.save_pretrained(folder)
-    return model.float()
+    model = save_tiny_model(folder, family, **{"head_dim": 32, **changes})
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    for parameter in model.parameters():  # not the frequencies of the positions
+        parameter.data = parameter.data.to(torch.bfloat16).float()
+    return model

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.kernels.native import build
-from engine.kernels.native.build import BuildError, built_library
+from engine.kernels.native.build import BuildError, Formats, built_library, start_build
 from engine.kernels.native.instruction_sets import (
     INSTRUCTION_SETS,
     InstructionSet,
@@ -44,12 +44,16 @@ def logged(
 
 
 def fake_compiler(folder: Path, version: str = "fake 1.0", before_output: str = "") -> Path:
-    """Notes each build in `builds`, writes some output, runs `before_output`, writes the rest."""
+    """Notes each build in `builds`, writes some output, runs `before_output`, writes the rest.
+
+    Of a build's calls it is the last, which links, that counts.
+    """
     script = folder / "fake-cxx"
     script.write_text(
         f"""#!/bin/sh
 for last; do :; done
 if [ "$last" = --version ]; then echo "{version}"; exit 0; fi
+case " $* " in *" -c "*) echo "object" > "$last"; exit 0;; esac
 echo build >> {folder}/builds
 echo "half of $last" > "$last"
 {before_output}
@@ -64,8 +68,8 @@ def num_builds(folder: Path) -> int:
     return len((folder / "builds").read_text().splitlines())
 
 
-def built(cache: Path, isa: InstructionSet = PORTABLE) -> Path:
-    with built_library(isa, cache) as path:
+def built(cache: Path, isa: InstructionSet = PORTABLE, formats: Formats = Formats.ALL) -> Path:
+    with built_library(isa, cache, formats) as path:
         assert path.is_file()
         return path
 
@@ -75,7 +79,7 @@ def libraries(cache: Path) -> list[str]:
     return [name for name in os.listdir(cache) if name != "build.lock"]
 
 
-def start_build(cache: Path) -> subprocess.Popen[str]:
+def start_build_in_process(cache: Path, *before: str) -> subprocess.Popen[str]:
     """A process of its own, as at a start of the server; prints what it logs, then the path."""
     code = f"""
 import logging, sys
@@ -86,7 +90,8 @@ from engine.kernels.native.instruction_sets import INSTRUCTION_SETS
 with built_library(INSTRUCTION_SETS[-1], Path({str(cache)!r})) as path:
     print("BUILT", path, path.is_file())
 """
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    command = [*before, sys.executable, "-c", code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def wait_for(path: Path) -> None:
@@ -104,7 +109,7 @@ def test_the_second_call_does_not_compile(tmp_path: Path, monkeypatch: pytest.Mo
     assert libraries(first.parent) == [first.name]  # nothing half-made is left
 
 
-def test_another_compiler_cpu_flag_or_level_builds_anew(
+def test_another_compiler_cpu_flag_level_or_format_builds_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = fake_compiler(tmp_path)
@@ -115,17 +120,18 @@ def test_another_compiler_cpu_flag_or_level_builds_anew(
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, version="fake 2.0")))
     paths.add(built(tmp_path / "cache"))
     paths.add(built(tmp_path / "cache", INSTRUCTION_SETS[-2]))
+    paths.add(built(tmp_path / "cache", formats=Formats.BF16))
     monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"avx512_bf16", "other"}))
     paths.add(built(tmp_path / "cache"))
-    assert len(paths) == num_builds(tmp_path) == 5
+    assert len(paths) == num_builds(tmp_path) == 6
 
 
 def test_a_changed_source_builds_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
     before = built(tmp_path / "cache")
-    for source in build._SOURCE.parent.glob("*.[ch]*"):
+    for source in build._FOLDER.glob("*.[ch]*"):
         (tmp_path / source.name).write_bytes(source.read_bytes())
-    monkeypatch.setattr(build, "_SOURCE", tmp_path / "step.cpp")
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)
     assert built(tmp_path / "cache") == before
     (tmp_path / "gemm.h").write_text("// changed")
     assert built(tmp_path / "cache") != before
@@ -166,13 +172,45 @@ def test_starts_at_the_same_time_build_once(
     go = tmp_path / "go"
     wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, before_output=wait)))
-    starts = [start_build(tmp_path / "cache") for _ in range(2)]
+    starts = [start_build_in_process(tmp_path / "cache") for _ in range(2)]
     wait_for(tmp_path / "builds")
     go.touch()
     said = [start.communicate(timeout=60)[0] for start in starts]
     paths = {text.split("BUILT ")[1] for text in said}
     assert len(paths) == num_builds(tmp_path) == 1
     assert paths.pop().endswith("True\n")
+
+
+def test_a_child_waits_without_a_word_for_what_its_parent_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the engine does for its API server; a stranger is told."""
+    go = tmp_path / "go"
+    wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, before_output=wait)))
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("STOKER_NATIVE_ISA", PORTABLE.name)
+    start_build(Formats.ALL)
+    wait_for(tmp_path / "builds")
+    child = start_build_in_process(tmp_path / "kernels")
+    stranger = start_build_in_process(tmp_path / "kernels", "bash", "-c", '"$@"; true', "-")
+    assert stranger.stdout is not None
+    assert "Another start builds the CPU kernels" in stranger.stdout.readline()
+    go.touch()
+    said = [process.communicate(timeout=60)[0] for process in (child, stranger)]
+    assert said[0] == said[1]  # only where it is
+    assert num_builds(tmp_path) == 1
+
+
+def test_a_build_ahead_leaves_complaints_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
+    for variable, value in (("STOKER_CACHE_DIR", "/proc/self"), ("STOKER_NATIVE_ISA", "none")):
+        monkeypatch.setenv(variable, value)
+        start_build(Formats.BF16).join(60)
+    assert logged.text == ""
+    assert not (tmp_path / "builds").exists()
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
@@ -184,12 +222,12 @@ def test_a_killed_build_is_repeated(
     wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, before_output=wait)))
     cache = tmp_path / "cache"
-    first = start_build(cache)
+    first = start_build_in_process(cache)
     wait_for(tmp_path / "builds")
     first.send_signal(stop)
     first.communicate(timeout=60)
     assert len(libraries(cache)) == 1  # the folder of the build
-    second = start_build(cache)
+    second = start_build_in_process(cache)
     go.touch()
     text, _ = second.communicate(timeout=60)
     assert "left by a build that was killed" in text
@@ -252,11 +290,12 @@ def test_a_cache_below_a_file_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("formats", Formats)
 def test_a_real_build_compiles_without_warnings_and_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    formats: Formats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native_library()
     compiler = build.find_compiler()[0]
     monkeypatch.setenv("CXX", f"{compiler} -Wall -Wextra -Werror")
-    with built_library(choose_instruction_set(), tmp_path / "cache") as path:
+    with built_library(choose_instruction_set(), tmp_path / "cache", formats) as path:
         assert open_library(path).stoker_model_create is not None

@@ -193,6 +193,7 @@ def test_rounded_inputs_keep_the_largest_of_each_group() -> None:
     groups, kept = x.view(4, 3, 32), rounded.view(4, 3, 32)
     assert torch.allclose(groups.abs().amax(-1), kept.abs().amax(-1), rtol=1e-6)
     assert ((groups - kept).abs() <= groups.abs().amax(-1, keepdim=True) / 253).all()
+    assert rounded_inputs(x[:0], 32).shape == (0, 96)  # a step that asks for no logits
 
 
 def test_without_quantization_the_set_stays_as_it_is() -> None:

@@ -48,6 +48,12 @@ def test_auto_takes_native_where_it_runs(logged: pytest.LogCaptureFixture) -> No
     assert logged.records[-1].levelname == "INFO"
 
 
+def test_native_runs_over_an_fp8_cache(logged: pytest.LogCaptureFixture) -> None:
+    native_library()
+    assert select(DeviceConfig(), KVCacheSpec(16, 3, 64, 2, 1)).kernels.name == "native"
+    assert "are not used" not in logged.text
+
+
 def test_a_forced_build_is_named(
     monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
@@ -72,7 +78,6 @@ def test_reference_is_taken_when_asked_for(logged: pytest.LogCaptureFixture) -> 
     [
         (DeviceConfig(device="cuda"), SPEC, "the device is cuda"),
         (DeviceConfig(dtype="float32"), SPEC, "the dtype is float32"),
-        (DeviceConfig(), KVCacheSpec(16, 3, 64, 2, 1), "--kv-cache-dtype asks for fp8"),
         (DeviceConfig(), KVCacheSpec(24, 3, 64, 2, 2), "block size that 16 divides, not 24"),
         (DeviceConfig(), KVCacheSpec(16, 3, 80, 2, 2), r"head_dim that 32 divides .*not 80"),
         (DeviceConfig(), KVCacheSpec(16, 3, 544, 2, 2), r"head_dim .*up to 512.* not 544"),

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -331,14 +331,14 @@ def test_other_files_are_not_gguf(tmp_path: Path) -> None:
 
 
 _SLOW_CONVERSION = """
-import sys, time
+import sys
 from pathlib import Path
 from engine.models.gguf_convert import convert_gguf
 
 def slow(done, total, what):
     if done == total // 2:
         print("half", flush=True)
-        time.sleep(60)
+        sys.stdin.readline()
 
 convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), slow)
 """
@@ -350,6 +350,7 @@ def test_a_killed_conversion_leaves_nothing_under_the_final_name(
     target = tmp_path / "out"
     child = subprocess.Popen(
         [sys.executable, "-c", _SLOW_CONVERSION, str(source), str(target)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=repo_root,
@@ -369,9 +370,9 @@ def test_a_second_conversion_waits_for_the_first(
     source: Path, tmp_path: Path, repo_root: Path
 ) -> None:
     target = tmp_path / "out"
-    script = _SLOW_CONVERSION.replace("time.sleep(60)", "time.sleep(1)")
     child = subprocess.Popen(
-        [sys.executable, "-c", script, str(source), str(target)],
+        [sys.executable, "-c", _SLOW_CONVERSION, str(source), str(target)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=repo_root,
@@ -380,9 +381,15 @@ def test_a_second_conversion_waits_for_the_first(
         assert child.stdout is not None
         assert child.stdout.readline() == "half\n"
         calls: list[int] = []
-        start = time.monotonic()
-        convert_gguf(source, target, lambda done, total, what: calls.append(done))
-        assert time.monotonic() - start > 0.5
+        second = threading.Thread(
+            target=convert_gguf,
+            args=(source, target, lambda done, total, what: calls.append(done)),
+        )
+        second.start()
+        second.join(0.5)
+        assert second.is_alive()
+        child.communicate("go on\n")
+        second.join()
     assert child.returncode == 0
     assert calls == []  # the folder was there when the lock was free
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 
 from engine.args import EngineArgs
 from engine.config import EngineConfig
 from engine.errors import EngineError, MemoryBudgetError
-from engine.messages import HandshakeReady
+from engine.messages import EngineCoreOutputs, HandshakeReady
 from engine.server.launch import run
 from tests.server.fake_core import FakeCore
 
@@ -34,8 +35,24 @@ class _DyingCore(FakeCore):
         self.die()
 
 
+class _WaitingCore(FakeCore):
+    """Stands still after its first token until SIGUSR1."""
+
+    has_waited = False
+
+    async def start(self) -> HandshakeReady:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.resume)
+        return await super().start()
+
+    async def get_output(self) -> EngineCoreOutputs:
+        output = await super().get_output()
+        if not self.has_waited:
+            self.has_waited = self.is_paused = True
+        return output
+
+
 def _make_core(scenario: str, _config: EngineConfig) -> FakeCore:
-    kinds: dict[str, type[FakeCore]] = {"dies": _DyingCore}
+    kinds: dict[str, type[FakeCore]] = {"dies": _DyingCore, "waits": _WaitingCore}
     error: EngineError | None = None
     if scenario == "too-big":
         error = MemoryBudgetError("the weights need 9 GiB, 1 GiB is free.")

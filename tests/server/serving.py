@@ -96,11 +96,11 @@ async def serving(
             url = await stack.enter_async_context(_http_server(app))
         # No certificates: reading them takes longer than most tests.
         http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=url, timeout=20, transport=transport, verify=False)
+            httpx.AsyncClient(base_url=url, timeout=120, transport=transport, verify=False)
         )
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(
-                base_url=f"{url}/v1", api_key=api_key or "none", max_retries=0, timeout=20
+                base_url=f"{url}/v1", api_key=api_key or "none", max_retries=0, timeout=120
             )
         )
         yield Served(url, core, state, llm, services, http, client)
@@ -128,7 +128,7 @@ async def _http_server(app: FastAPI) -> AsyncGenerator[str, None]:
         await task
 
 
-async def until(condition: object, timeout_s: float = 10.0) -> None:
+async def until(condition: object, timeout_s: float = 60.0) -> None:
     """Wait for `condition()`; fails with a timeout instead of hanging."""
     assert callable(condition)
 

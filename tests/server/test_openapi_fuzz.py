@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schemathesis import APIOperation, BaseSchema, Case, GenerationMode
 from schemathesis.core.result import Ok
 
-from tests.e2e.running_server import ENGINE, Server, free_port, gauge, get_json, started
+from tests.e2e.running_server import ENGINE, Server, free_port, get_json, started, wait_for_gauge
 from tests.tiny_model import write_tiny_llama
 
 # Cases per operation and mode; raise it for a long run by hand.
@@ -62,7 +62,7 @@ def statuses(operation: AnyOperation, mode: Any) -> set[int]:
             case.body = {name: value for name, value in case.body.items() if name in kept}
             if "prompt" in case.body and data.draw(st.booleans()):
                 case.body["prompt"] = "x"  # so that the other fields are what decides
-        response = case.call(timeout=30)
+        response = case.call(timeout=120)
         seen.add(response.status_code)
         assert response.status_code < 500, (case.as_curl_command(), response.text)
 
@@ -77,7 +77,7 @@ def test_valid_and_nearly_valid_input_ends_in_no_server_error(server: Server) ->
         seen = statuses(operation, GenerationMode.POSITIVE)
         expected = 404 if operation.path == "/v1/models/{name}" else 200
         assert expected in seen, f"{operation.label}: nothing got through, only {seen}"
-    assert gauge(server.url, "vllm:num_requests_running") == 0
+    wait_for_gauge(server.url, "vllm:num_requests_running", 0)
 
 
 @pytest.mark.slow

@@ -442,3 +442,24 @@ def with_objects(message: dict[str, Any]) -> dict[str, Any]:
         arguments = json.loads(function["arguments"])
         made["tool_calls"] = [{**call, "function": {**function, "arguments": arguments}}]
     return made
+
+
+async def test_tokenize_gives_the_prompt_that_a_chat_with_tools_would_have(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    for path in tiny_folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "chat_template.jinja").write_text("{{ mood }} {{ tools }} {{ messages }}")
+    body = {"messages": ASK, "tools": TOOLS, "chat_template_kwargs": {"mood": "curious"}}
+    async with serving(tmp_path, FakeCore([EOS]), tool_call_parser="hermes") as served:
+        tokens = (await served.http.post("/tokenize", json=body)).json()["tokens"]
+        await ask(served, **body)
+
+        assert served.core.requests[0].prompt_token_ids == tokens
+        prompt = served.llm.tokenizer.decode(tokens, skip_special_tokens=False)
+        assert prompt.startswith("curious [{")
+        assert "Weather of <a> city" in prompt
+        for name, value in (("chat_template", "x"), ("continue_final_message", True)):
+            response = await served.http.post("/tokenize", json={**body, name: value})
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == name

@@ -1,4 +1,4 @@
-"""What tests of the native set in a worker share: torch's threads restored, one tiny model."""
+"""What tests of a worker share: the kernels to run with, torch's threads restored, a tiny model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import torch
 
 from tests.kernels.native_models import native_library
 from tests.tiny_model import write_tiny_llama
+from tests.worker.kernel_choices import choice
+
+__all__ = ["choice"]
 
 
 @pytest.fixture

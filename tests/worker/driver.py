@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.config import CacheConfig, DeviceConfig, EngineConfig, SchedulerConfig
 from engine.core.executor import Executor
+from engine.messages import TokenLogprobs
 from engine.model_config import ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.sched.scheduler_output import (
@@ -17,6 +18,7 @@ from engine.sched.scheduler_output import (
 )
 
 GREEDY = SamplingParams(temperature=0.0)
+_PROBED = 50
 
 
 def engine_config(
@@ -27,14 +29,22 @@ def engine_config(
     max_model_len: int = 1024,
     kernels: str = "auto",
     quantization: str = "none",
+    cache_dtype: str = "auto",
+    num_threads: int | None = None,
 ) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig.from_folder(folder, folder.name),
-        cache=CacheConfig(block_size=block_size),
+        cache=CacheConfig(block_size=block_size, cache_dtype=cache_dtype),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=2048, max_num_seqs=32, max_model_len=max_model_len
         ),
-        device=DeviceConfig(device="cpu", dtype=dtype, kernels=kernels, quantization=quantization),
+        device=DeviceConfig(
+            device="cpu",
+            dtype=dtype,
+            kernels=kernels,
+            quantization=quantization,
+            num_threads=num_threads,
+        ),
     )
 
 
@@ -118,6 +128,13 @@ class Driver:
             if not schedule:
                 return [self.finish(req_id) for req_id in req_ids]
             self.step(schedule)
+
+    def probe(self, tokens: list[int]) -> TokenLogprobs:
+        """What may follow these tokens: log probabilities of all tokens or of many."""
+        self.add("probe", tokens, SamplingParams(temperature=0.0, logprobs=_PROBED))
+        output = self.step({"probe": len(tokens)})
+        self.finish("probe")
+        return output.logprobs["probe"][0]
 
     def _num_outputs(self, req_id: str) -> int:
         return len(self._requests[req_id].tokens) - self._requests[req_id].num_prompt

@@ -126,11 +126,14 @@ def _generate(oracle: Any, prompts: Tokens, num_tokens: int) -> Tokens:
     return generated
 
 
-def start_engine(folder: Path, dtype: str, kernels: str = "reference") -> EngineCore:
+def start_engine(
+    folder: Path, dtype: str, kernels: str = "reference", quantization: str = "none"
+) -> EngineCore:
     """An EngineCore in this process, with a cache for all prompts at once."""
     args = EngineArgs(
         dtype=dtype,
         kernels=kernels,
+        quantization=quantization,
         max_model_len=2048,
         max_num_batched_tokens=1024,
         max_num_seqs=64,

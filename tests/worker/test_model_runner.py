@@ -1,4 +1,7 @@
-"""ModelRunner through UniProcExecutor on a tiny model: differences, batches, seeds, preemption."""
+"""ModelRunner through UniProcExecutor on a tiny model, with every choice of kernels.
+
+Differences, batches, seeds, preemption.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,19 @@ from engine.kv_sizing import GIB
 from engine.sampling_params import SamplingParams
 from engine.worker.model_runner import dummy_batch
 from engine.worker.uniproc_executor import UniProcExecutor
-from tests.tiny_model import write_tiny_llama
 from tests.worker.driver import Driver, engine_config
+from tests.worker.kernel_choices import FLOAT32, KernelChoice, exact_only
 
 PROMPTS = [list(range(5, 5 + n)) for n in (1, 16, 17, 40, 63)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
-
-
 @pytest.fixture
-def driver(folder: Path) -> Driver:
-    return new_driver(folder)
+def driver(folder: Path, choice: KernelChoice) -> Driver:
+    return new_driver(folder, choice)
 
 
-def new_driver(folder: Path, block_size: int = 16) -> Driver:
-    config = engine_config(folder, block_size=block_size, max_model_len=256)
+def new_driver(folder: Path, choice: KernelChoice, block_size: int = 16) -> Driver:
+    config = engine_config(folder, block_size=block_size, max_model_len=256, **choice.flags)
     executor = create_executor(config)
     assert isinstance(executor, UniProcExecutor)
     executor.load_model()
@@ -42,19 +40,24 @@ def new_driver(folder: Path, block_size: int = 16) -> Driver:
     return Driver(executor, block_size)
 
 
-def test_together_equals_alone_whatever_the_chunks_and_blocks(folder: Path) -> None:
+def test_together_equals_alone_whatever_the_chunks_and_blocks(
+    folder: Path, choice: KernelChoice
+) -> None:
     names = [str(n) for n in range(len(PROMPTS))]
     alone = []
-    first = new_driver(folder)
+    first = new_driver(folder, choice)
     for name, prompt in zip(names, PROMPTS, strict=True):
         first.add(name, prompt)
         alone += first.generate([name], 20)
     assert len({tuple(tokens) for tokens in alone}) > 1
-    for block_size, chunk in ((16, 1000), (16, 7), (4, 16), (3, 5)):
-        driver = new_driver(folder, block_size)
+    usual, second, third = choice.block_sizes
+    for block_size, chunk in ((usual, 1000), (usual, 7), (second, 16), (third, 5)):
+        driver = new_driver(folder, choice, block_size)
         for name, prompt in zip(names, PROMPTS, strict=True):
             driver.add(name, prompt)
-        assert driver.generate(names, 20, chunk) == alone
+        together = driver.generate(names, 20, chunk)
+        for found, wanted, prompt in zip(together, alone, PROMPTS, strict=True):
+            choice.assert_same(found, wanted, prompt, first.probe)
 
 
 def test_an_unfinished_prompt_gets_no_token(driver: Driver) -> None:
@@ -68,16 +71,23 @@ def test_an_unfinished_prompt_gets_no_token(driver: Driver) -> None:
     assert [len(tokens) for tokens in output.sampled_token_ids] == [1, 1]
 
 
-def test_a_preempted_request_goes_on_as_if_nothing_had_happened(driver: Driver) -> None:
+def test_a_preempted_request_goes_on_as_if_nothing_had_happened(
+    driver: Driver, choice: KernelChoice
+) -> None:
     driver.add("plain", PROMPTS[3])
     (expected,) = driver.generate(["plain"], 12)
     driver.add("victim", PROMPTS[3])
-    for count in (40, 1, 1, 1):
-        driver.step({"victim": count})
+    driver.add("other", PROMPTS[2])
+    for count in (30, 10, 1, 1, 1):
+        driver.step({"other": driver.remaining("other"), "victim": count})
     driver.preempt("victim")
-    assert driver.generate(["victim"], 12) == [expected]
+    for _ in range(2):
+        driver.step({"other": 1})
+    found, _ = driver.generate(["victim", "other"], 12)
+    choice.assert_same(found, expected, PROMPTS[3], driver.probe)
 
 
+@exact_only
 def test_a_seed_gives_the_same_tokens_in_any_company(driver: Driver) -> None:
     params = SamplingParams(temperature=1.0, seed=-5)
     driver.add("alone", PROMPTS[2], params)
@@ -88,6 +98,17 @@ def test_a_seed_gives_the_same_tokens_in_any_company(driver: Driver) -> None:
     results = driver.generate(["other", "again", "different"], 24)
     assert results[1] == expected
     assert results[2] != expected
+
+
+@exact_only
+def test_company_that_needs_the_logits_changes_no_greedy_token(driver: Driver) -> None:
+    driver.add("alone", PROMPTS[3])
+    (expected,) = driver.generate(["alone"], 24)
+    driver.add("greedy", PROMPTS[3])
+    driver.add("random", PROMPTS[3], SamplingParams(temperature=1.0, seed=1))
+    driver.add("watched", PROMPTS[3], SamplingParams(temperature=0.0, logprobs=1))
+    greedy, random, watched = driver.generate(["greedy", "random", "watched"], 24)
+    assert greedy == watched == expected != random
 
 
 def test_requests_without_a_seed_differ(driver: Driver) -> None:
@@ -119,10 +140,10 @@ def test_an_empty_step_only_drops_finished_requests(driver: Driver) -> None:
     assert (output.req_ids, output.sampled_token_ids) == ([], [])
 
 
-def test_errors_arrive_through_the_future(folder: Path) -> None:
+def test_errors_arrive_through_the_future(folder: Path, choice: KernelChoice) -> None:
     from engine.sched.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
 
-    executor = UniProcExecutor(engine_config(folder, max_model_len=256))
+    executor = UniProcExecutor(engine_config(folder, max_model_len=256, **choice.flags))
     executor.load_model()
     executor.initialize_kv_cache(2)
     request = NewRequestData("far", [1] * 40, 40, [[1, 2, 3]], 0, SamplingParams(temperature=0.0))
@@ -133,8 +154,8 @@ def test_errors_arrive_through_the_future(folder: Path) -> None:
     executor.shutdown()
 
 
-def test_a_cache_that_does_not_fit_is_refused(folder: Path) -> None:
-    executor = UniProcExecutor(engine_config(folder, max_model_len=256))
+def test_a_cache_that_does_not_fit_is_refused(folder: Path, choice: KernelChoice) -> None:
+    executor = UniProcExecutor(engine_config(folder, max_model_len=256, **choice.flags))
     executor.load_model()
     blocks = (1 << 50) // executor.get_kv_cache_spec().bytes_per_block
     with pytest.raises(MemoryBudgetError, match="cannot be allocated"):
@@ -144,7 +165,7 @@ def test_a_cache_that_does_not_fit_is_refused(folder: Path) -> None:
 def test_startup_lines_have_vllms_shape(
     folder: Path, capfd: pytest.CaptureFixture[str], log_lines: Callable[[], list[str]]
 ) -> None:
-    executor = UniProcExecutor(engine_config(folder, max_model_len=256))
+    executor = UniProcExecutor(engine_config(folder, max_model_len=256, **FLOAT32.flags))
     executor.load_model()
     text = "\n".join(log_lines())
     assert "Starting to load model tiny..." in text
@@ -165,12 +186,8 @@ def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[st
 
 
 def test_threads_follow_the_configuration(folder: Path) -> None:
-    import dataclasses
-
     before = torch.get_num_threads()
-    config = engine_config(folder, max_model_len=256)
-    device = dataclasses.replace(config.device, num_threads=1)
-    executor = UniProcExecutor(dataclasses.replace(config, device=device))
+    executor = UniProcExecutor(engine_config(folder, max_model_len=256, num_threads=1))
     try:
         executor.load_model()
         assert torch.get_num_threads() == 1
@@ -178,10 +195,10 @@ def test_threads_follow_the_configuration(folder: Path) -> None:
         torch.set_num_threads(before)
 
 
-def test_a_large_cache_costs_no_memory_until_it_is_used(folder: Path) -> None:
+def test_a_large_cache_costs_no_memory_until_it_is_used(folder: Path, choice: KernelChoice) -> None:
     import psutil
 
-    executor = UniProcExecutor(engine_config(folder, max_model_len=256))
+    executor = UniProcExecutor(engine_config(folder, max_model_len=256, **choice.flags))
     executor.load_model()
     before = psutil.Process().memory_info().rss
     executor.initialize_kv_cache(4 * GIB // executor.get_kv_cache_spec().bytes_per_block)

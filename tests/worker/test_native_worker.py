@@ -1,18 +1,16 @@
-"""The worker on the native kernel set: start-up, threads, batches, and the real default model."""
+"""The worker on the native kernel set: start-up, threads, and the real default model."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.errors import ConfigError, MemoryBudgetError
+from engine.errors import ConfigError
 from engine.kernels.kernel_set import ModelStep
-from engine.kv_sizing import GIB
 from engine.worker.uniproc_executor import UniProcExecutor
 from engine.worker.worker import Worker
 from tests.default_model import default_model_folder
@@ -47,35 +45,6 @@ def test_the_log_names_the_set_and_torch_keeps_one_thread(
 def test_native_that_cannot_run_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"native cannot be used.*dtype is float32"):
         start(folder, dtype="float32", backend="native")
-
-
-def test_together_equals_alone_whatever_the_chunks(folder: Path) -> None:
-    prompts = [list(range(5, 5 + n)) for n in (1, 16, 17, 40, 63)]
-    names = [str(n) for n in range(len(prompts))]
-    driver = Driver(start(folder), 16)
-    alone = []
-    for name, prompt in zip(names, prompts, strict=True):
-        driver.add(name, prompt)
-        alone += driver.generate([name], 20)
-    assert len({tuple(tokens) for tokens in alone}) > 1
-    for chunk in (1000, 7):
-        for name, prompt in zip(names, prompts, strict=True):
-            driver.add(name, prompt)
-        assert driver.generate(names, 20, chunk) == alone
-
-
-def test_a_large_cache_costs_no_memory_until_it_is_used(folder: Path) -> None:
-    executor = start(folder)
-    before = psutil.Process().memory_info().rss
-    executor.initialize_kv_cache(4 * GIB // executor.get_kv_cache_spec().bytes_per_block)
-    assert psutil.Process().memory_info().rss - before < GIB // 4
-
-
-def test_a_cache_that_does_not_fit_is_refused(folder: Path) -> None:
-    executor = start(folder)
-    blocks = (1 << 50) // executor.get_kv_cache_spec().bytes_per_block
-    with pytest.raises(MemoryBudgetError, match="cannot be allocated"):
-        executor.initialize_kv_cache(blocks)
 
 
 def loaded_model(executor: UniProcExecutor) -> ModelStep:

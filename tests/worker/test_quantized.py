@@ -1,4 +1,4 @@
-"""The worker with `--quantization`: batches, preemption, GGUF, what is refused, the real model."""
+"""The worker with `--quantization`: what it logs, GGUF, what is refused, the real model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kernels.paged_sequences import PagedSequences
 from tests.models.gguf_file_maker import byte_tokens, write_gguf
 from tests.models.tiny_models import save_tiny_llama
 from tests.tiny_model import write_tiny_llama
-from tests.worker.driver import Driver, engine_config
+from tests.worker.driver import engine_config
 
 HOST = HostDevice("cpu", "cpu", None)
 
@@ -49,39 +49,6 @@ def loaded_model(executor: UniProcExecutor) -> ModelStep:
     worker = executor._worker
     assert isinstance(worker, Worker)
     return worker._model
-
-
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_together_equals_alone_whatever_the_chunks(quantization: str, folder: Path) -> None:
-    prompts = [list(range(5, 5 + n)) for n in (1, 16, 17, 40, 63)]
-    names = [str(n) for n in range(len(prompts))]
-    driver = Driver(start(folder, quantization), 16)
-    alone = []
-    for name, prompt in zip(names, prompts, strict=True):
-        driver.add(name, prompt)
-        alone += driver.generate([name], 20)
-    assert len({tuple(tokens) for tokens in alone}) > 1
-    for chunk in (1000, 7):
-        for name, prompt in zip(names, prompts, strict=True):
-            driver.add(name, prompt)
-        assert driver.generate(names, 20, chunk) == alone
-
-
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_preemption_changes_nothing(quantization: str, folder: Path) -> None:
-    prompts = {"a": list(range(5, 45)), "b": list(range(60, 80))}
-    driver = Driver(start(folder, quantization), 16)
-    for name, prompt in prompts.items():
-        driver.add(name, prompt)
-    undisturbed = driver.generate(list(prompts), 12)
-    for name, prompt in prompts.items():
-        driver.add(name, prompt)
-    for _ in range(5):
-        driver.step({name: driver.remaining(name) for name in prompts})
-    driver.preempt("a")
-    for _ in range(2):
-        driver.step({"b": driver.remaining("b")})
-    assert driver.generate(list(prompts), 12) == undisturbed
 
 
 def test_the_log_names_the_formats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

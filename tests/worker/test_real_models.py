@@ -1,4 +1,7 @@
-"""SmolLM2 135M and Gemma 3 270M: conversion and greedy tokens against transformers'."""
+"""SmolLM2 135M and Gemma 3 270M: conversion and greedy tokens against transformers'.
+
+And with every choice of kernels: the same alone and in chunks, and much as in float32.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from tests.worker.greedy import (
     real_prompts,
     start_engine,
 )
+from tests.worker.kernel_choices import CHOICES, KernelChoice, exact_only
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -46,11 +50,12 @@ def test_fifty_greedy_texts_equal_generate_in_float32(model_folder: Callable[[],
     assert all(value < TIE for value in margins.values()), f"(prompt, token): margin {margins}"
 
 
-def test_texts_are_the_same_alone_and_in_chunks_beside_others() -> None:
+@exact_only
+def test_texts_are_the_same_alone_and_in_chunks_beside_others(choice: KernelChoice) -> None:
     folder = default_model_folder()
     prompts = real_prompts(folder)[::5]
     names = [str(number) for number in range(len(prompts))]
-    alone_driver, together = start_driver(folder), start_driver(folder)
+    alone_driver, together = start_driver(folder, choice), start_driver(folder, choice)
     alone = []
     for name, prompt in zip(names, prompts, strict=True):
         alone_driver.add(name, prompt)
@@ -59,23 +64,33 @@ def test_texts_are_the_same_alone_and_in_chunks_beside_others() -> None:
     assert together.generate(names, 32, chunk=13) == alone
 
 
-def start_driver(folder: Path) -> Driver:
-    executor = UniProcExecutor(engine_config(folder, max_model_len=2048))
+def start_driver(folder: Path, choice: KernelChoice) -> Driver:
+    flags = {**choice.flags, "num_threads": None}
+    executor = UniProcExecutor(engine_config(folder, max_model_len=2048, **flags))
     executor.load_model()
     executor.determine_available_memory()
     executor.initialize_kv_cache(600)
     return Driver(executor, 16)
 
 
-def test_bfloat16_answers_and_mostly_begins_as_float32() -> None:
+@pytest.fixture(scope="module")
+def first_tokens() -> list[int]:
+    """What each of the prompts is followed by in float32."""
+    folder = default_model_folder()
+    exact = engine_tokens(start_engine(folder, "float32"), real_prompts(folder), 1)
+    return [tokens[0] for tokens in exact]
+
+
+@pytest.mark.parametrize("choice", CHOICES[1:], indirect=True, ids=str)
+def test_answers_mostly_begin_as_in_float32(choice: KernelChoice, first_tokens: list[int]) -> None:
     """Rounding turns close calls, and one turn changes all that follows: compare first tokens."""
     folder = default_model_folder()
-    prompts = real_prompts(folder)
-    ours = engine_tokens(start_engine(folder, "bfloat16", "auto"), prompts, 12)
-    exact = engine_tokens(start_engine(folder, "float32"), prompts, 1)
+    core = start_engine(folder, choice.dtype, choice.kernels, choice.quantization)
+    ours = engine_tokens(core, real_prompts(folder), 12)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.decode(ours[0]).startswith("The capital of France is Paris.")
-    assert sum(mine[0] == right[0] for mine, right in zip(ours, exact, strict=True)) >= 46
+    same = sum(mine[0] == right for mine, right in zip(ours, first_tokens, strict=True))
+    assert same >= {"none": 46, "int8": 43, "int4": 40}[choice.quantization]
 
 
 def test_the_smollm_tokenizer_equals_transformers_reading_the_gguf() -> None:

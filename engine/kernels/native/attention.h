@@ -15,9 +15,9 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
+#include "fp8.h"
 #include "norm.h"
 #include "thread_pool.h"
 #include "vector_math.h"
@@ -34,15 +34,16 @@ constexpr std::int64_t kMaxHeadDim = 512;
 constexpr float kNever = -1e30f;  // finite stand-in for the maximum of nothing
 
 // A layer's cache: for each (block, kv head) two planes, the keys as [dim pairs][block_size][2] and
-// the values as [block_size][head_dim].
+// the values as [block_size][head_dim]. Sizes and strides count elements, which are bf16 or fp8.
 struct CacheShape {
   std::int64_t block_size, kv_heads, head_dim;
+  bool is_fp8;
 
   std::int64_t plane_size() const { return block_size * head_dim; }
   std::int64_t plane_of(std::int64_t block, std::int64_t head) const {
     return (block * kv_heads + head) * 2 * plane_size();
   }
-  std::int64_t key_stride() const { return 2 * block_size; }  // from one pair of dims to the next
+  std::int64_t bytes(std::int64_t count) const { return count * (is_fp8 ? 1 : 2); }
 };
 
 struct Unit {
@@ -64,9 +65,16 @@ struct Task {
 
 // Key and value addresses of one tile's groups; groups outside of what is seen repeat one inside.
 struct TileAddress {
-  const bf16* keys[kTileGroups];
-  const bf16* values[kTileGroups];
+  const char* keys[kTileGroups];
+  const char* values[kTileGroups];
+  std::int64_t key_stride;  // from one pair of dims to the next
+  bool is_fp8;
 };
+
+template <class Element>
+const Element* elements(const char* address) {
+  return reinterpret_cast<const Element*>(address);
+}
 
 // Results of some rows: maximum (of scores in units of log 2), sum of weights, weighted values. The
 // values are in the order in which `weigh_values` leaves them.
@@ -83,35 +91,6 @@ struct Partial {
     return {memory, memory + padded(rows), memory + 2 * padded(rows)};
   }
 };
-
-// scores[r][key] = scale * q[r] . k[key] for the keys of kScoreGroups groups; meanwhile keys of the
-// tile to come are read ahead, into the second cache level: two tiles would not fit into the first.
-template <int Rows, bool Prefetch>
-void score_keys(const bf16* queries, std::int64_t head_dim, const bf16* const* keys,
-                const bf16* const* next, std::int64_t key_stride, float scale, float* scores) {
-  Floats sums[Rows][kScoreGroups];
-  for (auto& row : sums) {
-    for (Floats& sum : row) sum = splat(0.0f);
-  }
-  for (std::int64_t pair = 0; pair < head_dim / 2; ++pair) {
-    Pairs columns[kScoreGroups];
-    for (int group = 0; group < kScoreGroups; ++group) {
-      columns[group] = load_line(keys[group] + pair * key_stride);
-      if (Prefetch) prefetch_second_level(next[group] + pair * key_stride);
-    }
-    for (int r = 0; r < Rows; ++r) {
-      const Pair query = broadcast_pair(queries + r * head_dim + 2 * pair);
-      for (int group = 0; group < kScoreGroups; ++group) {
-        sums[r][group] = dot_pairs(sums[r][group], query, columns[group]);
-      }
-    }
-  }
-  for (int r = 0; r < Rows; ++r) {
-    for (int group = 0; group < kScoreGroups; ++group) {
-      store(scores + r * kTileKeys + group * kKeyGroup, sums[r][group] * splat(scale));
-    }
-  }
-}
 
 // One row of scores to weights 2^(score - maximum) in bf16 for groups `groups`; only keys `visible`
 // weigh anything. `All`: every key of the groups is visible.
@@ -136,51 +115,6 @@ void soften(const float* scores, Span visible, Span groups, bf16* weights, float
     store_bf16(weights + group * kKeyGroup, weight);
   }
   *sum = sum_of(total);
-}
-
-// out[r] = sum over the keys of a span of weights[r][key] * value[key], for Chunks x 32 dims. The
-// span begins at an even key. Two values are interleaved per product, which leaves the dims of a
-// chunk in an order that `write_output` puts right.
-template <int Rows, int Chunks, bool Prefetch>
-void weigh_values(const bf16* weights, const bf16* const* values, const bf16* const* next,
-                  std::int64_t offset, std::int64_t head_dim, Span span, float* out) {
-  Floats sums[Rows][2 * Chunks];
-  for (auto& row : sums) {
-    for (Floats& sum : row) sum = splat(0.0f);
-  }
-  const auto add_two_keys = [&](const bf16* pair_weights, int chunk, Pairs first, Pairs second) {
-    Pairs low, high;
-    interleave(first, second, &low, &high);
-    for (int r = 0; r < Rows; ++r) {
-      const Pair weight = broadcast_pair(pair_weights + r * kTileKeys);
-      sums[r][2 * chunk] = dot_pairs(sums[r][2 * chunk], weight, low);
-      sums[r][2 * chunk + 1] = dot_pairs(sums[r][2 * chunk + 1], weight, high);
-    }
-  };
-  std::int64_t key = span.begin % kKeyGroup;
-  for (std::int64_t group = span.begin / kKeyGroup; group * kKeyGroup < span.end; ++group) {
-    const std::int64_t keys = std::min<std::int64_t>(kKeyGroup, span.end - group * kKeyGroup);
-    for (; key < keys; key += 2) {
-      const bf16* pair_weights = weights + group * kKeyGroup + key;
-      const std::int64_t place = offset + key * head_dim;
-      for (int chunk = 0; chunk < Chunks; ++chunk) {
-        const bf16* first = values[group] + place + chunk * kLineValues;
-        if (Prefetch) {
-          prefetch_second_level(next[group] + place + chunk * kLineValues);
-          prefetch_second_level(next[group] + place + chunk * kLineValues + head_dim);
-        }
-        // The slot behind the last key was never written for this sequence: even 0 x NaN counts.
-        const Pairs second = key + 1 < keys ? load_line(first + head_dim) : Pairs{};
-        add_two_keys(pair_weights, chunk, load_line(first), second);
-      }
-    }
-    key = 0;
-  }
-  for (int r = 0; r < Rows; ++r) {
-    for (int vector = 0; vector < 2 * Chunks; ++vector) {
-      store(out + r * head_dim + vector * kLanes, sums[r][vector]);
-    }
-  }
 }
 
 // Folds `part` (a later tile) into `total`.
@@ -217,14 +151,15 @@ inline void write_output(const float* values, float sum, std::int64_t head_dim, 
 }
 
 // Turns a head by its position: value i and i + head_dim / 2 are the two coordinates.
-inline void rotate(const float* head, const float* cosines, const float* sines,
-                   std::int64_t head_dim, bf16* out) {
+template <class Element>
+void rotate(const float* head, const float* cosines, const float* sines, std::int64_t head_dim,
+            Element* out) {
   const std::int64_t half = head_dim / 2;
   for (std::int64_t dim = 0; dim < half; dim += kLanes) {
     const Floats x = load(head + dim), y = load(head + half + dim);
     const Floats cosine = load(cosines + dim), sine = load(sines + dim);
-    store_bf16(out + dim, multiply_subtract(x, cosine, y * sine));
-    store_bf16(out + half + dim, multiply_add(y, cosine, x * sine));
+    store_rounded(out + dim, multiply_subtract(x, cosine, y * sine));
+    store_rounded(out + half + dim, multiply_add(y, cosine, x * sine));
   }
 }
 
@@ -238,7 +173,7 @@ struct AttentionInput {
   std::int64_t qkv_stride;
   const float *q_norm, *k_norm;  // of each head; null where the family has none
   RotaryTable rotary;
-  bf16* cache;
+  char* cache;
   const std::int64_t* positions;
   const std::int64_t* slots;
   const std::int64_t* block_table;
@@ -284,21 +219,10 @@ class Attention {
 
   // Norms and rotates the key of one (token, kv head) and writes it and its value.
   void store_kv(const AttentionInput& input, std::int64_t item) const {
-    const std::int64_t token = item / cache_.kv_heads, head = item % cache_.kv_heads;
-    const std::int64_t block = input.slots[token] / cache_.block_size;
-    const std::int64_t offset = input.slots[token] % cache_.block_size;
-    const float* source = input.qkv + token * input.qkv_stride + (q_heads_ + head) * head_dim();
-    alignas(64) bf16 key[kMaxHeadDim];
-    turn(input, source, input.k_norm, token, key);
-    bf16* plane = input.cache + cache_.plane_of(block, head);
-    for (std::int64_t pair = 0; pair < head_dim() / 2; ++pair) {
-      std::memcpy(plane + 2 * offset + pair * cache_.key_stride(), key + 2 * pair,
-                  2 * sizeof(bf16));
-    }
-    bf16* values = plane + cache_.plane_size() + offset * head_dim();
-    source += cache_.kv_heads * head_dim();
-    for (std::int64_t dim = 0; dim < head_dim(); dim += kLanes) {
-      store_bf16(values + dim, load(source + dim));
+    if (kHasAllFormats && cache_.is_fp8) {
+      store_kv_as<fp8>(input, item);
+    } else {
+      store_kv_as<bf16>(input, item);
     }
   }
 
@@ -313,9 +237,29 @@ class Attention {
 
  private:
   struct Scratch {  // of one thread
-    Buffer<bf16> queries, weights;
+    Buffer<bf16> queries, weights, widened;
     Buffer<float> scores, total, part;
   };
+
+  template <class Element>
+  void store_kv_as(const AttentionInput& input, std::int64_t item) const {
+    const std::int64_t token = item / cache_.kv_heads, head = item % cache_.kv_heads;
+    const std::int64_t block = input.slots[token] / cache_.block_size;
+    const std::int64_t offset = input.slots[token] % cache_.block_size;
+    const float* source = input.qkv + token * input.qkv_stride + (q_heads_ + head) * head_dim();
+    alignas(64) Element key[kMaxHeadDim];
+    turn(input, source, input.k_norm, token, key);
+    Element* plane = reinterpret_cast<Element*>(input.cache) + cache_.plane_of(block, head);
+    for (std::int64_t pair = 0; pair < head_dim() / 2; ++pair) {
+      std::memcpy(plane + 2 * (offset + pair * cache_.block_size), key + 2 * pair,
+                  2 * sizeof(Element));
+    }
+    Element* values = plane + cache_.plane_size() + offset * head_dim();
+    source += cache_.kv_heads * head_dim();
+    for (std::int64_t dim = 0; dim < head_dim(); dim += kLanes) {
+      store_rounded(values + dim, load(source + dim));
+    }
+  }
 
   std::int64_t head_dim() const { return cache_.head_dim; }
   std::int64_t rows_of(const Unit& unit) const { return unit.tokens * group_; }
@@ -353,6 +297,7 @@ class Attention {
       scratch.queries.reserve(rows * head_dim());
       scratch.weights.reserve(rows * kTileKeys);
       scratch.scores.reserve(rows * kTileKeys);
+      if (cache_.is_fp8) scratch.widened.reserve(2 * kTileKeys * head_dim());
       scratch.total.reserve(Partial::size(rows, head_dim()));
       scratch.part.reserve(Partial::size(rows, head_dim()));
     }
@@ -420,8 +365,9 @@ class Attention {
   }
 
   // One query or key head of a token, normed where `norm` is not null, then rotated.
+  template <class Element>
   void turn(const AttentionInput& input, const float* head, const float* norm, std::int64_t token,
-            bf16* out) const {
+            Element* out) const {
     alignas(64) float normed[kMaxHeadDim];
     if (norm != nullptr) {
       norm_to_float(head, norm, head_dim(), eps_, normed);
@@ -446,29 +392,62 @@ class Attention {
     const std::int64_t* table = input.block_table + unit.sequence * input.table_width;
     const std::int64_t first = unit.first_key / kKeyGroup, last = (unit.keys() - 1) / kKeyGroup;
     TileAddress address;
+    address.key_stride = 2 * cache_.block_size;
+    address.is_fp8 = cache_.is_fp8;
     for (std::int64_t group = 0; group < kTileGroups; ++group) {
       const std::int64_t wanted = tile * kTileGroups + group;
       const std::int64_t key = std::max(first, std::min(wanted, last)) * kKeyGroup;
       const std::int64_t block = table[key / cache_.block_size], offset = key % cache_.block_size;
-      const bf16* plane = input.cache + cache_.plane_of(block, head);
-      address.keys[group] = plane + 2 * offset;
-      address.values[group] = plane + cache_.plane_size() + offset * head_dim();
+      const std::int64_t keys = cache_.plane_of(block, head);
+      const std::int64_t values = keys + cache_.plane_size();
+      address.keys[group] = input.cache + cache_.bytes(keys + 2 * offset);
+      address.values[group] = input.cache + cache_.bytes(values + offset * head_dim());
     }
     return address;
   }
 
-  void run_tile(const Unit& unit, std::int64_t tile, const TileAddress& address,
-                const TileAddress& next, Scratch& scratch, Partial out) const {
+  // The tile in bf16, for units that read it in several passes.
+  TileAddress widen(const TileAddress& tile, const TileAddress& next, Span groups,
+                    bf16* out) const {
+    const std::int64_t lines = head_dim() * kKeyGroup / kLineValues;  // of keys, and of values
+    TileAddress result;
+    result.key_stride = kLineValues;
+    result.is_fp8 = false;
+    for (std::int64_t group = 0; group < kTileGroups; ++group) {
+      const std::int64_t source = std::max(groups.begin, std::min(group, groups.end - 1));
+      bf16* keys = out + source * 2 * lines * kLineValues;
+      bf16* values = keys + lines * kLineValues;
+      result.keys[group] = reinterpret_cast<const char*>(keys);
+      result.values[group] = reinterpret_cast<const char*>(values);
+      if (group != source) continue;
+      for (std::int64_t line = 0; line < lines; ++line) {
+        const std::int64_t key = line * tile.key_stride, value = line * kLineValues;
+        prefetch_second_level(elements<fp8>(next.keys[group]) + key);
+        prefetch_second_level(elements<fp8>(next.values[group]) + value);
+        store_line(keys + line * kLineValues, load_line(elements<fp8>(tile.keys[group]) + key));
+        store_line(values + value, load_line(elements<fp8>(tile.values[group]) + value));
+      }
+    }
+    return result;
+  }
+
+  void run_tile(const Unit& unit, std::int64_t tile, TileAddress address, const TileAddress& next,
+                Scratch& scratch, Partial out) const {
     const std::int64_t rows = rows_of(unit), start = tile * kTileKeys;
     // Numbers in this tile: what any row sees, from an even key on.
     const Span keys{std::max<std::int64_t>(0, unit.first_key - start) / 2 * 2,
                     std::min<std::int64_t>(kTileKeys, unit.keys() - start)};
     const Span groups{keys.begin / kKeyGroup, (keys.end + kKeyGroup - 1) / kKeyGroup};
+    if (kHasAllFormats && address.is_fp8 && rows > kPassRows) {
+      address = widen(address, next, groups, scratch.widened.data());
+    }
+    // A unit of one pass reads its keys once, from memory.
+    const TileAddress& ahead = rows <= kPassRows ? next : address;
     std::memset(out.maximum, 0, 2 * Partial::padded(rows) * sizeof(float));  // padding included
     for (std::int64_t row = 0; row < rows; row += kPassRows) {
       const int pass = static_cast<int>(std::min<std::int64_t>(kPassRows, rows - row));
-      score_rows(pass, rows <= kPassRows, groups, scratch.queries.data() + row * head_dim(),
-                 address, next, scratch.scores.data() + row * kTileKeys);
+      score_rows(pass, groups, scratch.queries.data() + row * head_dim(),
+                 address, ahead, scratch.scores.data() + row * kTileKeys);
     }
     for (std::int64_t row = 0; row < rows; ++row) {
       const std::int64_t end = unit.position + row / group_ + 1 - start;
@@ -480,60 +459,16 @@ class Attention {
     }
     for (std::int64_t row = 0; row < rows; row += kPassRows) {
       const int pass = static_cast<int>(std::min<std::int64_t>(kPassRows, rows - row));
-      weigh_rows(pass, rows <= kPassRows, keys, scratch.weights.data() + row * kTileKeys, address,
-                 next, out.values + row * head_dim());
+      weigh_rows(pass, keys, scratch.weights.data() + row * kTileKeys, address,
+                 ahead, out.values + row * head_dim());
     }
   }
 
-  // Dispatches to the template of `rows` rows. A unit of one pass reads its keys once, from memory.
-  void score_rows(int rows, bool prefetch, Span groups, const bf16* queries,
-                  const TileAddress& address, const TileAddress& next, float* scores) const {
-    std::int64_t group = groups.begin / kScoreGroups * kScoreGroups;
-    for (; group < groups.end; group += kScoreGroups) {
-      with_rows(rows, prefetch, [&](auto count, auto ahead) {
-        score_keys<count.value, ahead.value>(queries, head_dim(), address.keys + group,
-                                             next.keys + group, cache_.key_stride(), score_scale_,
-                                             scores + group * kKeyGroup);
-      });
-    }
-  }
-
-  void weigh_rows(int rows, bool prefetch, Span keys, const bf16* weights,
-                  const TileAddress& address, const TileAddress& next, float* out) const {
-    with_rows(rows, prefetch, [&](auto pass, auto ahead) {
-      std::int64_t dim = 0;
-      constexpr std::int64_t kDims = kValueChunks * kLineValues;
-      for (; dim + kDims <= head_dim(); dim += kDims) {
-        weigh_values<pass.value, kValueChunks, ahead.value>(weights, address.values, next.values, dim,
-                                                 head_dim(), keys, out + dim);
-      }
-      if (dim < head_dim()) {
-        weigh_values<pass.value, 1, ahead.value>(weights, address.values, next.values, dim,
-                                                 head_dim(), keys, out + dim);
-      }
-    });
-  }
-
-  static constexpr int up_to_pass(int rows) { return rows < kPassRows ? rows : kPassRows; }
-
-  template <class Function>
-  static void with_rows(int rows, bool prefetch, const Function& function) {
-    const auto call = [&](auto count) {
-      if (prefetch) {
-        function(count, std::true_type{});
-      } else {
-        function(count, std::false_type{});
-      }
-    };
-    switch (rows) {
-      case 1: return call(std::integral_constant<int, up_to_pass(1)>{});
-      case 2: return call(std::integral_constant<int, up_to_pass(2)>{});
-      case 3: return call(std::integral_constant<int, up_to_pass(3)>{});
-      case 4: return call(std::integral_constant<int, up_to_pass(4)>{});
-      case 5: return call(std::integral_constant<int, up_to_pass(5)>{});
-      default: return call(std::integral_constant<int, kPassRows>{});
-    }
-  }
+  // Passes of `rows` rows, see tiles.cpp.
+  void score_rows(int rows, Span groups, const bf16* queries, const TileAddress& address,
+                  const TileAddress& next, float* scores) const;
+  void weigh_rows(int rows, Span keys, const bf16* weights, const TileAddress& address,
+                  const TileAddress& next, float* out) const;
 
   void write_unit(const AttentionInput& input, const Unit& unit, std::int64_t head,
                   Partial total) const {

@@ -7,6 +7,7 @@ and ends in a hash of its contents: another CPU never loads it, nor a file that 
 from __future__ import annotations
 
 import contextlib
+import enum
 import fcntl
 import hashlib
 import os
@@ -15,23 +16,45 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from engine.env import cpu_flags, user_cache_dir
-from engine.kernels.native.instruction_sets import InstructionSet
+from engine.errors import ConfigError
+from engine.kernels.native.instruction_sets import InstructionSet, choose_instruction_set
 from engine.logger import get_logger
 
 logger = get_logger(__name__)
 
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
+_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread")
 
 _COMPILERS = ("g++", "clang++", "c++")
 _TIMEOUT_S = 300
-_SOURCE = Path(__file__).parent / "step.cpp"
+_FOLDER = Path(__file__).parent
+_SOURCES = ("step.cpp", "tiles.cpp")
 _KEPT_BUILDS = 16
 _BUILD_FOLDER = "build-"  # of a build in progress, or of one that was killed
+
+
+class Formats(enum.Enum):
+    """What a build has code for: less of it is compiled sooner."""
+
+    BF16 = "bf16"  # weights and KV cache
+    ALL = "all"  # and quantized weights, and KV caches in fp8
+
+    @classmethod
+    def needed(cls, quantization: str, cache_dtype_bytes: int) -> Formats:
+        """For weights with this --quantization, and elements of the KV cache of this size."""
+        return cls.BF16 if (quantization, cache_dtype_bytes) == ("none", 2) else cls.ALL
+
+    def flags(self, isa: InstructionSet) -> list[str]:
+        """For the compiler."""
+        if self is Formats.BF16:
+            return [*_FLAGS, *isa.flags, *isa.quick, "-DSTOKER_BF16_ONLY"]
+        return [*_FLAGS, *isa.flags, "-O3"]
 
 
 class BuildError(Exception):
@@ -39,13 +62,16 @@ class BuildError(Exception):
 
 
 @contextlib.contextmanager
-def built_library(isa: InstructionSet, cache_dir: Path | None = None) -> Iterator[Path]:
+def built_library(
+    isa: InstructionSet, cache_dir: Path | None = None, formats: Formats = Formats.ALL
+) -> Iterator[Path]:
     """The library's file, compiled unless `cache_dir` holds it. To be opened inside the block.
 
     Where the cache cannot be written, the file is gone after the block; the opened library stays.
     """
     folder = cache_dir or default_cache_dir()
-    stem, compiler = f"step-{isa.name}-{_source_key(isa)}", _find_compiler_or_none()
+    flags, compiler = formats.flags(isa), _find_compiler_or_none()
+    stem = f"step-{isa.name}-{_source_key(flags)}"
     if compiler is not None:
         stem += f"-{_compiler_key(compiler)}"
     elif found := _find_built(folder, stem):  # by whichever compiler there once was
@@ -59,7 +85,7 @@ def built_library(isa: InstructionSet, cache_dir: Path | None = None) -> Iterato
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _only_one_build(folder):
-            built = _find_built(folder, stem) or _build(compiler, isa, folder, stem)
+            built = _find_built(folder, stem) or _build(compiler, isa, flags, folder, stem)
             _remove_old(folder, keep=built)
     except OSError as error:
         logger.warning(
@@ -69,9 +95,28 @@ def built_library(isa: InstructionSet, cache_dir: Path | None = None) -> Iterato
             error.strerror or error,
         )
         with tempfile.TemporaryDirectory(prefix="stoker-kernels-") as temporary:
-            yield _build(compiler, isa, Path(temporary), stem)
+            yield _build(compiler, isa, flags, Path(temporary), stem)
     else:
         yield built
+
+
+def start_build(formats: Formats) -> threading.Thread:
+    """Begin, in a thread, what `built_library` will ask for here or in a child process.
+
+    Whatever goes wrong is for that to tell.
+    """
+    thread = threading.Thread(target=_build_ahead, args=(formats,), daemon=True)
+    thread.start()
+    return thread
+
+
+def _build_ahead(formats: Formats) -> None:
+    folder = default_cache_dir()
+    with contextlib.suppress(BuildError, ConfigError, OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            with built_library(choose_instruction_set(), folder, formats):
+                pass
 
 
 def default_cache_dir() -> Path:
@@ -115,17 +160,31 @@ def _find_built(folder: Path, stem: str) -> Path | None:
     return None
 
 
-def _build(compiler: list[str], isa: InstructionSet, folder: Path, stem: str) -> Path:
+def _build(
+    compiler: list[str], isa: InstructionSet, flags: list[str], folder: Path, stem: str
+) -> Path:
     logger.info("Building CPU kernels for %s with %s (once)...", isa.title, compiler[0])
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=_BUILD_FOLDER, dir=folder) as work:
         output = Path(work) / "step.so"
-        flags = [*FLAGS, *isa.flags, *compiler[1:]]  # what CXX says comes last, and wins
-        _run([compiler[0], *flags, str(_SOURCE), "-o", str(output)])
+        _compile(compiler, flags, output)
         target = folder / f"{stem}-{_content_key(output)}.so"
         os.replace(output, target)
     logger.info("Building CPU kernels took %.1f seconds", time.monotonic() - start)
     return target
+
+
+def _compile(compiler: list[str], flags: list[str], output: Path) -> None:
+    """All files at once, then one library; what CXX says comes last, and wins."""
+    command, asked = compiler[0], compiler[1:]
+    objects = [str(output.with_name(name).with_suffix(".o")) for name in _SOURCES]
+    compilations = [
+        [command, *flags, *asked, "-c", str(_FOLDER / name), "-o", target]
+        for name, target in zip(_SOURCES, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(len(_SOURCES)) as threads:
+        list(threads.map(_run, compilations))
+    _run([command, *flags, *asked, "-shared", *objects, "-o", str(output)])
 
 
 def _remove_old(folder: Path, keep: Path) -> None:
@@ -139,24 +198,29 @@ def _remove_old(folder: Path, keep: Path) -> None:
 @contextlib.contextmanager
 def _only_one_build(folder: Path) -> Iterator[None]:
     """Holds the folder's lock, which the system frees when a build is killed."""
-    with (folder / "build.lock").open("w") as lock:
+    with (folder / "build.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            logger.info("Another start builds the CPU kernels; waiting for it...")
+            lock.seek(0)
+            if lock.read() != str(os.getppid()):  # who has just called `start_build`
+                logger.info("Another start builds the CPU kernels; waiting for it...")
             fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         for left in folder.glob(f"{_BUILD_FOLDER}*"):
             logger.info("Removing %s, left by a build that was killed.", left)
             shutil.rmtree(left, ignore_errors=True)
         yield
 
 
-def _source_key(isa: InstructionSet) -> str:
+def _source_key(flags: list[str]) -> str:
     """Of the sources, the flags and the CPU, whose model -march=native also tunes for."""
     digest = hashlib.sha256()
-    for path in sorted(_SOURCE.parent.glob("*.[ch]*")):
+    for path in sorted(_FOLDER.glob("*.[ch]*")):
         digest.update(path.read_bytes())
-    digest.update("\0".join([*FLAGS, *isa.flags]).encode())
+    digest.update("\0".join(flags).encode())
     digest.update(" ".join([platform.machine(), *sorted(cpu_flags())]).encode())
     return digest.hexdigest()[:16]
 

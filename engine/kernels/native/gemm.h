@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "thread_pool.h"
 #include "vector_math.h"
@@ -106,6 +107,36 @@ struct AddToResidual {
   }
 };
 
+// The most likely token of a row among those seen so far.
+struct Candidate {
+  float value = -std::numeric_limits<float>::infinity();
+  std::int32_t token = 0;
+
+  // The first of equals wins, in whatever order they come.
+  void consider(const Candidate& other) {
+    if (other.value > value || (other.value == value && other.token < token)) *this = other;
+  }
+};
+
+// Keeps the largest sum of each row instead of all of them. For a weight without bias.
+struct KeepLargest {
+  const PackedMatrix& weight;
+  Candidate* best;  // [rows]
+
+  void operator()(std::int64_t row, std::int64_t panel, const float* sums) const {
+    Floats largest = splat(-std::numeric_limits<float>::infinity());
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const Lanes lanes = first_lanes(weight.outputs - panel * kPanel - vector * kLanes);
+      largest = larger(largest, load(sums + vector * kLanes), lanes);
+    }
+    const float value = largest_of(largest);
+    if (value < best[row].value) return;
+    const float* found = std::find(sums, sums + kPanel, value);
+    if (found == sums + kPanel) return;  // not a number
+    best[row].consider({value, static_cast<std::int32_t>(panel * kPanel + (found - sums))});
+  }
+};
+
 enum class Activation : std::int64_t { kSilu = 0, kGeluTanh = 1 };
 
 struct GateToBf16 {
@@ -130,68 +161,29 @@ struct GateToBf16 {
   }
 };
 
-// sums += the inputs of one pair, of all rows, x its weights in 48 columns.
-template <int Rows>
-void add_pair(const bf16* inputs, std::int64_t stride, const bf16* weights,
-              Floats (&sums)[Rows][kVectors]) {
-  if constexpr (kKeepsColumns) {
-    const Pairs columns[kVectors] = {load_line(weights), load_line(weights + 32),
-                                     load_line(weights + 64)};
-    for (int r = 0; r < Rows; ++r) {
-      const Pair input = broadcast_pair(inputs + r * stride);
-      for (int vector = 0; vector < kVectors; ++vector) {
-        sums[r][vector] = dot_pairs(sums[r][vector], input, columns[vector]);
-      }
-    }
-  } else {
-    Pair input[Rows];
-    for (int r = 0; r < Rows; ++r) input[r] = broadcast_pair(inputs + r * stride);
-    for (int vector = 0; vector < kVectors; ++vector) {
-      const Pairs columns = load_line(weights + vector * 2 * kLanes);
-      for (int r = 0; r < Rows; ++r) {
-        sums[r][vector] = dot_pairs(sums[r][vector], input[r], columns);
-      }
-    }
-  }
-}
+// Reads some cache lines into the L2 cache per step: three for a stream, fewer for the panel to come.
+// It always makes three accesses, of which some are to the same line: that costs less time than a
+// branch, and less of the compiler's than a tile of its own for each number of lines.
+struct ReadAhead {
+  std::uintptr_t next;  // an address, not a pointer: it may run over the end of the weights
+  std::uintptr_t second = 0, third = 0, size = 0;
 
-// out[r][0..48] = sums of row r and one panel. `Lines` cache lines from `ahead` on are read into the
-// L2 cache per pair of inputs: three for a stream, fewer for the panel to come.
-template <int Rows, int Lines>
-void multiply_tile(const bf16* rows, std::int64_t stride, const bf16* panel, std::int64_t pairs,
-                   std::uintptr_t ahead, float* out) {
-  Floats sums[Rows][kVectors];
-  for (auto& row_sums : sums) {
-    for (Floats& sum : row_sums) sum = splat(0.0f);
-  }
-  for (std::int64_t pair = 0; pair < pairs; ++pair, panel += kPairLine) {
-    for (int count = 0; count < Lines; ++count, ahead += kCacheLine) {
-      prefetch_second_level(reinterpret_cast<const void*>(ahead));
-    }
-    add_pair<Rows>(rows + 2 * pair, stride, panel, sums);
-  }
-  for (int r = 0; r < Rows; ++r) {
-    for (int vector = 0; vector < kVectors; ++vector) {
-      store(out + r * kPanel + vector * kLanes, sums[r][vector]);
-    }
-  }
-}
+  explicit ReadAhead(const void* here) : next(reinterpret_cast<std::uintptr_t>(here)) {}
+  ReadAhead(std::uintptr_t start, int lines)
+      : next(start), second(lines > 1 ? kCacheLine : 0),
+        third(lines > 2 ? 2 * kCacheLine : second), size(lines * kCacheLine) {}
 
-constexpr int up_to_tile(int rows) { return rows < kTileRows ? rows : kTileRows; }
-
-template <int Lines, class... Arguments>
-void multiply_rows(int count, Arguments... arguments) {
-  switch (count) {
-    case 1: return multiply_tile<up_to_tile(1), Lines>(arguments...);
-    case 2: return multiply_tile<up_to_tile(2), Lines>(arguments...);
-    case 3: return multiply_tile<up_to_tile(3), Lines>(arguments...);
-    case 4: return multiply_tile<up_to_tile(4), Lines>(arguments...);
-    case 5: return multiply_tile<up_to_tile(5), Lines>(arguments...);
-    case 6: return multiply_tile<up_to_tile(6), Lines>(arguments...);
-    case 7: return multiply_tile<up_to_tile(7), Lines>(arguments...);
-    default: return multiply_tile<kTileRows, Lines>(arguments...);
+  void step() {
+    prefetch_second_level(reinterpret_cast<const void*>(next));
+    prefetch_second_level(reinterpret_cast<const void*>(next + second));
+    prefetch_second_level(reinterpret_cast<const void*>(next + third));
+    next += size;
   }
-}
+};
+
+// out[r][0..48] = sums of `count` rows, at most kTileRows, and one panel. In tiles.cpp.
+void multiply_rows(int count, const bf16* rows, std::int64_t stride, const bf16* panel,
+                   std::int64_t pairs, ReadAhead ahead, float* out);
 
 // Rows that one visit of a panel covers: few panels and many rows still make work for all threads.
 constexpr std::int64_t kRowBlock = 64;
@@ -216,12 +208,8 @@ void multiply_panel(const bf16* activations, std::int64_t stride, Span rows,
     const int count = static_cast<int>(std::min<std::int64_t>(kTileRows, rows.end - row));
     const bf16* source = activations + row * stride;
     const bf16* columns = weight.panel(panel);
-    switch (tiles_ahead > 0 ? lines : 0) {
-      case 3: multiply_rows<3>(count, source, stride, columns, weight.pairs, ahead, sums); break;
-      case 2: multiply_rows<2>(count, source, stride, columns, weight.pairs, ahead, sums); break;
-      case 1: multiply_rows<1>(count, source, stride, columns, weight.pairs, ahead, sums); break;
-      default: multiply_rows<0>(count, source, stride, columns, weight.pairs, ahead, sums);
-    }
+    const ReadAhead following = tiles_ahead > 0 ? ReadAhead(ahead, lines) : ReadAhead(columns);
+    multiply_rows(count, source, stride, columns, weight.pairs, following, sums);
     for (int r = 0; r < count; ++r) epilogue(row + r, panel, sums + r * kPanel);
     ahead += lines * weight.pairs * kCacheLine;
   }

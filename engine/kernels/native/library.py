@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 
 class Shape(Structure):
     """Sizes and kind of the model; biases and norms are 0 or 1, silu is 0 and gelu_tanh 1.
 
-    Formats of weights are 0 for bf16, 1 for int8, 2 for int4.
+    Formats of weights are 0 for bf16, 1 for int8, 2 for int4. The cache is fp8 (1) or bf16 (0).
     """
 
     _fields_ = (
@@ -34,6 +34,7 @@ class Shape(Structure):
         ("activation", c_int64),
         ("layer_format", c_int64),
         ("head_format", c_int64),
+        ("fp8_cache", c_int64),
         ("eps", c_double),
         ("norm_offset", c_double),
         ("embedding_scale", c_double),
@@ -109,7 +110,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     _declare(library, "weight_bytes", c_int64, c_void_p)
     _declare(library, "packed_weights", c_void_p, c_void_p)
     _declare(library, "read_packed", c_int32, c_void_p, c_int32, c_int64)
-    _declare(library, "forward", c_int32, c_void_p, POINTER(Batch), c_int32, POINTER(c_float))
+    _declare(library, "forward", c_int32, c_void_p, POINTER(Batch), c_int32, c_void_p)
     return library
 
 

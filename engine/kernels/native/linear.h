@@ -16,7 +16,7 @@ struct Linear {
   PackedMatrix plain;         // its bias and sizes are for all formats, its data for bf16 only
   QuantizedMatrix quantized;  // for the other formats
 
-  bool is_quantized() const { return quantized.format != Format::kBf16; }
+  bool is_quantized() const { return kHasAllFormats && quantized.format != Format::kBf16; }
   const char* panel(std::int64_t index) const {
     return is_quantized() ? reinterpret_cast<const char*>(quantized.panel(index))
                           : reinterpret_cast<const char*>(plain.panel(index));

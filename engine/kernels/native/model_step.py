@@ -1,12 +1,13 @@
 """NativeModelStep: a decoder whose whole step is one C++ call.
 
 KV layout of a page: for each (block, kv head) the keys as [dim pairs][block_size][2], then the
-values as [block_size][head_dim]; step.cpp owns the details.
+values as [block_size][head_dim]; bfloat16, or the bits of float8 e4m3. step.cpp owns the details.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import weakref
 from dataclasses import dataclass, field
@@ -16,14 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels.attention_plan import storage_dtype
 from engine.kernels.kernel_set import KVCache
 from engine.kernels.native.library import Batch, LayerTensors, ModelTensors, Shape
 from engine.kernels.native.packed_cache import PackedFile
-from engine.kernels.step_batch import StepBatch
+from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kernels.weight_formats import WeightFormats
 from engine.kv_sizing import KVCacheSpec
 
-_LOGITS, _HIDDEN_STATES = 0, 1  # Output in step.cpp
+_LOGITS, _HIDDEN_STATES, _TOKENS = 0, 1, 2  # Output in step.cpp
 _OUT_OF_MEMORY = 1
 _REFUSALS = {  # the other values of Status in step.cpp
     2: "a token id is outside the vocabulary of {vocab}",
@@ -59,6 +61,8 @@ class NativeModelStep:
         self._shape = shape
         self._spec = spec
         self._kept: tuple[Tensor, ...] = ()
+        self._cache: KVCache = []
+        self._pages: ctypes.Array[ctypes.c_void_p] = (ctypes.c_void_p * 0)()
         windows = [group.sliding_window or 0 for group in spec.groups]
         self._handle = self._library.stoker_model_create(
             ctypes.byref(shape), (ctypes.c_int64 * len(windows))(*windows)
@@ -133,52 +137,68 @@ class NativeModelStep:
         """Zeroed tensors whose pages come from the system on first use."""
         spec = self._spec
         shape = (num_blocks, spec.num_kv_heads, 2, spec.block_size * spec.head_dim)
+        stored = storage_dtype(spec, torch.bfloat16)
+        num_bytes = math.prod(shape) * stored.itemsize
         return [
-            torch.from_numpy(np.zeros(math.prod(shape), dtype=np.int16))
-            .view(torch.bfloat16)
-            .view(shape)
+            torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(stored).view(shape)
             for _ in range(spec.layers_per_block)
         ]
 
     def forward(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         """Float32 logits [R, vocabulary] of the rows that ask for them."""
-        return self._run(batch, kv_cache, _LOGITS, self._shape.vocab)
+        logits = torch.empty(len(batch.logits_rows), self._shape.vocab)
+        self._run(batch, kv_cache, _LOGITS, logits.data_ptr())
+        return logits
 
     def hidden_states(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         """Float32 [R, hidden] after the final norm, of the rows that would ask for logits."""
-        return self._run(batch, kv_cache, _HIDDEN_STATES, self._shape.hidden)
+        hidden = torch.empty(len(batch.logits_rows), self._shape.hidden)
+        self._run(batch, kv_cache, _HIDDEN_STATES, hidden.data_ptr())
+        return hidden
 
-    def _run(self, batch: StepBatch, kv_cache: KVCache, output: int, width: int) -> Tensor:
-        rows = torch.empty(len(batch.logits_rows), width)
-        arrays = [
-            np.ascontiguousarray(array, dtype=np.int64)
-            for array in (
-                batch.token_ids,
-                batch.positions,
-                batch.slot_mapping,
-                batch.query_start_loc,
-                batch.num_computed,
-                batch.block_table,
-                batch.logits_rows,
-            )
-        ]
-        pages = (ctypes.c_void_p * len(kv_cache))(*[page.data_ptr() for page in kv_cache])
+    def greedy_tokens(self, batch: StepBatch, kv_cache: KVCache) -> IntArray:
+        """The most likely token [R] of the rows; their logits are never written."""
+        tokens = np.empty(len(batch.logits_rows), dtype=np.int64)
+        self._run(batch, kv_cache, _TOKENS, tokens.ctypes.data)
+        return tokens
+
+    def _run(self, batch: StepBatch, kv_cache: KVCache, output: int, target: int) -> None:
+        arrays = (
+            batch.token_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.query_start_loc,
+            batch.num_computed,
+            batch.block_table,
+            batch.logits_rows,
+        )
+        # One copy of them all: to ask seven arrays for their addresses takes longer.
+        flat = np.concatenate([array.ravel() for array in arrays], dtype=np.int64)
+        addresses = itertools.accumulate(
+            (array.size * flat.itemsize for array in arrays[:-1]), initial=flat.ctypes.data
+        )
         step = Batch(
-            *[array.ctypes.data for array in arrays],
+            *addresses,
             num_tokens=len(batch.token_ids),
             num_sequences=len(batch.num_computed),
             table_width=batch.block_table.shape[2],
             num_logits=len(batch.logits_rows),
-            cache=ctypes.addressof(pages),
+            cache=ctypes.addressof(self._addresses_of(kv_cache)),
             num_blocks=len(kv_cache[0]),
         )
-        target = ctypes.cast(rows.data_ptr(), ctypes.POINTER(ctypes.c_float))
         status = self._library.stoker_model_forward(
             self._open_handle(), ctypes.byref(step), output, target
         )
         if status:
             raise self._error(status, step.num_blocks)
-        return rows
+
+    def _addresses_of(self, kv_cache: KVCache) -> ctypes.Array[ctypes.c_void_p]:
+        """Of its pages; the cache is the same in all steps but those of the warm-up."""
+        if self._cache is not kv_cache:
+            self._cache = kv_cache
+            pointers = [page.data_ptr() for page in kv_cache]
+            self._pages = (ctypes.c_void_p * len(pointers))(*pointers)
+        return self._pages
 
     def _open_handle(self) -> int:
         assert self._finalizer.alive, "the model is closed"

@@ -13,11 +13,14 @@ import json
 import mmap
 import os
 import shutil
+import sys
+import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.env import user_cache_dir
 from engine.errors import ConfigError
@@ -33,6 +36,8 @@ _WORTH_IT_BYTES = 32 << 20  # below it packing takes no time
 _FORMAT = 1
 _HEADER_BYTES = 4096  # parts begin at multiples of it
 _SAMPLE_BYTES, _SAMPLE_STEP = 4096, 1 << 20  # of each part, in the checksum
+_PIECE_BYTES = 16 << 20
+_LOWEST_PRIORITY = 19
 _SUFFIX, _PARTIAL = ".packed", ".partial"
 
 
@@ -81,6 +86,19 @@ class PackedCache:
                 path.unlink()
             return None
         return found
+
+    def store_later(self, key: str, parts: Callable[[], Sequence[memoryview]]) -> None:
+        """The same as `store` from a thread, while the server starts to serve.
+
+        Whoever owns the memory must live as long as `parts`. The end of the program cuts it short.
+        """
+
+        def run() -> None:
+            if sys.platform == "linux":  # where a thread has a priority of its own
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            self.store(key, parts())
+
+        threading.Thread(target=run, name="packed-weights").start()
 
     def store(self, key: str, parts: Sequence[memoryview]) -> None:
         """Write an entry in one piece, or log why not."""
@@ -147,12 +165,19 @@ class PackedCache:
             with partial.open("wb") as file:
                 file.write(_header(key, parts))
                 for part in parts:
-                    file.write(part)
+                    _write_part(file, part)
                     file.write(bytes(_padded(part.nbytes) - part.nbytes))
             os.replace(partial, target)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
+
+
+def _write_part(file: BinaryIO, part: memoryview) -> None:
+    for start in range(0, part.nbytes, _PIECE_BYTES):
+        if not threading.main_thread().is_alive():
+            raise OSError("the server stops")
+        file.write(part[start : start + _PIECE_BYTES])
 
 
 def packed_key(files: Iterable[Path], facts: object, build: str) -> str:

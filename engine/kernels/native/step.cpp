@@ -2,8 +2,8 @@
 //
 // The interface is C: a handle owns packed weights, scratch memory and threads; arrays of a step
 // and the KV cache belong to the caller. `library.py` mirrors the structs. Residual stream, norms,
-// rotary positions, softmax and logits are float32. The KV cache is bf16, and so are inputs of
-// products; where weights are quantized they are int8.
+// rotary positions, softmax and logits are float32. The KV cache is bf16 or fp8. Inputs of products
+// are bf16; where weights are quantized they are int8.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -24,6 +24,7 @@ struct Shape {
   std::int64_t qkv_bias, output_bias, mlp_bias, qk_norm, sandwich_norms;  // 0 or 1
   Activation activation;
   Format layer_format, head_format;  // of the packed weights
+  std::int64_t fp8_cache;            // 0 or 1
   double eps;
   double norm_offset;  // is added to every norm's weights
   double embedding_scale, score_scale;
@@ -52,7 +53,7 @@ struct Batch {
   const std::int64_t* block_table;            // [num_groups, num_sequences, table_width]
   const std::int64_t* logits_rows;            // [num_logits]
   std::int64_t num_tokens, num_sequences, table_width, num_logits;
-  bf16* const* cache;  // one address per page
+  char* const* cache;  // one address per page
   std::int64_t num_blocks;
 };
 
@@ -60,6 +61,7 @@ struct Batch {
 enum Output : std::int32_t {
   kLogits = 0,  // [num_logits, vocab]
   kHidden = 1,  // [num_logits, hidden], after the final norm
+  kTokens = 2,  // int64 [num_logits], the first token with the largest logit
 };
 
 enum Status : std::int32_t {
@@ -181,7 +183,7 @@ class Model {
 
   Status check(const Batch& batch) const;
 
-  void forward(const Batch& batch, Output output, float* out) {
+  void forward(const Batch& batch, Output output, void* out) {
     if (batch.num_tokens == 0) return;
     pool_.settle();
     for (Attention& attention : attentions_) {
@@ -197,8 +199,10 @@ class Model {
     batch_ = batch;
     caches_.assign(batch.cache, batch.cache + shape_.num_pages);
     output_ = output;
-    out_ = out;
+    out_ = static_cast<float*>(out);
+    if (output == kTokens) best_.assign(pool_.size() * batch.num_logits, {});
     pool_.run([this](Team& team) { run_step(team); });
+    if (output == kTokens) write_tokens(static_cast<std::int64_t*>(out));
   }
 
  private:
@@ -226,7 +230,8 @@ class Model {
     while (kind < attentions_.size() && attentions_[kind].window() != window) ++kind;
     group_attentions_.push_back(kind);
     if (kind < attentions_.size()) return;
-    const CacheShape cache{shape_.block_size, shape_.kv_heads, shape_.head_dim};
+    const CacheShape cache{shape_.block_size, shape_.kv_heads, shape_.head_dim,
+                           shape_.fp8_cache != 0};
     const auto scale = static_cast<float>(shape_.score_scale);
     attentions_.emplace_back(cache, shape_.q_heads, window, scale, eps_);
   }
@@ -331,7 +336,22 @@ class Model {
     share_rows(team, batch_.num_logits, [&](std::int64_t row) {
       norm(team, batch_.logits_rows[row], final_norm_, lm_head_, row);
     });
-    multiply_normed(team, batch_.num_logits, lm_head_, StoreFloat{lm_head_.plain, out_});
+    if (output_ == kTokens) {
+      Candidate* best = best_.data() + team.thread() * batch_.num_logits;
+      multiply_normed(team, batch_.num_logits, lm_head_, KeepLargest{lm_head_.plain, best});
+    } else {
+      multiply_normed(team, batch_.num_logits, lm_head_, StoreFloat{lm_head_.plain, out_});
+    }
+  }
+
+  void write_tokens(std::int64_t* tokens) const {
+    for (std::int64_t row = 0; row < batch_.num_logits; ++row) {
+      Candidate best;
+      for (int thread = 0; thread < pool_.size(); ++thread) {
+        best.consider(best_[thread * batch_.num_logits + row]);
+      }
+      tokens[row] = best.token;
+    }
   }
 
   void run_layer(Team& team, std::int64_t index) {
@@ -407,11 +427,13 @@ class Model {
   template <class Epilogue>
   void multiply_any(Team& team, const bf16* rows, std::int64_t stride, std::int64_t num_rows,
                     const Linear& weight, const Epilogue& epilogue) {
-    if (weight.is_quantized()) {
-      multiply(team, inputs_.rows_for(weight.quantized), num_rows, weight.quantized, epilogue);
-    } else {
-      multiply(team, rows, stride, num_rows, weight.plain, epilogue);
+    if constexpr (kHasAllFormats) {
+      if (weight.is_quantized()) {
+        multiply(team, inputs_.rows_for(weight.quantized), num_rows, weight.quantized, epilogue);
+        return;
+      }
     }
+    multiply(team, rows, stride, num_rows, weight.plain, epilogue);
   }
 
   void add_projected(std::int64_t row, const float* norm) {
@@ -460,9 +482,10 @@ class Model {
   std::vector<Attention> attentions_;          // one for each different window
   std::vector<std::size_t> group_attentions_;  // which of them a group uses
   Batch batch_{};
-  std::vector<bf16*> caches_;  // the pages, in this step
+  std::vector<char*> caches_;  // the pages, in this step
   Output output_ = kLogits;
   float* out_ = nullptr;
+  std::vector<Candidate> best_;  // [threads, logits rows]
   Buffer<float> residual_;   // [tokens, hidden]
   Buffer<bf16> normed_;      // [tokens or logits, hidden_stride]
   Buffer<float> qkv_out_;    // [tokens, qkv_size]
@@ -516,12 +539,16 @@ Status Model::check(const Batch& batch) const {
 
 using stoker::Model;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // What the library was compiled for.
 const char* stoker_instructions() { return stoker::kInstructions; }
 
 Model* stoker_model_create(const stoker::Shape* shape, const std::int64_t* windows) {
+  const bool is_bf16 = shape->layer_format == stoker::Format::kBf16 &&
+                       shape->head_format == stoker::Format::kBf16 && shape->fp8_cache == 0;
+  if (!is_bf16 && !stoker::kHasAllFormats) return nullptr;
   try {
     return new Model(*shape, windows);
   } catch (const std::exception&) {
@@ -554,9 +581,9 @@ std::int32_t stoker_model_read_packed(Model* model, std::int32_t file, std::int6
   return model->read_packed(file, offset) ? 0 : 1;
 }
 
-// Writes float32 rows, see Output; nothing is written unless the status is 0.
+// Writes what `output` says, see there; nothing is written unless the status is 0.
 std::int32_t stoker_model_forward(Model* model, const stoker::Batch* batch, std::int32_t output,
-                                  float* out) {
+                                  void* out) {
   const stoker::Status status = model->check(*batch);
   if (status != stoker::kDone) return status;
   try {
@@ -568,3 +595,4 @@ std::int32_t stoker_model_forward(Model* model, const stoker::Batch* batch, std:
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

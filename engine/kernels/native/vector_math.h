@@ -18,6 +18,13 @@ namespace stoker {
 
 constexpr int kCacheLine = 64;
 
+// Without quantized weights and fp8 caches the code is compiled in half the time.
+#ifdef STOKER_BF16_ONLY
+constexpr bool kHasAllFormats = false;
+#else
+constexpr bool kHasAllFormats = true;
+#endif
+
 template <class T>
 constexpr T round_up(T value, T multiple) {
   return (value + multiple - 1) / multiple * multiple;

@@ -19,6 +19,7 @@
 namespace stoker {
 
 using bf16 = std::uint16_t;  // the bits of a bfloat16: the upper half of a float32
+using fp8 = std::uint8_t;    // the bits of a float8 e4m3, see fp8.h
 
 constexpr int kLanes = 16;
 
@@ -87,6 +88,24 @@ inline Floats scale_by_power(Floats values, Floats whole) {
 
 inline Pairs load_line(const bf16* line) { return _mm512_loadu_si512(line); }
 inline void store_line(bf16* line, Pairs pairs) { _mm512_storeu_si512(line, pairs); }
+
+// Half a line of fp8 becomes a line of bf16. Exponents get another bias; where they are 0 or 15 (no
+// leading 1, or NaN) the last 5 bits tell the number, which is looked up.
+inline Pairs load_line(const fp8* half) {
+  constexpr std::int16_t kBias = (127 - 7) << 7;
+  alignas(64) static constexpr bf16 kRare[32] = {
+      0,      0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60, 0, 0, 0, 0, 0, 0, 0, 0,
+      0, 0, 0, 0, 0, 0, 0, 0, 0x4380, 0x4390, 0x43A0, 0x43B0, 0x43C0, 0x43D0, 0x43E0, 0x7FC0};
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(half));
+  const __mmask32 is_rare = _mm256_testn_epi8_mask(_mm256_add_epi8(bytes, _mm256_set1_epi8(0x08)),
+                                                   _mm256_set1_epi8(0x70));
+  const __m512i words = _mm512_cvtepi8_epi16(bytes);
+  const __m512i bits = _mm512_and_si512(_mm512_slli_epi16(words, 4), _mm512_set1_epi16(0x07F0));
+  const __m512i size =
+      _mm512_mask_permutexvar_epi16(_mm512_add_epi16(bits, _mm512_set1_epi16(kBias)), is_rare,
+                                    words, _mm512_load_si512(kRare));
+  return _mm512_ternarylogic_epi32(size, words, _mm512_set1_epi16(INT16_MIN), 0xF8);  // with sign
+}
 
 // The pairs at `base` + offsets[lane] bytes, zero where the offset is negative.
 inline Pairs gather_pairs(const bf16* base, const std::int32_t* offsets) {

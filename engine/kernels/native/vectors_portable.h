@@ -8,6 +8,7 @@
 namespace stoker {
 
 using bf16 = std::uint16_t;  // the bits of a bfloat16: the upper half of a float32
+using fp8 = std::uint8_t;    // the bits of a float8 e4m3, see fp8.h
 
 constexpr int kLanes = 16;
 
@@ -33,6 +34,8 @@ typedef float FloatPart __attribute__((vector_size(4 * kPartLanes)));
 typedef std::int32_t IntPart __attribute__((vector_size(4 * kPartLanes)));
 typedef std::uint32_t BitPart __attribute__((vector_size(4 * kPartLanes)));
 typedef std::uint16_t HalfPart __attribute__((vector_size(2 * kPartLanes)));
+typedef std::int16_t Bf16Part __attribute__((vector_size(4 * kPartLanes)));
+typedef std::int8_t Fp8Part __attribute__((vector_size(2 * kPartLanes)));
 
 // Parts in memory, of any alignment. Compilers copy a whole Floats through the stack instead.
 typedef FloatPart FloatsInMemory __attribute__((aligned(alignof(float)), may_alias));
@@ -122,6 +125,7 @@ inline Floats multiply_subtract(const Floats& a, const Floats& b, const Floats& 
 inline FloatPart choose(IntPart where, FloatPart yes, FloatPart no) {
   return (FloatPart)(((IntPart)yes & where) | ((IntPart)no & ~where));
 }
+inline Bf16Part smaller(Bf16Part a, Bf16Part b) { return a < b ? a : b; }
 inline IntPart is_in(Lanes lanes, int part) {
   IntPart number;
   for (int lane = 0; lane < kPartLanes; ++lane) number[lane] = part * kPartLanes + lane;
@@ -191,6 +195,27 @@ inline Pairs load_line(const bf16* line) {
 inline void store_line(bf16* line, const Pairs& pairs) {
   PairsInMemory* parts = reinterpret_cast<PairsInMemory*>(line);
   for (int part = 0; part < kParts; ++part) parts[part] = pairs.parts[part];
+}
+
+// Half a line of fp8 becomes a line of bf16. A bf16's bits grow evenly from one power of 2 to the
+// next, and half as fast after it; an fp8's below 2^-6 grow evenly throughout. So one line for each
+// power has the exact bits, and the lowest line is the one that holds.
+inline Pairs load_line(const fp8* half) {
+  Pairs result;
+  for (int part = 0; part < kParts; ++part) {
+    Fp8Part bytes;
+    std::memcpy(&bytes, half + part * sizeof bytes, sizeof bytes);
+    const Bf16Part values = __builtin_convertvector(bytes, Bf16Part);
+    const Bf16Part size = values & 0x7F;
+    Bf16Part bits = ((127 - 7) << 7) + (size << 4);         // normal numbers
+    bits = smaller(bits, ((127 - 8) << 7) + (size << 5));   // 4 to 8 x 2^-9
+    bits = smaller(bits, ((127 - 9) << 7) + (size << 6));   // 2 to 4 x 2^-9
+    bits = smaller(bits, ((127 - 10) << 7) + (size << 7));  // 1 to 2 x 2^-9
+    bits &= (Bf16Part)(size > 0);
+    bits |= (Bf16Part)(size == 0x7F);  // NaN
+    result.parts[part] = (BitPart)(bits | (values & INT16_MIN));
+  }
+  return result;
 }
 
 inline Pairs gather_pairs(const bf16* base, const std::int32_t* offsets) {

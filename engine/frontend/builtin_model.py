@@ -1,0 +1,41 @@
+"""Gets a model that the command `stoker` brings by itself, by that command: one way to make it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import ModelNotFoundError
+
+# The command lies beside the engine, whatever else is called `app` on this machine.
+_BESIDE = Path(__file__).resolve().parents[2]
+_RUN = "import sys; sys.path.insert(0, sys.argv.pop(1)); from app.cli import main; main()"
+
+
+def fetch_builtin(name: str, say: Callable[[str], None]) -> None:
+    """`stoker models pull NAME`; ModelNotFoundError with its words when that cannot be done."""
+    command = [sys.executable, "-c", _RUN, str(_BESIDE), "models", "pull", name]
+    complaints = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            kind, _, text = line.strip().partition(": ")
+            if kind in ("error", "hint"):
+                complaints.append(text)
+            elif kind != "next":
+                say(line.rstrip())
+    if process.returncode != 0:
+        reason = (
+            "; ".join(text.rstrip(".") for text in complaints)
+            or f"the command ended with code {process.returncode}"
+        )
+        raise ModelNotFoundError(f"Cannot get the model {name}: {reason}")
