@@ -1,18 +1,13 @@
-"""Which server a chat talks to, which words are the question, and client errors as exit codes."""
+"""Which server a chat talks to, and which words are the question."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.errors import ExitCode, StokerError
-
-if TYPE_CHECKING:
-    from app.client.errors import ClientError
 
 # host:port, :port, a dotted name or number, localhost: what nobody asks a model.
 _ADDRESS = re.compile(
@@ -67,28 +62,3 @@ def read_stdin() -> str:
             hint="convert it first, for example with iconv",
             exit_code=ExitCode.USAGE,
         ) from error
-
-
-@contextlib.contextmanager
-def client_errors(api_key: str | None) -> Iterator[None]:
-    """Turn the client's errors into the command's."""
-    from app.client.errors import ClientError
-
-    try:
-        yield
-    except ClientError as error:
-        raise explained(error, api_key) from error
-
-
-def explained(error: ClientError, api_key: str | None) -> StokerError:
-    """The error with what to do about it and its exit code."""
-    from app.client.errors import Unauthorized, Unreachable
-
-    if isinstance(error, Unreachable):
-        hint = "start one with `stoker serve`, or give the address of another: http://HOST:PORT"
-        return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)
-    if isinstance(error, Unauthorized):
-        what = "the API key is refused; put the right one" if api_key else "put the API key"
-        hint = f"{what} into STOKER_API_KEY, or into a file for --api-key-file"
-        return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)
-    return StokerError(str(error))

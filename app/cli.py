@@ -12,10 +12,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from app import __version__
-from app.errors import ExitCode, StokerError
+from app.errors import EXIT_CODE_MEANINGS, ExitCode, StokerError
 
 if TYPE_CHECKING:
     from app.command_line import CommandLineError
@@ -53,6 +53,10 @@ COMMANDS = (
         "selftest", "Watch", "Try starts and stops on this machine.", "app.commands.selftest:app"
     ),
     CommandEntry("report", "Watch", "Write a file for a bug report.", "app.commands.report:report"),
+    CommandEntry(
+        "completion", "Watch", "For bash, zsh, fish.", "app.commands.completion:completion"
+    ),
+    CommandEntry("paths", "Watch", "Where Stoker keeps its files.", "app.commands.paths:paths"),
     CommandEntry("config", "Watch", "Settings, and where they are.", "app.commands.config:app"),
 )
 
@@ -66,7 +70,7 @@ EXAMPLES = (
 
 GLOBAL_OPTIONS = (
     ("--version", "Print the version."),
-    ("--help, -h", "This text; `stoker COMMAND --help` for a command's."),
+    ("--help, -h", "This text; `stoker COMMAND --help` for a command's, `stoker help exit-codes`."),
     ("--debug", "Show the traceback of an error."),
     ("--color auto|always|never", "Colour; auto follows the terminal and NO_COLOR."),
 )
@@ -114,7 +118,7 @@ def root_help() -> str:
     lines += [f"  {command:<{width}}  {meaning}" for command, meaning in EXAMPLES]
     for group in dict.fromkeys(entry.group for entry in COMMANDS):
         lines += ["", f"{group}:"]
-        lines += [f"  {e.name:<8}  {e.summary}" for e in COMMANDS if e.group == group]
+        lines += [f"  {e.name:<10}  {e.summary}" for e in COMMANDS if e.group == group]
     width = max(len(option) for option, _ in GLOBAL_OPTIONS)
     lines += ["", "Options:"]
     lines += [f"  {option:<{width}}  {meaning}" for option, meaning in GLOBAL_OPTIONS]
@@ -148,6 +152,9 @@ def _dispatch(invocation: _Invocation) -> int:
         return ExitCode.OK
     if args[0] in ("--version", "-V"):
         print(f"stoker {__version__}")
+        return ExitCode.OK
+    if args == ("help", "exit-codes"):
+        print("\n".join(f"{code:>8}  {meaning}" for code, meaning in EXIT_CODE_MEANINGS))
         return ExitCode.OK
     if args[0] == "help":
         args = (*args[1:], "--help")
@@ -199,12 +206,10 @@ def _find_command(name: str) -> CommandEntry:
 
 
 def _invoke(entry: CommandEntry, args: Sequence[str], settings: Settings | None) -> int:
-    from app.command_line import CommandLineError, build_command, run_command
+    from app.command_line import CommandLineError, run_command
 
-    module_name, _, attribute = entry.target.partition(":")
-    command = build_command(getattr(importlib.import_module(module_name), attribute))
     try:
-        return run_command(command, list(args), f"stoker {entry.name}", settings)
+        return run_command(load_command(entry), list(args), f"stoker {entry.name}", settings)
     except CommandLineError as error:
         from app.option_settings import origin_of
 
@@ -214,6 +219,14 @@ def _invoke(entry: CommandEntry, args: Sequence[str], settings: Settings | None)
             hint=f"`{_command_path(error, entry)} --help` lists the options",
             exit_code=ExitCode.USAGE,
         ) from error
+
+
+def load_command(entry: CommandEntry) -> Any:
+    """The click command behind a line of the table."""
+    from app.command_line import build_command
+
+    module_name, _, attribute = entry.target.partition(":")
+    return build_command(getattr(importlib.import_module(module_name), attribute))
 
 
 def _command_path(error: CommandLineError, entry: CommandEntry) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 from app.errors import StokerError
 from app.ops.launch_specs import parse_serve_request
 from app.ops.model_catalogue import DEFAULT_MODEL
 from app.settings import Setting, text_of, wrong_type
+from app.settings_schema import schema_of
 from engine.args import EngineArgs, with_dashes
 
 _SECTION = ("serve",)
@@ -21,6 +22,19 @@ def engine_setting_defaults() -> dict[str, Any]:
     flags = {entry.name: entry.default for entry in dataclasses.fields(EngineArgs)}
     del flags["api_key"]
     return {_MODEL: DEFAULT_MODEL, **flags, _ENGINE_WORDS: None}
+
+
+def engine_setting_schemas() -> dict[str, Any]:
+    """The same as JSON Schema says it."""
+    kinds = get_type_hints(EngineArgs)
+    found: dict[str, Any] = {_MODEL: schema_of(str, DEFAULT_MODEL, "MODEL of the command line.")}
+    for entry in dataclasses.fields(EngineArgs):
+        meta, default = entry.metadata, entry.default
+        kind = str if meta["parse"] and not meta["nargs"] else kinds[entry.name]
+        schema = schema_of(kind, default, meta["help"])
+        found[entry.name] = {**schema, "enum": meta["choices"]} if meta["choices"] else schema
+    del found["api_key"]
+    return {**found, _ENGINE_WORDS: schema_of(list[str], None, "Words that stand behind `--`.")}
 
 
 def check_engine_setting(key: str, setting: Setting) -> None:

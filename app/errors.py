@@ -27,6 +27,22 @@ class ExitCode(enum.IntEnum):
     TERMINATED = 143
 
 
+EXIT_CODE_MEANINGS = (
+    ("0", "done; a requested stop of a ready server"),
+    ("1", "the answer is no: a check failed, it does not fit, a log shows a failure"),
+    ("2", "usage or configuration error"),
+    ("3", "not enough evidence (no server log, still starting, cut off, doubtful figures)"),
+    ("4", "server not reachable or access refused"),
+    ("5", "the engine failed to start"),
+    ("6", "the engine died later"),
+    ("7", "alive but stalled (`stoker status`)"),
+    ("8", "stopped, but processes or the port remain"),
+    ("124", "the start showed no progress for --startup-timeout"),
+    ("126, 127", "a program cannot be executed, or is not there"),
+    ("130, 143", "ended by SIGINT or SIGTERM before the server was ready"),
+)
+
+
 class StokerError(Exception):
     """A command cannot do what was asked."""
 

@@ -53,12 +53,13 @@ def settings_for(
     """Check and collect the settings of `command`; names its options' variables to click."""
     extra_keys: Mapping[str, Any] = getattr(command, "setting_defaults", {})
     profile = _profile(args, settings) if extra_keys else None
-    options, files = _options(command), settings.in_files(section, profile)
+    options, files = options_by_key(command), settings.in_files(section, profile)
     in_environment = settings.in_environment(section)
     for found in (files, in_environment):
         for key, setting in found.items():
             require_known(section, key, setting, [*options, *extra_keys])
     chosen = CommandSettings(list(args[1:] if profile else args))
+    _add_off_switches(options)
     for key, param in options.items():
         param.envvar, param.show_envvar = variable(section, key), False
         if key in files and not (key == "api_key_file" and is_overruled(key, settings.environ)):
@@ -105,7 +106,7 @@ def effective_settings(
     args = [f"@{profile}"] if profile else []
     settings_for(command, section, args, settings)
     files, variables = settings.in_files(section, profile), settings.in_environment(section)
-    defaults = {key: param.default for key, param in _options(command).items()}
+    defaults = {key: param.default for key, param in options_by_key(command).items()}
     defaults |= getattr(command, "setting_defaults", {})
     for key, default in defaults.items():
         if key in variables:
@@ -136,7 +137,7 @@ def general_settings(settings: Settings) -> Iterator[EffectiveSetting]:
 
 def check_values(command: Any, section: Section, settings: Settings) -> Iterator[StokerError]:
     """Each setting of `section` that a command could not take, in files and variables."""
-    options, extra = _options(command), getattr(command, "setting_defaults", {})
+    options, extra = options_by_key(command), getattr(command, "setting_defaults", {})
     found = [*settings.in_files(section).items(), *settings.in_environment(section).items()]
     for key, setting in found:
         try:
@@ -153,10 +154,20 @@ def _effective(section: Section, key: str, setting: Setting, kind: str) -> Effec
     return EffectiveSetting(section, key, setting.value, kind, setting.origin)
 
 
-def _options(command: Any) -> dict[str, Any]:
+def options_by_key(command: Any) -> dict[str, Any]:
     """Options by the key of their longest spelling; an argument is no setting."""
     options = (param for param in command.params if param.param_type_name == "option")
     return {max(p.opts, key=len).lstrip("-").replace("-", "_"): p for p in options}
+
+
+def _add_off_switches(options: Mapping[str, Any]) -> None:
+    """Give every switch its opposite, since a setting may have turned it on: --no-json, --tui."""
+    for key, param in options.items():
+        name = key.replace("_", "-")
+        twin = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
+        is_switch = getattr(param, "is_flag", False) and not param.secondary_opts
+        if is_switch and twin.replace("-", "_") not in options:
+            param.secondary_opts = [f"--{twin}"]
 
 
 def _profile(args: Sequence[str], settings: Settings) -> str | None:

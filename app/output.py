@@ -62,6 +62,14 @@ def print_plain(rows: Iterable[Sequence[object]]) -> None:
         print("\t".join(_field(value) for value in row))
 
 
+def require_one_form(as_json: bool, as_plain: bool) -> None:
+    """StokerError for a command that is asked for both."""
+    from app.errors import ExitCode, StokerError
+
+    if as_json and as_plain:
+        raise StokerError("choose one of --json and --plain", exit_code=ExitCode.USAGE)
+
+
 def printable(text: str) -> str:
     """`text` without control characters, so that a log line cannot steer the terminal."""
     return "".join(

@@ -7,6 +7,7 @@ is made private (0700) on first use.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError
@@ -14,41 +15,66 @@ from app.errors import ExitCode, StokerError
 _APP = "stoker"
 _CACHE = "STOKER_CACHE_DIR"
 _STATE = "STOKER_STATE_DIR"
+_MODELS, _LOGS = "models", "logs"
+# Inside the state folder, and the last one inside that of running servers.
+CONVERSATIONS = "conversations.sqlite3"
+MEMORY_LEDGER = "memory-ledger.jsonl"
+START_TIMES = "start-times.json"
+SERVERS = "servers"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder or file of Stoker's; `variable` moves it. It need not be there."""
+
+    name: str
+    path: Path
+    variable: str
+
+
+def all_places() -> tuple[Place, ...]:
+    """Everything that Stoker keeps for this user; makes none of it."""
+    from app.settings import PROJECT_FILE, USER_FILE_VARIABLE, user_file
+
+    cache, (run, run_variable) = _cache_path(), _runtime_path()
+    state = _state_path()
+    return (
+        Place("settings of this folder", Path.cwd() / PROJECT_FILE, ""),
+        Place("settings", user_file(os.environ), USER_FILE_VARIABLE),
+        Place("models", cache / _MODELS, _CACHE),
+        Place("packed weights", cache / "packed", _CACHE),
+        Place("built kernels", cache / "kernels", _CACHE),
+        Place("logs", state / _LOGS, _STATE),
+        Place("conversations", state / CONVERSATIONS, _STATE),
+        Place("memory ledger", state / MEMORY_LEDGER, _STATE),
+        Place("start times", state / START_TIMES, _STATE),
+        Place("running servers", run / SERVERS, run_variable),
+    )
 
 
 def cache_dir() -> Path:
     """Folder of everything that can be made again: models, downloads."""
-    from engine.env import user_cache_dir
-
-    return _private(user_cache_dir(), _CACHE)
+    return _private(_cache_path(), _CACHE)
 
 
 def state_dir() -> Path:
     """Folder of what this machine's runs left behind: logs."""
-    override = os.environ.get(_STATE)
-    if override:
-        return _private(Path(override), _STATE)
-    import platformdirs
-
-    return _private(platformdirs.user_state_path(_APP, appauthor=False), _STATE)
+    return _private(_state_path(), _STATE)
 
 
 def runtime_dir() -> Path:
     """Folder of what means nothing after a reboot; below the state folder where there is none."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and not os.environ.get(_STATE) and os.access(base, os.W_OK):
-        return _private(Path(base) / _APP, "XDG_RUNTIME_DIR")
-    return _private(state_dir() / "run", _STATE)
+    return _private(*_runtime_path())
 
 
 def models_dir() -> Path:
     """Folder of the models that `stoker models` manages."""
-    return _private(cache_dir() / "models", _CACHE)
+    return _private(cache_dir() / _MODELS, _CACHE)
 
 
 def logs_dir() -> Path:
     """Folder of the raw engine logs."""
-    folder = _private(state_dir() / "logs", _STATE)
+    folder = _private(state_dir() / _LOGS, _STATE)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StokerError(
             f"cannot write into {folder}",
@@ -56,6 +82,29 @@ def logs_dir() -> Path:
             exit_code=ExitCode.USAGE,
         )
     return folder
+
+
+def _cache_path() -> Path:
+    from engine.env import user_cache_dir
+
+    return user_cache_dir()
+
+
+def _state_path() -> Path:
+    override = os.environ.get(_STATE)
+    if override:
+        return Path(override).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_state_path(_APP, appauthor=False)
+
+
+def _runtime_path() -> tuple[Path, str]:
+    """The folder, and the variable that moves it."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and not os.environ.get(_STATE) and os.access(base, os.W_OK):
+        return Path(base) / _APP, "XDG_RUNTIME_DIR"
+    return _state_path() / "run", _STATE
 
 
 def _private(folder: Path, variable: str) -> Path:

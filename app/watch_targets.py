@@ -1,21 +1,29 @@
-"""Which servers a person means by the words after `stoker top`: names of ours, or addresses."""
+"""Which servers a person means by the words after `stoker top`, and how each is watched.
+
+Names of ours, addresses, or all that a Prometheus server scrapes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.errors import StokerError
 
 if TYPE_CHECKING:
+    from app.client.watched import WatchedServer
     from app.ops.server_registry import ServerRecord
 
 _ADDRESS = re.compile(r"[:/.\[]|^\d+$|^localhost$")
 _STATES_AGE_S = 1.0
+_LOGIN_VARIABLE = "STOKER_PROMETHEUS_LOGIN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,49 @@ def find_targets(words: Sequence[str], url_of_environment: str | None) -> list[W
     if url_of_environment or not records:
         return [_address(url_of_environment or DEFAULT_URL)]
     return [_managed(record) for record in records]
+
+
+def watch_targets(
+    targets: Sequence[WatchTarget], api_key: str | None, interval_s: float
+) -> list[WatchedServer]:
+    """How each of them is sampled; of ours with what its supervisor says of it."""
+    from app.client.watched import watch_url
+
+    states = SupervisedStates()
+    found = []
+    for target in targets:
+        one = watch_url(target.url, name=target.name, api_key=api_key, interval_s=interval_s)
+        if target.is_managed:
+            state = partial(states.of, target.name)
+            one = dataclasses.replace(one, state=state, log_path=target.log_path)
+        found.append(one)
+    return found
+
+
+def watch_prometheus(
+    url: str, selector: str, login_file: Path | None, interval_s: float
+) -> list[WatchedServer]:
+    """Every engine that a Prometheus server scrapes."""
+    import asyncio
+
+    from app.client.credentials import read_key_file
+    from app.client.prometheus import PrometheusServer
+    from app.server_errors import client_errors
+
+    key = f"token or USER:PASSWORD into {_LOGIN_VARIABLE}"
+    absent = "give the address of a Prometheus server: --prometheus http://HOST:9090"
+    with client_errors():
+        login = read_key_file(login_file) if login_file else os.environ.get(_LOGIN_VARIABLE)
+    with client_errors(login, absent=absent, key=key):
+        server = PrometheusServer(url, selector=selector, login=login)
+        instances = asyncio.run(server.instances())
+    if not instances:
+        asked = f" with {selector}" if selector else ""
+        raise StokerError(
+            f"{server.url} scrapes no inference server{asked}",
+            hint=f"its targets: {server.url}/targets",
+        )
+    return [server.watch(instance, interval_s) for instance in instances]
 
 
 def _find(word: str, records: tuple[ServerRecord, ...]) -> WatchTarget:

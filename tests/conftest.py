@@ -6,6 +6,7 @@ Sharing the cache is on purpose: the default model is downloaded and converted o
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,12 @@ settings.register_profile("stoker", deadline=None, derandomize="CI" in os.enviro
 settings.load_profile("stoker")
 
 _SECRETS = ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "STOKER_URL")
+
+
+def pytest_configure() -> None:
+    """In the background or under nohup these are ignored, also by what tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from app.bench.round import Target, scrape
-from app.client.errors import BadStatus, ClientError, Unauthorized, Unreachable
-from app.errors import ExitCode, StokerError
+from app.client.errors import BadStatus, ClientError
+from app.server_errors import client_errors
 
 
 def find_target(
@@ -23,17 +23,9 @@ def find_target(
     from app.ops.find_server import base_url_of
 
     url = base_url_of(word)
-    try:
+    with client_errors(api_key):
         served = first_model(url, api_key=api_key)
-        return Target(url, model or served, api_key, is_chat, timeout_s)
-    except Unreachable as error:
-        hint = "start a server with `stoker serve`, or name one: stoker bench http://HOST:PORT"
-        raise StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE) from error
-    except Unauthorized as error:
-        hint = "put the API key into STOKER_API_KEY, or into a file for --api-key-file"
-        raise StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE) from error
-    except ClientError as error:
-        raise StokerError(str(error)) from error
+    return Target(url, model or served, api_key, is_chat, timeout_s)
 
 
 @contextlib.contextmanager

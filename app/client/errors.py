@@ -67,7 +67,8 @@ def error_text(body: str, limit: int = 300) -> str:
         document: object = json.loads(body)
     except ValueError:
         document = body
-    return " ".join(strip_escapes(_message(document)).split())[:limit]
+    text = " ".join(strip_escapes(_message(document)).split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _message(document: object) -> str:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.client.histograms import Histogram
 
@@ -28,12 +29,18 @@ _ESCAPE = re.compile(r"\\(.)")
 _UNESCAPED = {"n": "\n"}
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+_MOST_SERIES = 50_000
+
+
+class Sample(NamedTuple):
     """One line: the value of a name under its labels."""
 
     labels: Mapping[str, str]
     value: float
+
+
+KnownSeries = dict[str, tuple[str, Mapping[str, str]]]
+"""Name and labels by the text before a value: a server repeats them in every scrape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +73,20 @@ class Exposition:
         return Histogram(bounds, tuple(counts[bound] for bound in bounds), sum(sums))
 
 
-def parse_exposition(text: str) -> Exposition:
-    """Parse the text of one GET /metrics."""
+def parse_exposition(text: str, known: KnownSeries | None = None) -> Exposition:
+    """Parse the text of one GET /metrics; `known` is kept between the scrapes of one server."""
+    known = {} if known is None or len(known) > _MOST_SERIES else known
     samples: dict[str, list[Sample]] = {}
     types: dict[str, str] = {}
     num_skipped = 0
     for line in text.split("\n"):
-        if line.lstrip().startswith("#"):
+        head, _, number = line.rpartition(" ")
+        series, value = known.get(head), _number(number)
+        if series is not None and value is not None:
+            samples.setdefault(series[0], []).append(Sample(series[1], value))
+        elif line.lstrip().startswith("#"):
             _note_type(line, types)
-        elif line.strip() and not _note_sample(line, samples):
+        elif line.strip() and not _note_sample(line, samples, known):
             num_skipped += 1
     frozen = {name: tuple(found) for name, found in samples.items()}
     return Exposition(frozen, types, num_skipped)
@@ -86,7 +98,7 @@ def _note_type(line: str, types: dict[str, str]) -> None:
         types[words[1]] = words[2]
 
 
-def _note_sample(line: str, samples: dict[str, list[Sample]]) -> bool:
+def _note_sample(line: str, samples: dict[str, list[Sample]], known: KnownSeries) -> bool:
     match = _SAMPLE.match(line)
     if not match:
         return False
@@ -95,6 +107,9 @@ def _note_sample(line: str, samples: dict[str, list[Sample]]) -> bool:
     if value is None or labels is None:
         return False
     samples.setdefault(match["name"], []).append(Sample(labels, value))
+    head, _, number = line.rpartition(" ")
+    if number == match["value"]:
+        known[head] = match["name"], labels
     return True
 
 

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.client import metric_names
-from app.client.exposition import Exposition, Sample, finite_number, parse_exposition
+from app.client.exposition import (
+    Exposition,
+    KnownSeries,
+    Sample,
+    finite_number,
+    parse_exposition,
+)
 from app.client.histograms import Histogram
 from app.client.metric_names import MetricNames
 from app.client.terminal_text import strip_escapes
@@ -89,9 +95,9 @@ class Rates:
     step_tokens: Histogram | None
 
 
-def read_sample(text: str, time_s: float) -> MetricsSample | None:
+def read_sample(text: str, time_s: float, known: KnownSeries | None = None) -> MetricsSample | None:
     """The sample in one scrape's text; None if it holds no metrics of a known engine."""
-    return sample_from(parse_exposition(text), time_s)
+    return sample_from(parse_exposition(text, known), time_s)
 
 
 def sample_from(exposition: Exposition, time_s: float) -> MetricsSample | None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from app.client.errors import BadAnswer, ClientError, status_error
+from app.client.exposition import KnownSeries
 from app.client.metrics import MetricsSample, read_sample
 from app.client.transport import (
     DEFAULT_TIMEOUT_S,
@@ -132,11 +133,12 @@ class MetricsSource:
             open_async_client, base_url, api_key=api_key, timeout_s=timeout_s, transport=transport
         )
         self._client: httpx.AsyncClient | None = None
+        self._known: KnownSeries = {}
 
     async def scrape(self) -> MetricsSample:
         """One sample; raises ClientError when the server is away or refuses."""
         text, time_s = await self.fetch()
-        return sample_of(text, time_s, f"{self._base_url}/metrics")
+        return sample_of(text, time_s, f"{self._base_url}/metrics", self._known)
 
     async def fetch(self) -> tuple[str, float]:
         """The text of one scrape and the time of its arrival; raises like `scrape`."""
@@ -167,9 +169,11 @@ class MetricsSource:
         await self.aclose()
 
 
-def sample_of(text: str, time_s: float, origin: str) -> MetricsSample:
+def sample_of(
+    text: str, time_s: float, origin: str, known: KnownSeries | None = None
+) -> MetricsSample:
     """The sample in the text of a scrape; BadAnswer naming `origin` where there is none."""
-    sample = read_sample(text, time_s)
+    sample = read_sample(text, time_s, known)
     if sample is None:
         raise BadAnswer(f"{origin} holds no metrics of an inference server")
     return sample

@@ -28,6 +28,7 @@ class TraceStep:
     sampler_s: float
     num_tokens: int
     num_requests: int
+    blocks_s: float | None = None  # of the planning; older engines do not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class Trace:
     first_step: TraceStep | None = None
     last_step: TraceStep | None = None
     totals: Mapping[str, float] | None = None
+    prompt: str | None = None  # only of a server that was started with --show-prompts
+    is_prompt_cut: bool = False
 
     def between(self, earlier: str, later: str) -> tuple[float | None, float | None]:
         """Start and length of the stretch between two marks; None where one was not taken."""
@@ -160,7 +163,12 @@ def _in_the_engine(trace: Trace) -> tuple[Hop, ...]:
             later_mean_s=_later_mean(trace, "schedule_s", first.planned_s - first.start_s),
             note=f"after {_length(waited_s)} in the queue",
         ),
-        _hop(8, note=f"{NOT_MEASURED} apart: inside hop 7"),
+        _hop(
+            8,
+            duration_s=first.blocks_s,
+            later_mean_s=_later_mean(trace, "blocks_s", first.blocks_s),
+            note="part of hop 7" if first.blocks_s is not None else "",
+        ),
         _hop(
             9,
             start_s=first.planned_s,
@@ -183,9 +191,9 @@ def _in_the_engine(trace: Trace) -> tuple[Hop, ...]:
     )
 
 
-def _later_mean(trace: Trace, name: str, first_s: float) -> float | None:
+def _later_mean(trace: Trace, name: str, first_s: float | None) -> float | None:
     """Mean over the steps after the first one."""
-    if trace.num_steps < 2 or trace.totals is None:
+    if trace.num_steps < 2 or trace.totals is None or first_s is None:
         return None
     return max(0.0, trace.totals[name] - first_s) / (trace.num_steps - 1)
 
@@ -225,16 +233,22 @@ def read_trace(document: Any) -> Trace:
         core = document["core"]
         return Trace(
             id=strip_escapes(str(document["id"])),
-            client=strip_escapes(str(document["client"])) if document["client"] else None,
+            client=_text(document["client"] or None),
             prompt_tokens=int(document["prompt_tokens"]),
             num_outputs=int(document["num_outputs"]),
             num_events=int(document["num_events"]),
             processing_s=float(document["processing_s"]),
             marks=_floats(document["marks"]),
+            prompt=_text(document.get("prompt")),
+            is_prompt_cut=bool(document.get("is_prompt_cut")),
             **({} if core is None else _read_core(core)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadAnswer("/debug/requests/ID/trace answered in a form that is not known") from error
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else strip_escapes(str(value))
 
 
 def _read_core(core: Any) -> dict[str, Any]:
@@ -260,6 +274,7 @@ def _read_step(step: Any) -> TraceStep | None:
         sampler_s=float(step["sampler_s"]),
         num_tokens=int(step["num_tokens"]),
         num_requests=int(step["num_requests"]),
+        blocks_s=None if step.get("blocks_s") is None else float(step["blocks_s"]),
     )
 
 

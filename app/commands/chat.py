@@ -84,9 +84,10 @@ def chat(
 
     In a terminal: a conversation. `git diff | stoker chat "review this"` prints the answer alone.
     """
-    from app.chat_target import client_errors, find_target, split_words
+    from app.chat_target import find_target, split_words
     from app.client.chat_session import ChatSession, ChatTarget
     from app.client.served_model import served_model
+    from app.server_errors import client_errors
 
     word, prompt = split_words(words or (), has_message=message is not None)
     is_conversation = message is None and prompt is None and sys.stdin.isatty()
@@ -198,9 +199,9 @@ def _attach(session: ChatSession, paths: list[Path] | None) -> None:
 
 def _print_one(session: ChatSession) -> None:
     from app.chat_lines import print_answer
-    from app.chat_target import client_errors
     from app.client.answers import AnswerBuilder
     from app.output import say
+    from app.server_errors import client_errors
 
     builder = AnswerBuilder()
     with client_errors(session.target.api_key), contextlib.closing(session.stream()) as deltas:
@@ -220,7 +221,7 @@ def _converse_in_lines(session: ChatSession) -> int:
 
 def _explain(target: ChatTarget) -> Callable[[ClientError], str]:
     """How an error reads inside a conversation, which goes on after it."""
-    from app.chat_target import explained
+    from app.server_errors import explained
 
     def explain(error: ClientError) -> str:
         known = explained(error, target.api_key)
@@ -233,10 +234,10 @@ def _open_store() -> tuple[ConversationStore | None, str]:
     """The store, or why there is none; that is no reason not to chat."""
     from app.client.conversations import ConversationStore, StoreError
     from app.errors import StokerError
-    from app.paths import state_dir
+    from app.paths import CONVERSATIONS, state_dir
 
     try:
-        return ConversationStore(state_dir() / "conversations.sqlite3"), ""
+        return ConversationStore(state_dir() / CONVERSATIONS), ""
     except (StoreError, StokerError) as error:
         return None, str(error)
 

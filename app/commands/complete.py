@@ -50,11 +50,12 @@ def complete(
     `stoker complete "def add(a, b):" -n 40`; the continuation alone goes to stdout.
     """
     from app.chat_lines import print_answer
-    from app.chat_target import client_errors, find_target
+    from app.chat_target import find_target
     from app.client.answers import AnswerBuilder
     from app.client.completions import stream_completion
     from app.client.served_model import served_model
     from app.client.terminal_text import strip_escapes
+    from app.server_errors import client_errors
 
     text = _prompt(prompt)
     base_url, api_key = find_target(url, api_key_file)

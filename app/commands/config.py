@@ -1,4 +1,4 @@
-"""`stoker config show|path|check`: settings, where they come from, and whether they are right."""
+"""`stoker config show|path|check|schema`: settings, where they come from, what they may be."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ Examples:
   stoker config show @coder --json
   stoker config path
   stoker config check ./stoker.toml
+  stoker config schema > stoker.schema.json   (first line: "#:schema ./stoker.schema.json")
 """,
 )
 
@@ -39,13 +40,21 @@ def show(
         bool, typer.Option("--origin", help="Say where each value comes from.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_plain: Annotated[
+        bool, typer.Option("--plain", help="SECTION<TAB>KEY<TAB>VALUE<TAB>ORIGIN; unknown is -.")
+    ] = False,
 ) -> None:
     """Print the values that commands get without a flag, as TOML; secrets are masked."""
     from app import output
     from app.settings import read_settings
 
+    output.require_one_form(as_json, as_plain)
     settings = read_settings(os.environ)
     rows = list(_rows(settings, section))
+    if as_plain:
+        fields = ("section", "key", "value", "origin")
+        output.print_plain([record[name] for name in fields] for record in map(_record, rows))
+        return
     if as_json:
         files = [str(file.path) for file in settings.files]
         document = {"files": files, "profiles": sorted(settings.profiles())}
@@ -64,18 +73,33 @@ def show(
 @app.command("path", cls=GroupedCommand)
 def path(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_plain: Annotated[
+        bool, typer.Option("--plain", help="PATH<TAB>yes|no (is it there).")
+    ] = False,
 ) -> None:
     """Print the files that are looked for, the strongest first."""
     from app import output
     from app.settings import PROJECT_FILE, user_file
 
+    output.require_one_form(as_json, as_plain)
     paths = [Path.cwd() / PROJECT_FILE, user_file(os.environ)]
     rows = [{"path": str(path), "exists": path.is_file()} for path in paths]
     if as_json:
         output.print_json("stoker.config.path", {"files": rows})
         return
+    if as_plain:
+        output.print_plain((row["path"], "yes" if row["exists"] else "no") for row in rows)
+        return
     for row in rows:
         print(f"{row['path']}{'' if row['exists'] else '  (not there)'}")
+
+
+@app.command("schema", cls=GroupedCommand)
+def schema() -> None:
+    """Print the JSON Schema of a settings file, for editors."""
+    from app.settings_schema import settings_schema
+
+    print(json.dumps(settings_schema(_commands(None)), indent=2, ensure_ascii=False))
 
 
 @app.command("check", cls=GroupedCommand)
@@ -148,18 +172,13 @@ def _command_names() -> Iterator[str]:
 
 def _commands(wanted: str | None) -> Iterator[tuple[Section, Any]]:
     """Each command with its section; of `models`, those below it."""
-    import importlib
-
-    from app.cli import COMMANDS
-    from app.command_line import build_command
+    from app.cli import COMMANDS, load_command
     from app.option_settings import leaf_commands
 
     for entry in COMMANDS:
         if entry.name == "config" or (wanted and wanted.partition(".")[0] != entry.name):
             continue
-        module, _, attribute = entry.target.partition(":")
-        command = build_command(getattr(importlib.import_module(module), attribute))
-        for section, leaf in leaf_commands(command, (entry.name,)):
+        for section, leaf in leaf_commands(load_command(entry), (entry.name,)):
             if wanted is None or section[: wanted.count(".") + 1] == tuple(wanted.split(".")):
                 yield section, leaf
 

@@ -70,6 +70,7 @@ def pull(
 def remove(
     name: str = typer.Argument(..., metavar="NAME", help="A model of Stoker's cache."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would go, delete nothing."),
 ) -> None:
     """Delete a model from Stoker's cache (never from the Hugging Face cache)."""
     from app import output
@@ -81,6 +82,9 @@ def remove(
     model = known.get(name)
     if model is not None and model.state == NOT_DOWNLOADED:
         raise StokerError(f"{name} is not on this machine, so there is nothing to delete")
+    if dry_run and model is not None:
+        print(f"would delete {model.path} ({output.human_bytes(model.size_bytes)})")
+        return
     if not yes and model is not None:
         if not output.is_interactive():
             raise StokerError(

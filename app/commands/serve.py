@@ -34,6 +34,19 @@ class ServeCommand(GroupedCommand):
 
         return engine_setting_defaults()
 
+    @property
+    def flag_names(self) -> tuple[str, ...]:
+        """The engine's flags."""
+        own = ("model", "engine_args")
+        return tuple(name for name in self.setting_defaults if name not in own)
+
+    @property
+    def setting_schemas(self) -> dict[str, Any]:
+        """What these are, as JSON Schema."""
+        from app.engine_settings import engine_setting_schemas
+
+        return engine_setting_schemas()
+
     def check_setting(self, key: str, setting: Setting) -> None:
         """StokerError for one of these that the engine would refuse."""
         from app.engine_settings import check_engine_setting
@@ -327,7 +340,7 @@ def _run(
     from app.ops.managed_server import ManagedServer
     from app.ops.serving import serve_until_stopped
     from app.ops.start_history import StartHistory
-    from app.paths import logs_dir, state_dir
+    from app.paths import START_TIMES, logs_dir, state_dir
     from app.serve_view import ServeView, print_throughput, wait_quietly
 
     registry = open_registry()
@@ -339,7 +352,7 @@ def _run(
         running = _end_at_once
     elif dashboard:
         running = _show_dashboard
-    history = StartHistory(state_dir() / "start-times.json")
+    history = StartHistory(state_dir() / START_TIMES)
     with ServeView(server, history, note_start or _note_nothing) as view:
         return serve_until_stopped(server, view.screens(running), timeout_s)
 

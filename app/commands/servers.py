@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
 _ONE = "Name or pid; not needed when one server runs."
 _Json = Annotated[bool, typer.Option("--json", help="One JSON document; unknown is null.")]
+_Plain = Annotated[bool, typer.Option("--plain", help="Tab-separated lines; unknown is -.")]
 _Name = Annotated[str | None, typer.Argument(metavar="[SERVER]", help=_ONE)]
 
 
 def ps(
     as_json: _Json = False,
-    as_plain: Annotated[
-        bool, typer.Option("--plain", help="Tab-separated, one server a line.")
-    ] = False,
+    as_plain: _Plain = False,
     orphans: Annotated[
         bool, typer.Option("--orphans", help="Engines that no supervisor looks after.")
     ] = False,
@@ -36,15 +35,13 @@ def ps(
       stoker ps --json | jq '.servers[].url'
       stoker ps --orphans
     """
-    from app.errors import ExitCode, StokerError
+    from app.output import require_one_form
 
-    if as_json and as_plain:
-        raise StokerError("choose one of --json and --plain", exit_code=ExitCode.USAGE)
-    (_list_orphans if orphans else _list_servers)(as_json, as_plain)
-    return 0
+    require_one_form(as_json, as_plain)
+    return (_list_orphans if orphans else _list_servers)(as_json, as_plain)
 
 
-def status(name: _Name = None, as_json: _Json = False) -> int:
+def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False) -> int:
     """Say how one server is; exit code 0 when it serves, 7 when it is stalled.
 
     \b
@@ -54,12 +51,16 @@ def status(name: _Name = None, as_json: _Json = False) -> int:
     """
     from app.ops.find_server import find_server, open_registry
     from app.ops.server_state import describe, server_state
-    from app.output import print_json, printable
+    from app.output import print_json, print_plain, printable, require_one_form
 
+    require_one_form(as_json, as_plain)
     record = find_server(name, open_registry().all())
     state, document = server_state(record), describe(record)
     if as_json:
         print_json("stoker.status", document)
+        return state.exit_code
+    if as_plain:
+        print_plain(document.items())
         return state.exit_code
     detail = f" ({state.detail})" if state.detail else ""
     supervisor = document["supervisor_pid"]
@@ -93,6 +94,9 @@ def stop(
     ] = False,
     now: Annotated[bool, typer.Option("--now", help="Cut running requests off.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --orphans: do not ask.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be stopped, stop nothing.")
+    ] = False,
 ) -> int:
     """Stop servers: running requests end first, then every process; proves that nothing is left.
 
@@ -108,10 +112,13 @@ def stop(
     if sum((name is not None, everything, orphans)) > 1:
         raise StokerError("choose one: a server, --all or --orphans", exit_code=ExitCode.USAGE)
     if orphans:
-        return _stop_orphans(yes)
+        return _list_orphans(False, False) if dry_run else _stop_orphans(yes)
     records = open_registry().all()
     for record in records if everything else (find_server(name, records),):
-        _stop(record, now)
+        if dry_run:
+            print(f"would stop {record.name}: {record.model} at {record.url}, pid {record.pid}")
+        else:
+            _stop(record, now)
     return 0
 
 
@@ -176,7 +183,7 @@ def attach(
     return ExitCode.ENGINE_DIED if end == "server-gone" else ExitCode.OK
 
 
-def _list_servers(as_json: bool, as_plain: bool) -> None:
+def _list_servers(as_json: bool, as_plain: bool) -> int:
     from app.ops.find_server import open_registry
     from app.ops.server_state import describe
     from app.output import print_json, print_plain, say
@@ -184,7 +191,7 @@ def _list_servers(as_json: bool, as_plain: bool) -> None:
     found = [describe(record) for record in open_registry().all()]
     if as_json:
         print_json("stoker.servers", {"servers": found})
-        return
+        return 0
     keys = ("name", "state", "engine", "model", "url", "pid", "up_s", "detail", "restarts")
     rows = [[one[key] for key in keys] for one in found]
     if as_plain:
@@ -195,9 +202,10 @@ def _list_servers(as_json: bool, as_plain: bool) -> None:
         _print_table(titles, shown)
     else:
         say("no server runs; `stoker serve` starts one")
+    return 0
 
 
-def _list_orphans(as_json: bool, as_plain: bool) -> None:
+def _list_orphans(as_json: bool, as_plain: bool) -> int:
     from dataclasses import asdict
 
     from app.ops.orphans import find_orphans
@@ -214,6 +222,7 @@ def _list_orphans(as_json: bool, as_plain: bool) -> None:
         say("next: stoker stop --orphans")
     else:
         say("no engine without a supervisor")
+    return 0
 
 
 def _stop(record: ServerRecord, now: bool) -> None:

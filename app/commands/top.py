@@ -10,7 +10,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,16 +18,11 @@ import typer
 if TYPE_CHECKING:
     from app.client.chat_session import ChatSession
     from app.client.errors import ClientError
-    from app.client.histograms import Histogram
-    from app.client.metrics import MetricsSample
     from app.client.recording import Recording, RecordingWriter
     from app.client.replay import Replay
     from app.client.watched import Scraped, WatchedServer
-    from app.errors import StokerError
     from app.watch_targets import WatchTarget
 
-
-_LOGIN_VARIABLE = "STOKER_PROMETHEUS_LOGIN"
 _THEMES = ("dark", "light", "16")
 
 
@@ -105,6 +99,7 @@ def top(
     """
     from app.errors import ExitCode, StokerError
     from app.ops.find_server import api_key_from
+    from app.watch_targets import find_targets, watch_prometheus, watch_targets
 
     _dress(theme, ascii_only)
     asked = {"--replay": replay, "--mock": mock, "--prometheus": prometheus}
@@ -118,16 +113,17 @@ def top(
     if replay is not None or mock:
         return _replay(replay, speed, form if wants_text else None)
     if prometheus is not None:
-        found = _prometheus(prometheus, selector, prometheus_login_file, interval)
+        found = watch_prometheus(prometheus, selector, prometheus_login_file, interval)
         return _print(found, form, True) if wants_text else _open(found, interval, read_only)
-    targets, api_key = _targets(servers or ()), api_key_from(api_key_file)
+    targets = find_targets(servers or (), os.environ.get("STOKER_URL"))
+    api_key = api_key_from(api_key_file)
     if record is not None:
         is_quiet = steps is not None or not has_screen()
         return _record(targets, api_key, record, interval, steps, is_quiet, read_only)
     if wants_text:
-        return _print(_watched(targets, api_key, interval), form, len(targets) > 1)
+        return _print(watch_targets(targets, api_key, interval), form, len(targets) > 1)
     if len(targets) > 1:
-        return _open(_watched(targets, api_key, interval), interval, read_only)
+        return _open(watch_targets(targets, api_key, interval), interval, read_only)
     open_dashboard(
         targets[0].url,
         api_key=api_key,
@@ -213,29 +209,6 @@ def _check_options(group: Mapping[str, object]) -> None:
         raise StokerError(f"choose one of {' and '.join(given)}", exit_code=ExitCode.USAGE)
 
 
-def _targets(words: Sequence[str]) -> list[WatchTarget]:
-    from app.watch_targets import find_targets
-
-    return find_targets(words, os.environ.get("STOKER_URL"))
-
-
-def _watched(
-    targets: Sequence[WatchTarget], api_key: str | None, interval_s: float
-) -> list[WatchedServer]:
-    from app.client.watched import watch_url
-    from app.watch_targets import SupervisedStates
-
-    states = SupervisedStates()
-    found = []
-    for target in targets:
-        one = watch_url(target.url, name=target.name, api_key=api_key, interval_s=interval_s)
-        if target.is_managed:
-            state = partial(states.of, target.name)
-            one = dataclasses.replace(one, state=state, log_path=target.log_path)
-        found.append(one)
-    return found
-
-
 def _open(
     servers: Sequence[WatchedServer],
     interval_s: float,
@@ -268,9 +241,10 @@ def _record(
     from app.client.watched import record_steps, watch_recorded
     from app.errors import ExitCode
     from app.output import say
+    from app.watch_targets import watch_targets
 
     with _recorder(targets, path, interval_s) as writer:
-        plain = _watched(targets, api_key, interval_s)
+        plain = watch_targets(targets, api_key, interval_s)
         servers = [watch_recorded(one, writer, n, api_key) for n, one in enumerate(plain)]
         if not is_quiet:
             _open(servers, interval_s, is_read_only)
@@ -287,14 +261,11 @@ def _record(
 def _recorder(
     targets: Sequence[WatchTarget], path: Path, interval_s: float
 ) -> Iterator[RecordingWriter]:
-    from app.client.errors import InvalidRecording
     from app.client.recording import RecordingWriter
-    from app.errors import ExitCode, StokerError
+    from app.server_errors import client_errors
 
-    try:
+    with client_errors():
         writer = RecordingWriter(path, [target.name for target in targets], interval_s)
-    except InvalidRecording as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
     with contextlib.closing(writer):
         yield writer
 
@@ -302,16 +273,13 @@ def _recorder(
 def _replay(path: Path | None, speed: float, form: str | None) -> int:
     """A recording on the screen, or each of its steps on stdout; without a path the built-in."""
     from app.client.demo import DEMO
-    from app.client.errors import InvalidRecording
     from app.client.recording import read_recording
     from app.client.replay import Replay
     from app.client.watched import watch_replay
-    from app.errors import ExitCode, StokerError
+    from app.server_errors import client_errors
 
-    try:
+    with client_errors():
         recording = read_recording(path or DEMO)
-    except InvalidRecording as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
     if form is not None:
         return _print_steps(recording, form)
     replay = Replay(recording, speed=speed, is_looping=path is None)
@@ -320,108 +288,50 @@ def _replay(path: Path | None, speed: float, form: str | None) -> int:
     return _open(servers, recording.interval_s / speed, True, replay)
 
 
-def _prometheus(
-    url: str, selector: str, login_file: Path | None, interval_s: float
-) -> list[WatchedServer]:
-    """Every engine that a Prometheus server scrapes."""
-    import asyncio
-
-    from app.client.credentials import read_key_file
-    from app.client.errors import ClientError, InvalidKeyFile, InvalidUrl
-    from app.client.prometheus import PrometheusServer
-    from app.errors import ExitCode, StokerError
-
-    try:
-        login = read_key_file(login_file) if login_file else os.environ.get(_LOGIN_VARIABLE)
-        server = PrometheusServer(url, selector=selector, login=login)
-        instances = asyncio.run(server.instances())
-    except (InvalidKeyFile, InvalidUrl) as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
-    except ClientError as error:
-        hint = f"put the token or USER:PASSWORD into {_LOGIN_VARIABLE}"
-        raise _unreachable(error, hint) from error
-    if not instances:
-        asked = f" with {selector}" if selector else ""
-        raise StokerError(
-            f"{server.url} scrapes no inference server{asked}",
-            hint=f"its targets: {server.url}/targets",
-        )
-    return [server.watch(instance, interval_s) for instance in instances]
-
-
-def _unreachable(error: ClientError, locked_hint: str) -> StokerError:
-    from app.client.absence import metrics_hint
-    from app.client.errors import BadStatus, Unauthorized
-    from app.errors import ExitCode, StokerError
-
-    hint = "start a server with `stoker serve`, or name one: stoker top http://HOST:PORT"
-    if isinstance(error, Unauthorized):
-        hint = locked_hint
-    elif isinstance(error, BadStatus):
-        hint = metrics_hint(error.status) or hint
-    return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)
-
-
 def _print(servers: Sequence[WatchedServer], form: str, is_list: bool) -> int:
     """One sample of each server; exit code 4 when none answers."""
     import asyncio
 
     from app.client.watched import scrape_all
     from app.errors import ExitCode
+    from app.sample_view import print_samples_json, print_samples_plain
+    from app.server_errors import explained
 
     found = asyncio.run(scrape_all(servers))
-    if not is_list and found[0].error is not None:
-        key_hint = "put the API key into STOKER_API_KEY, or into a file for --api-key-file"
-        raise _unreachable(found[0].error, key_hint) from found[0].error
-    if form == "text":
+    if not is_list and (error := found[0].error) is not None:
+        raise explained(error) from error
+    if form == "json":
+        print_samples_json(found, is_list)
+    elif form == "plain":
+        print_samples_plain(found, is_list)
+    else:
         typer.echo(_fleet_text(found) if is_list else _text(found[0]))
-    else:
-        _print_data(found, form, is_list)
     return ExitCode.OK if any(one.sample for one in found) else ExitCode.UNREACHABLE
-
-
-def _print_data(found: Sequence[Scraped], form: str, is_list: bool) -> None:
-    from app.client.sample_record import flat, scraped_record
-    from app.output import print_json, print_plain
-
-    records = [scraped_record(one, with_reasons=form == "json") for one in found]
-    if form == "plain":
-        print_plain(
-            (*((one.server.name,) if is_list else ()), key, value)
-            for one, record in zip(found, records, strict=True)
-            for key, value in flat(record)
-        )
-    elif is_list:
-        print_json("stoker.fleet", {"servers": records})
-    else:
-        print_json("stoker.metrics", records[0])
 
 
 def _print_steps(recording: Recording, form: str) -> int:
     """What every recorded scrape says; as text only the newest of each server."""
     from app.client.replay import steps
-    from app.client.sample_record import flat, step_records
     from app.errors import ExitCode
-    from app.output import print_json, print_plain
+    from app.sample_view import print_steps_json, print_steps_plain
+    from tui.sample_text import sample_text
 
     if form == "json":
-        servers, documents = list(recording.servers), list(step_records(recording))
-        print_json("stoker.replay", {"servers": servers, "steps": documents})
+        print_steps_json(recording)
     elif form == "plain":
-        for document in step_records(recording):
-            where = (document.pop("time_s"), document.pop("server"))
-            print_plain((*where, key, value) for key, value in flat(document))
+        print_steps_plain(recording)
     else:
-        newest = {step.server: step for step in steps(recording) if step.sample}
-        for step in newest.values():
-            assert step.sample is not None
-            typer.echo(_sample_text(recording.servers[step.server], step.sample))
+        newest = {step.server: step.sample for step in steps(recording) if step.sample}
+        for server, sample in newest.items():
+            typer.echo(sample_text(recording.servers[server], sample))
     return ExitCode.OK
 
 
 def _text(scraped: Scraped) -> str:
+    from tui.sample_text import sample_text
+
     assert scraped.sample is not None
-    return _sample_text(scraped.server.url, scraped.sample)
+    return sample_text(scraped.server.url, scraped.sample)
 
 
 def _fleet_text(found: Sequence[Scraped]) -> str:
@@ -429,34 +339,3 @@ def _fleet_text(found: Sequence[Scraped]) -> str:
     from tui.fleet_text import table_text
 
     return table_text(found)
-
-
-def _sample_text(url: str, sample: MetricsSample) -> str:
-    from tui import formatting as fmt
-
-    blocks = f"{fmt.count(sample.kv_blocks_used)} / {fmt.count(sample.kv_blocks_total)} blocks"
-    rows = [
-        ("server", "  ".join(part for part in (url, sample.engine, sample.model) if part)),
-        ("requests", f"{fmt.count(sample.running)} running, {fmt.count(sample.waiting)} waiting"),
-        ("KV cache", f"{fmt.percent(sample.kv_usage)} used, {blocks}"),
-        ("cached", fmt.percent(sample.kv_cached_share)),
-        ("prefix hits", fmt.percent(sample.prefix_hit_rate)),
-        ("preemptions", fmt.count(sample.preemptions)),
-        ("prompt", f"{fmt.count(sample.prompt_tokens)} tokens since start"),
-        ("generation", f"{fmt.count(sample.generation_tokens)} tokens since start"),
-        ("first token", _percentiles_text(sample.ttft)),
-        ("inter-token", _percentiles_text(sample.itl)),
-        ("end to end", _percentiles_text(sample.e2e)),
-    ]
-    return "\n".join(f"{label:<12}  {value}" for label, value in rows)
-
-
-def _percentiles_text(histogram: Histogram | None) -> str:
-    from app.client.sample_record import FRACTIONS
-    from tui import formatting as fmt
-
-    parts = []
-    for name, fraction in FRACTIONS:
-        found = histogram.percentile(fraction) if histogram else None
-        parts.append(f"{name} {fmt.percentile(found):<9}")
-    return f"{'  '.join(parts)}  n {fmt.count(histogram.n if histogram else None)}"

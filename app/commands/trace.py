@@ -40,9 +40,9 @@ def trace(
     with every OpenAI-compatible server.
     """
     from app.chat_target import find_target
-    from app.client.errors import ClientError
     from app.client.traced_request import trace_request
     from app.errors import ExitCode, StokerError
+    from app.server_errors import client_errors
 
     url, api_key = find_target(server, api_key_file)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -52,11 +52,8 @@ def trace(
             hint='write it as one word: stoker trace "Why is the sky blue?"',
             exit_code=ExitCode.USAGE,
         )
-    try:
+    with client_errors(api_key, absent="start one with `stoker serve --enable-debug-endpoints`"):
         traced = trace_request(url, text, max_tokens=max_tokens, api_key=api_key)
-    except ClientError as error:
-        hint = "start a server with `stoker serve --enable-debug-endpoints`"
-        raise StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE) from error
     if as_json:
         _print_json(url, traced)
     else:
@@ -97,9 +94,12 @@ def _report(traced: TracedRequest) -> Iterator[str]:
 
     yield "  ".join(part for part in (traced.request_id, _tokens(traced)) if part)
     yield from ("", "client", *_client_rows(traced), "")
-    yield f"{'engine':<11} {'at':>10} {'took':>10} {'later steps':>11}"
-    for hop in traced.hops:
-        yield from _hop_rows(hop)
+    if traced.trace is None:
+        yield f"engine       its 13 hops are not measured: {traced.reason}"
+    else:
+        yield f"{'engine':<11} {'at':>10} {'took':>10} {'later steps':>11}"
+        for hop in traced.hops:
+            yield from _hop_rows(hop)
     if traced.trace and traced.trace.states:
         yield ""
         yield "status: " + " -> ".join(name for name, _ in traced.trace.states)

@@ -100,8 +100,8 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
 def _log(log: Path | None) -> list[str]:
     if log is None:
         return ["no log was found"]
-    from app.ops.log_files import open_log
     from logparse import LogParser, explain
+    from logparse.log_parts import open_log
     from logparse.source import SourceError, decoded_lines
 
     parser = LogParser()
@@ -118,8 +118,7 @@ def _configuration(environ: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(environ):
         if _VARIABLES.fullmatch(name):
             yield f"{name}={'***' if _SECRET_NAME.search(name) else environ[name]}"
-    from app.ops.server_registry import ServerRegistry
-    from app.paths import runtime_dir
+    from app.ops.find_server import open_registry
 
-    for record in ServerRegistry(runtime_dir() / "servers").running():
+    for record in open_registry().running():
         yield f"running: {record.name}, {record.engine}, {record.model} at {record.url}"

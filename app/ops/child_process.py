@@ -6,13 +6,14 @@ folder named engine/ in the current directory is not taken for ours.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -42,14 +43,17 @@ def spawn(
     stdout: int | IO[bytes],
     stderr: int | IO[bytes] = subprocess.STDOUT,
     env: Mapping[str, str] | None = None,
+    death_signal: signal.Signals = signal.SIGKILL,
 ) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own; on Linux it is killed when this process dies.
 
     Call it from a thread that lives as long as the child should: the kernel watches the thread.
+    With a guard, `death_signal` is SIGSTOP: a server that stands still keeps its orphans together.
     """
     shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("child_shim.py"))]
+    program = _find_program(command[0])
     return subprocess.Popen(
-        [*shim, str(os.getpid()), _find_program(command[0]), *command[1:]],
+        [*shim, str(os.getpid()), str(int(death_signal)), program, *command[1:]],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -58,21 +62,30 @@ def spawn(
     )
 
 
-def guard_session(session: int, mark: str) -> subprocess.Popen[bytes]:
+def start_guard(mark: str) -> subprocess.Popen[bytes]:
     """Start what ends the whole tree of a child made by `spawn` when this process is gone.
 
     The kernel's signal reaches the child alone; vLLM's engine processes do not end with it. Closing
     the guard's stdin ends it, and with it what is left of the tree. `mark` is `NAME=value` of the
-    child's environment, which all that it starts inherit.
+    child's environment, which all that it starts inherit. It comes before the child, whose pid it
+    gets by `tell_guard`: there is no moment without it.
     """
     guard = str(Path(__file__).with_name("session_guard.py"))
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", guard, str(session), mark],
+        [sys.executable, "-I", "-S", guard, mark],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def tell_guard(guard: subprocess.Popen[bytes], words: Iterable[str]) -> None:
+    """First the child's pid; then names of shared memory and sockets to remove at last."""
+    assert guard.stdin is not None
+    with contextlib.suppress(OSError):  # somebody has killed the guard
+        guard.stdin.write(b"".join(os.fsencode(word) + b"\0" for word in words))
+        guard.stdin.flush()
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:

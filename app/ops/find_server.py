@@ -12,9 +12,9 @@ from app.ops.server_registry import ServerRecord, ServerRegistry
 
 def open_registry() -> ServerRegistry:
     """The records of this user on this machine."""
-    from app.paths import runtime_dir
+    from app.paths import SERVERS, runtime_dir
 
-    return ServerRegistry(runtime_dir() / "servers")
+    return ServerRegistry(runtime_dir() / SERVERS)
 
 
 def managed_url(word: str) -> str | None:
@@ -33,25 +33,21 @@ def managed_url(word: str) -> str | None:
 
 def base_url_of(word: str | None) -> str:
     """The base URL of a server of ours or of an address; without a word that of STOKER_URL."""
-    from app.client.errors import InvalidUrl
     from app.client.transport import DEFAULT_URL, normalise_base_url
+    from app.server_errors import client_errors
 
     address = word and (managed_url(word) or word)
-    try:
+    with client_errors():
         return normalise_base_url(address or os.environ.get("STOKER_URL") or DEFAULT_URL)
-    except InvalidUrl as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
 
 
 def api_key_from(key_file: Path | None) -> str | None:
     """The API key of a file or the environment; StokerError for a file that holds none."""
     from app.client.credentials import find_api_key
-    from app.client.errors import InvalidKeyFile
+    from app.server_errors import client_errors
 
-    try:
+    with client_errors():
         return find_api_key(key_file, os.environ)
-    except InvalidKeyFile as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
 
 
 def find_server(word: str | None, records: tuple[ServerRecord, ...]) -> ServerRecord:

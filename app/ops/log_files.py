@@ -1,25 +1,22 @@
-"""The files of one start's log: `X.log` is the newest part, `X.log.0`, `X.log.1`... came before.
+"""Writes the files of one start's log: `X.log` is the newest part, `X.log.0`... came before.
 
 Beyond the limit the oldest part goes, but the first lines stay in `X.log.head`, and `X.log.gap`
-says how much is missing after them. Read in that order they are the log.
+says how much is missing after them. `logparse.log_parts` reads them in that order.
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import io
 import os
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+
+from logparse.log_parts import beside
 
 DEFAULT_LOG_BYTES = 256 << 20
 LEAST_LOG_BYTES = 1 << 20
 HEAD_LINES = 500
 _NUM_PARTS = 8
-_BUFFER_BYTES = 1 << 20
 
 
 class RotatingLog:
@@ -97,7 +94,7 @@ class RotatingLog:
             self._unsaid_bytes = 0
 
     def _rotate(self) -> None:
-        old = _beside(self.path, str(self._num_rotations))
+        old = beside(self.path, str(self._num_rotations))
         self.path.rename(old)
         try:
             fresh = _create(self.path)
@@ -114,18 +111,18 @@ class RotatingLog:
 
     def _drop_oldest(self) -> None:
         part, size = self._old[0]
-        if part == _beside(self.path, "0"):
+        if part == beside(self.path, "0"):
             self._keep_head(part)
             size -= self._kept_head_bytes
         part.unlink()
         self._old.popleft()
         self._dropped_bytes += size
         what = f"{self._dropped_bytes} bytes are left out here, a log has {self._max_bytes} at most"
-        _replace(_beside(self.path, "gap"), f"stoker: {what} (--log-max-bytes)\n".encode())
+        _replace(beside(self.path, "gap"), f"stoker: {what} (--log-max-bytes)\n".encode())
 
     def _keep_head(self, part: Path) -> None:
         with part.open("rb") as file:
-            _replace(_beside(self.path, "head"), file.read(self._head.num_bytes))
+            _replace(beside(self.path, "head"), file.read(self._head.num_bytes))
         self._kept_head_bytes = self._head.num_bytes
 
 
@@ -152,74 +149,6 @@ class _HeadEnd:
                 end = data.index(b"\n", end) + 1
             self.num_bytes += end
         self._num_lines += count
-
-
-def log_parts(path: Path) -> list[Path]:
-    """The files of one log, oldest first; `path` is the last, and most logs have no other."""
-    named = [one for one in (_beside(path, "head"), _beside(path, "gap")) if one.exists()]
-    numbered = {
-        int(other.suffix[1:]): other
-        for other in path.parent.glob(f"{glob.escape(path.name)}.*")
-        if other.stem == path.name and other.suffix[1:].isdecimal()
-    }
-    return [*named, *(numbered[number] for number in sorted(numbered)), path]
-
-
-def open_log(path: Path) -> BinaryIO:
-    """The whole log as one stream; a part that is dropped meanwhile can still be read."""
-    newest = path.open("rb")
-    earlier = list(_open_earlier(path, os.fstat(newest.fileno()).st_ino))
-    if not earlier:
-        return newest
-    return cast(BinaryIO, io.BufferedReader(_Joined([*earlier, newest]), _BUFFER_BYTES))
-
-
-def read_earlier_parts(path: Path) -> BinaryIO:
-    """What was rotated out of `path` so far, for those who follow the file itself."""
-    return cast(BinaryIO, io.BufferedReader(_Joined(list(_open_earlier(path, -1))), _BUFFER_BYTES))
-
-
-def _open_earlier(path: Path, newest_inode: int) -> Iterator[BinaryIO]:
-    for part in log_parts(path)[:-1]:
-        with contextlib.suppress(FileNotFoundError):  # dropped a moment ago
-            file = part.open("rb")
-            if os.fstat(file.fileno()).st_ino == newest_inode:
-                file.close()
-            else:
-                yield file
-
-
-class _Joined(io.RawIOBase):
-    """Files one after the other."""
-
-    def __init__(self, files: list[BinaryIO]) -> None:
-        super().__init__()
-        self._files = deque(files)
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        """Fill from the file that is next."""
-        view = memoryview(cast(bytearray, buffer))
-        while self._files:
-            data = self._files[0].read(len(view))
-            if data:
-                view[: len(data)] = data
-                return len(data)
-            self._files.popleft().close()
-        return 0
-
-    def close(self) -> None:
-        """Close what was not read to its end."""
-        while self._files:
-            self._files.popleft().close()
-        super().close()
-
-
-def _beside(path: Path, what: str) -> Path:
-    return path.with_name(f"{path.name}.{what}")
 
 
 def _create(path: Path) -> io.FileIO:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError
-from app.ops.server_registry import ServerRecord, ServerRegistry
+from app.ops.server_registry import ServerRecord
 
 EXAMPLE = "stoker logs server.log, or: vllm serve ... 2>&1 | stoker logs -"
 
@@ -37,9 +37,10 @@ def _find(word: str) -> LogTarget:
     path = Path(word)
     if path.exists():
         return LogTarget(word, path)
-    from app.paths import logs_dir, runtime_dir
+    from app.ops.find_server import open_registry
+    from app.paths import logs_dir
 
-    running = ServerRegistry(runtime_dir() / "servers").running()
+    running = open_registry().running()
     for record in running:
         if word == record.name or word in (str(record.pid), str(record.supervisor_pid)):
             return LogTarget(f"{record.name} (pid {record.pid})", Path(record.log_path))

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-FILE_NAME = "memory-ledger.jsonl"
 _MOST_BYTES = 256 << 10  # some hundred starts; then the older half goes
 
 
@@ -104,9 +103,9 @@ class MemoryLedger:
 
 def open_ledger() -> MemoryLedger:
     """The ledger of this user on this machine."""
-    from app.paths import state_dir
+    from app.paths import MEMORY_LEDGER, state_dir
 
-    return MemoryLedger(state_dir() / FILE_NAME)
+    return MemoryLedger(state_dir() / MEMORY_LEDGER)
 
 
 def _read(line: bytes) -> LedgerEntry | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,16 @@ from app.errors import ExitCode, StokerError
 if TYPE_CHECKING:
     import psutil
 
+# Below those for outgoing connections and for port 0 (Linux from 32768, macOS from 49152 on).
+_PORTS_BY_HAND = (20_000, 32_768)
+
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nothing uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on 127.0.0.1 that nothing uses, and that the kernel gives to nobody by itself."""
+    while True:
+        port = random.randrange(*_PORTS_BY_HAND)
+        if _bind_error("127.0.0.1", port) is None:
+            return port
 
 
 def is_port_free(host: str, port: int) -> bool:

@@ -6,7 +6,8 @@ behaves:
 good | idle | busy | frozen    ready; no request, one that moves, one whose counters stand still
 hung                           ready and without a request, but it answers only the first one
 stubborn                       ready; it and its child ignore SIGTERM
-runaway                        ready; a grandchild in a session of its own ignores SIGTERM
+runaway                        ready; a grandchild hides: no parent, a session of its own, an empty
+                               environment (but for the selftest's variable); it ignores SIGTERM
 hold:N | die:N                 stays, or ends, in part N (0 to 3) of its start
 """
 
@@ -33,9 +34,9 @@ if sys.argv[1] == "runaway" and os.fork() == 0:
     os.setsid()
     if os.fork():
         os._exit(0)
-    print("up", flush=True)
-    while True:
-        time.sleep(60)
+    wiped = {name: value for name, value in os.environ.items() if "SELFTEST" in name}
+    words = ["-I", "-S", "-c", "print('up', flush=True); import time; time.sleep(3600)"]
+    os.execve(sys.executable, [sys.executable, *words], wiped)
 if sys.argv[1] != "runaway":
     print("up", flush=True)
 parent = os.getppid()

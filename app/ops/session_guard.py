@@ -1,9 +1,10 @@
 """Runs beside a server: ends all of its processes when Stoker is gone, however Stoker ended.
 
-Called as `python -I -S session_guard.py SESSION MARK`. Its standard input is a pipe that closes
-with the supervisor and brings, NUL after each, the names of shared memory and sockets to remove at
-last. A process is the server's by its session, by MARK in its environment, or by its parent.
-SIGTERM first: whoever shuts down cleans up. Of ours it imports its neighbour `shared_files` only.
+Called as `python -I -S session_guard.py MARK`. Its standard input is a pipe that closes with the
+supervisor and brings, NUL after each, the server's pid and the names of shared memory and sockets
+to remove at last. A process is the server's by its session, by MARK in its environment, or by its
+parent: the server adopts its orphans (child_shim) and stands still until they are gone. SIGTERM
+first: whoever shuts down cleans up. Of ours it imports its neighbour `shared_files` only.
 """
 
 from __future__ import annotations
@@ -17,20 +18,31 @@ import time
 _POLL_S = 0.05
 _GRACE_S = 5.0
 _KILL_S = 3.0
+_NO_SERVER = b"-1"  # not 0: that is the session of what a container was given from outside
 
 
 def main() -> None:
     """Wait for the end of the pipe, then end everyone of the server."""
-    session, mark = int(sys.argv[1]), sys.argv[2].encode()
-    names = sys.stdin.buffer.read().split(b"\0")[:-1]
+    mark = sys.argv[1].encode()
+    server, *names = sys.stdin.buffer.read().split(b"\0")[:-1] or [_NO_SERVER]
+    session = int(server)
+    _signal(_members(session, mark) & {session}, signal.SIGSTOP)
     for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _KILL_S)):
-        for pid in _members(session, mark):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+        _signal(_members(session, mark) - {session}, number)
         deadline = time.monotonic() + patience_s
-        while _members(session, mark) and time.monotonic() < deadline:
+        while _members(session, mark) - {session} and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+    _signal(_members(session, mark), signal.SIGKILL)
+    deadline = time.monotonic() + _KILL_S
+    while _members(session, mark) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     _remove([os.fsdecode(name) for name in names])
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _remove(paths: list[str]) -> None:

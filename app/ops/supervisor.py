@@ -5,8 +5,6 @@ Knows nothing of phases, screens or models. Signals reach it as calls to `stop` 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import subprocess
 import threading
@@ -18,7 +16,7 @@ from typing import Any
 import psutil
 
 from app.errors import StokerError
-from app.ops.child_process import guard_session, spawn
+from app.ops.child_process import spawn, start_guard, tell_guard
 from app.ops.gpu_release import GpuHold, GpuWitness
 from app.ops.launch_specs import LaunchSpec
 from app.ops.log_sink import LogSink
@@ -99,17 +97,24 @@ class Supervisor:
         self._gpus.begin()
         mark = new_mark()
         name, _, value = mark.partition("=")
+        environment = {**self._spec.environment(), name: value}
+        self._guard = start_guard(mark)
         try:
-            environment = {**self._spec.environment(), name: value}
-            process = spawn(self._spec.argv, stdout=subprocess.PIPE, env=environment)
+            process = spawn(
+                self._spec.argv,
+                stdout=subprocess.PIPE,
+                env=environment,
+                death_signal=signal.SIGSTOP,
+            )
         except StokerError:
+            self._dismiss_guard()
             self._sink.close()
             raise
+        tell_guard(self._guard, [str(process.pid)])
         assert process.stdout is not None
         self._process = process
         self._create_time = _create_time(process.pid)
         self._tree = ProcessTree(process.pid, mark)
-        self._guard = guard_session(process.pid, mark)
         self._drain = threading.Thread(
             target=self._sink.drain, args=(process.stdout,), name="log-sink", daemon=True
         )
@@ -141,20 +146,19 @@ class Supervisor:
 
     def watch(self) -> None:
         """Note processes that have appeared, and their files; call it about once a second."""
-        if self._tree is None:
-            return
-        self._tree.refresh()
         if time.monotonic() - self._files_noted_at >= _NOTE_FILES_S:
             self.note_files()
+        elif self._tree is not None:
+            self._tree.refresh()
 
     def note_files(self) -> None:
-        """Learn which shared memory and sockets are in use, here and in the guard."""
+        """Learn which processes there are and, here and in the guard, which files they use."""
         self._files_noted_at = time.monotonic()
+        if self._tree is not None:
+            self._tree.refresh()
         names = self._files.note(process.pid for process in self.processes())
-        if names and self._guard is not None and self._guard.stdin is not None:
-            with contextlib.suppress(OSError):  # somebody has killed the guard
-                self._guard.stdin.write(b"".join(os.fsencode(name) + b"\0" for name in names))
-                self._guard.stdin.flush()
+        if names and self._guard is not None:
+            tell_guard(self._guard, names)
 
     def processes(self) -> tuple[psutil.Process, ...]:
         """Processes of the server that are known to run."""
@@ -168,7 +172,6 @@ class Supervisor:
         """SIGTERM to the server, then to all its processes, then SIGKILL; then see what is left."""
         process, tree = self._running(), self._tree
         assert tree is not None
-        tree.refresh()
         self.note_files()
         self._gpus.note(tree.pids())
         was_killed = False

@@ -22,6 +22,7 @@ _OURS_ALONE = {
     "device": "the vLLM build decides it; CUDA_VISIBLE_DEVICES or `-- --device-ids` picks GPUs",
     "num_threads": "name the cores in VLLM_CPU_OMP_THREADS_BIND, e.g. 0-7",
     "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
+    "show_prompts": "leave it out; vLLM has no /debug",
     "kernels": "choose one of vLLM's own: -- --attention-backend NAME",
 }
 _OUR_VALUES = {

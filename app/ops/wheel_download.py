@@ -5,6 +5,7 @@ The index, proxies and credentials are pip's business; nothing of them is read o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -98,12 +99,12 @@ def _pip_environment(folder: Path) -> dict[str, str]:
 
 
 def _bytes_below(folder: Path) -> int:
+    """Of wheels; pip moves and removes files and folders meanwhile, which `os.walk` passes over."""
     total = 0
-    for path in folder.rglob("*.whl"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # pip moved it meanwhile
-            continue
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(base, name)).st_size if name.endswith(".whl") else 0
     return total
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError
-from app.ops.log_files import open_log
 from app.planning.log_comparison import (
     ComparedValue,
     compare_capacity,
@@ -19,6 +18,7 @@ from app.planning.plan_models import PlannedModel, shape_by_model_name
 from app.planning.plan_request import PlanRequest
 from app.planning.weight_counts import count_weights
 from logparse import LogReport, parse_lines
+from logparse.log_parts import open_log
 from logparse.source import SourceError, decoded_lines
 
 

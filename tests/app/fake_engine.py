@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 SLEEPER = "import time; time.sleep(600)"
@@ -66,8 +65,6 @@ def main() -> None:
         time.sleep(600)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Health)
     say(f"Starting vLLM server on http://127.0.0.1:{port}", where="entry.py:139")
-    if mode == "crash-later":
-        threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
     server.serve_forever()
 
 

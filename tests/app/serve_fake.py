@@ -24,7 +24,7 @@ def main() -> int:
         model="fake",
         host="127.0.0.1",
         port=port,
-        shutdown_timeout_s=0.5,
+        shutdown_timeout_s=60.0,  # for a machine that is busy; a stubborn one is hurried
         secrets={"STOKER_API_KEY": "very-secret-key"},
     )
     return exit_code_of(lambda: _run(spec, None, "fake", timeout, False, care), debug=False)

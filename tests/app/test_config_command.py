@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 
 from app.cli import COMMANDS
@@ -89,6 +91,8 @@ def test_show_of_a_profile(folder: Path) -> None:
     shown = stoker(folder, "config", "show", "@coder", "--origin").stdout
 
     assert "port = 9009  # stoker.toml:9" in shown
+    plain = stoker(folder, "config", "show", "@coder", "--plain").stdout
+    assert "serve\tport\t9009\tstoker.toml:9\n" in plain
     assert stoker(folder, "config", "show", "@none").returncode == 2
     assert stoker(folder, "config", "show", "nothing").returncode == 2
 
@@ -116,6 +120,34 @@ def test_check_names_every_mistake(folder: Path) -> None:
     for line in (2, 3, 4, 6, 8):
         assert f"error: {bad}:{line}: " in done.stderr
     assert stoker(folder, "config", "check", "none.toml").returncode == 2
+
+
+def test_the_schema_takes_a_file_of_all_settings_and_no_mistakes(folder: Path) -> None:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    made = stoker(folder, "config", "schema")
+    validator = jsonschema_rs.validator_for(json.loads(made.stdout))
+    everything = toml.loads(stoker(folder, "config", "show").stdout)
+
+    assert len(everything["serve"]) > 30
+    validator.validate({**everything, "profiles": {"coder": everything["serve"]}})
+    validator.validate({"serve": {"max_model_len": "4k"}, "profiles": {"a": {"port": 1}}})
+    mistakes: tuple[dict[str, object], ...] = (
+        {"serve": {"prot": 1}},
+        {"serve": {"port": "x"}},
+        {"serve": {"startup-timeout": 0}},
+        {"serve": {"api-key": "sk-1"}},
+        {"profiles": {"coder": {"dtype": "float7"}}},
+        {"models": {"list": {"json": 1}}},
+        {"sevre": {}},
+        {"color": "blue"},
+    )
+    for wrong in mistakes:
+        assert not validator.is_valid(wrong), wrong
+
+
+def test_a_switch_of_a_file_is_turned_off_by_its_opposite(folder: Path) -> None:
+    assert stoker(folder, "models", "list").stdout.startswith("{")
+    assert not stoker(folder, "models", "list", "--no-json").stdout.startswith("{")
 
 
 def test_a_dry_run_with_a_profile_flags_and_variables(folder: Path) -> None:
@@ -163,7 +195,7 @@ def test_every_option_and_every_engine_flag_is_a_setting(folder: Path) -> None:
 
     assert {("serve", name) for name in flags} <= found
     assert {section.partition(".")[0] for section, _ in found} - {""} == {
-        entry.name for entry in COMMANDS if entry.name != "config"
+        entry.name for entry in COMMANDS if entry.name not in ("config", "completion")
     }
     for section, key in (("plan", "tensor_parallel_size"), ("stop", "all"), ("models.rm", "yes")):
         assert (section, key) in found

@@ -31,6 +31,7 @@ from app.doctor.facts import (
 )
 from app.doctor.processes import Listener, engine_kind, is_engine_child
 from app.doctor.report import Check, Result
+from app.ops.ports import free_port
 
 GIB = 1 << 30
 GOOD = HostFacts(
@@ -335,9 +336,9 @@ def test_a_proxy_must_leave_localhost_alone(environ: dict[str, str], skips: bool
 
 def test_a_busy_port_is_named() -> None:
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
+        port = free_port()
+        holder.bind(("127.0.0.1", port))
         holder.listen()
-        port = holder.getsockname()[1]
         busy = access.check_port(access_probe.read_port(port))
     free = access.check_port(access_probe.read_port(port))
 
@@ -391,7 +392,7 @@ def test_processes_of_engines(line: str, kind: str | None, is_child: bool) -> No
 def test_an_engine_process_without_a_server_is_found(tmp_path: Path) -> None:
     script = tmp_path / "engine" / "__main__.py"
     script.parent.mkdir()
-    script.write_text("import time; print('up', flush=True); time.sleep(60)")
+    script.write_text("import time; print('up', flush=True); time.sleep(600)")
     # A parent that ends at once, so that the child is adopted, as after a kill -9 of a server.
     parent = (
         "import subprocess, sys; child = subprocess.Popen([sys.executable, sys.argv[1], 'core'],"

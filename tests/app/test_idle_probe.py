@@ -18,7 +18,7 @@ class Asked:
 
     def __call__(self, timeout_s: float) -> bool:
         self.count += 1
-        self.may_answer.wait(30)
+        self.may_answer.wait(300)
         return self.answer
 
 

@@ -68,7 +68,7 @@ def test_a_process_that_stays_behind_is_found() -> None:
 
     assert problem is not None
     assert problem.startswith(f"left behind: process {started[0].pid}")
-    assert started[0].wait(timeout=30) == -signal.SIGKILL  # the search ends what it finds
+    assert started[0].wait(timeout=60) == -signal.SIGKILL  # the search ends what it finds
 
 
 def test_another_exit_code_is_a_failure() -> None:

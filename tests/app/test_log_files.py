@@ -19,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.commands.logs import _growing, _lines
-from app.ops.log_files import HEAD_LINES, RotatingLog, log_parts, open_log, read_earlier_parts
+from app.ops.log_files import HEAD_LINES, RotatingLog
 from app.ops.log_sink import LogSink
 from app.ops.log_targets import LogTarget
+from logparse.log_parts import log_parts, open_log, read_earlier_parts
 
 LIMIT = 64 << 10
 GAP = re.compile(rb"^stoker: (\d+) bytes are left out here, a log has 65536 at most.*\n", re.M)
@@ -160,7 +161,7 @@ def test_a_flood_waits_for_no_reader_and_is_kept_whole(tmp_path: Path) -> None:
     assert child.stdout is not None
     sink.drain(cast(BinaryIO, child.stdout))
 
-    assert child.wait(timeout=30) == 0
+    assert child.wait(timeout=120) == 0
     text = whole(sink.path)
     assert text.startswith(b"first line\n" + b"\xff" * 10_000_000 + b"\n")
     assert text.count(b"\n") == 400_003
@@ -189,3 +190,13 @@ def test_a_reader_that_stands_still_stops_nobody(tmp_path: Path) -> None:
     drain.join(timeout=60)
     assert told[-1] == "last line"
     assert whole(sink.path).count(b"\n") == 400_003
+
+
+def test_the_numbered_files_of_others_are_not_joined(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    for name in ("server.log", "server.log.1", "server.log.2"):
+        (tmp_path / name).write_text(f"{name}\n")
+
+    assert log_parts(path) == [path]
+    (tmp_path / "server.log.0").write_text("the first part\n")
+    assert [part.suffix for part in log_parts(path)] == [".0", ".1", ".2", ".log"]

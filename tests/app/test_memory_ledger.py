@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.ops.launch_specs import VLLM, LaunchSpec, parse_serve_request
-from app.ops.memory_ledger import _MOST_BYTES, FILE_NAME, Figures, LedgerEntry, MemoryLedger
+from app.ops.memory_ledger import _MOST_BYTES, Figures, LedgerEntry, MemoryLedger
+from app.paths import MEMORY_LEDGER
 from app.planning.calibration import calibrate, shape_key
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu
 from app.planning.memory_estimates import Calibration
@@ -82,14 +83,14 @@ and 0.4 seconds
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> MemoryLedger:
-    return MemoryLedger(tmp_path / "state" / FILE_NAME)
+    return MemoryLedger(tmp_path / "state" / MEMORY_LEDGER)
 
 
 @given(entries=st.lists(ENTRIES, max_size=4))
 def test_what_is_added_is_read(
     entries: list[LedgerEntry], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    ledger = MemoryLedger(tmp_path_factory.mktemp("ledger") / FILE_NAME)
+    ledger = MemoryLedger(tmp_path_factory.mktemp("ledger") / MEMORY_LEDGER)
     for entry in entries:
         ledger.add(entry)
 
@@ -100,7 +101,7 @@ def test_what_is_added_is_read(
 def test_damaged_lines_are_counted_and_cost_no_other(
     cut: int, junk: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.mktemp("ledger") / FILE_NAME
+    path = tmp_path_factory.mktemp("ledger") / MEMORY_LEDGER
     ledger = MemoryLedger(path)
     ledger.add(ENTRY)
     whole = path.read_bytes()
@@ -154,7 +155,7 @@ for number in range(50):
 
 
 def test_several_processes_lose_nothing(tmp_path: Path, repo_root: Path) -> None:
-    path = tmp_path / FILE_NAME
+    path = tmp_path / MEMORY_LEDGER
     MemoryLedger(path).add(ENTRY)
     writers = [
         subprocess.Popen([sys.executable, "-c", ADD_MANY, str(path), name], cwd=repo_root)

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from app.ops.memory_ledger import FILE_NAME, Figures, LedgerEntry, MemoryLedger
+from app.ops.memory_ledger import Figures, LedgerEntry, MemoryLedger
+from app.paths import MEMORY_LEDGER
 from app.planning.calibration import shape_key
 from app.planning.plan_models import find_planned_model
 from engine.kv_sizing import GIB
@@ -207,7 +208,7 @@ def start_of(log: Path) -> LedgerEntry:
 @pytest.fixture
 def ledger(tmp_path: Path) -> MemoryLedger:
     """The ledger that the command reads."""
-    return MemoryLedger(tmp_path / "state" / FILE_NAME)
+    return MemoryLedger(tmp_path / "state" / MEMORY_LEDGER)
 
 
 def test_earlier_starts_calibrate_and_say_so(ledger: MemoryLedger, tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ def test_history_shows_planned_measured_and_error(ledger: MemoryLedger, tmp_path
     assert "no start is recorded" in empty.stderr
 
     ledger.add(start_of(tmp_path / "one.log"))
-    with (tmp_path / "state" / FILE_NAME).open("a") as file:
+    with (tmp_path / "state" / MEMORY_LEDGER).open("a") as file:
         file.write("{half a li\n")
     text, plain = stoker("plan", "--history"), stoker("plan", "--history", "--plain").stdout
     document = json.loads(stoker("plan", "--history", "--json").stdout)

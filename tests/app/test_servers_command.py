@@ -33,7 +33,7 @@ class Machine:
             capture_output=True,
             text=True,
             env=self.environment,
-            timeout=60,
+            timeout=180,
             check=False,
         )
 
@@ -67,6 +67,12 @@ def test_a_background_server_from_start_to_stop(machine: Machine) -> None:
     assert server["state"] in ("ready", "idle")
     assert machine.stoker("status", "one").returncode == ExitCode.OK
     assert os.getsid(tree[0].pid) != os.getsid(0), "it survives this terminal"
+
+    fields = machine.stoker("status", "--plain").stdout
+    assert f"url\thttp://127.0.0.1:{server['port']}\n" in fields
+    shown = machine.stoker("stop", "--all", "--dry-run").stdout
+    assert shown.startswith("would stop one: ")
+    assert all(is_running(process) for process in tree)
 
     again = machine.serve("one")
     assert (again.returncode, "already running" in again.stderr) == (ExitCode.USAGE, True)
@@ -140,6 +146,6 @@ def test_a_server_between_two_starts_is_listed_and_can_be_stopped(machine: Machi
     assert shown.returncode == ExitCode.NO
     assert "one: backing off (restart 1 of 5 in 600 s" in shown.stdout
     assert machine.stoker("stop", "one").returncode == 0
-    assert waiting.communicate(timeout=30)[0] is None
+    assert waiting.communicate(timeout=120)[0] is None
     assert waiting.returncode == ExitCode.TERMINATED
     assert machine.servers() == {}

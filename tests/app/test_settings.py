@@ -221,3 +221,16 @@ def test_a_key_in_the_environment_is_stronger_than_a_key_file_in_a_file() -> Non
     assert settings_for(command, SERVE, [], settings_of(text)).default_map
     settings = settings_of(text, STOKER_API_KEY="hush")
     assert settings_for(command, SERVE, [], settings).default_map == {}
+
+
+def test_every_switch_of_a_file_can_be_turned_off_by_a_flag() -> None:
+    command = build_command(serve_app)
+    settings = settings_of("[serve]\nno-tui = true\ndetach = true\nenforce-eager = true\n")
+    given = {"default_map": settings_for(command, SERVE, [], settings).default_map}
+
+    with command.make_context("stoker serve", [], **given) as context:
+        assert (context.params["no_tui"], context.params["detach"]) == (True, True)
+    with command.make_context("stoker serve", ["--tui", "--no-detach"], **given) as context:
+        assert (context.params["no_tui"], context.params["detach"]) == (False, False)
+        assert context.args == []
+    assert served(settings, "--no-enforce-eager").args.enforce_eager is False

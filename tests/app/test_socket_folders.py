@@ -37,13 +37,16 @@ def test_only_folders_of_processes_that_are_gone_are_removed(base: Path) -> None
     assert foreign.exists()
 
 
-def test_a_socket_that_answers_keeps_its_folder() -> None:
-    # Not below tmp_path: the path of a socket may not be long.
-    with tempfile.TemporaryDirectory(prefix=f"stoker-{_NO_PID}-", dir="/tmp") as name:
+def test_a_socket_that_answers_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not below tmp_path: the path of a socket may not be long. Not in /tmp itself: a Stoker that
+    # runs on this machine might remove the folder first.
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        folder = Path(base, f"stoker-{_NO_PID}-abc")
+        folder.mkdir()
         with socket.socket(socket.AF_UNIX) as server:
-            server.bind(f"{name}/input")
+            server.bind(str(folder / "input"))
             server.listen()
-            remove_dead_socket_folders()
-            assert Path(name, "input").exists()
-        assert Path(name) in remove_dead_socket_folders()
-        Path(name).mkdir()  # for the context to remove
+            assert folder not in remove_dead_socket_folders()
+            assert (folder / "input").exists()
+        assert folder in remove_dead_socket_folders()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -19,11 +20,12 @@ from app.ops.supervisor import StopTimes, Supervisor
 from tests.app.test_doctor_gpu import GIB, Card, ScriptedNvml
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
-Launch = Callable[[str], tuple[Supervisor, LogSink, LaunchSpec]]
-QUICK = StopTimes(grace_s=0.3, group_s=1.0, kill_s=5.0)
+Launch = Callable[..., tuple[Supervisor, LogSink, LaunchSpec]]
+QUICK = StopTimes(grace_s=0.3, group_s=1.0, kill_s=60.0)  # with those that do not obey
+PATIENT = StopTimes(grace_s=600.0, group_s=600.0, kill_s=60.0)
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition was not met in time"
@@ -34,7 +36,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 def start(tmp_path: Path) -> Iterator[Launch]:
     running: list[Supervisor] = []
 
-    def launch(mode: str) -> tuple[Supervisor, LogSink, LaunchSpec]:
+    def launch(mode: str, times: StopTimes = PATIENT) -> tuple[Supervisor, LogSink, LaunchSpec]:
         port = free_port()
         spec = LaunchSpec(
             engine="fake",
@@ -46,13 +48,14 @@ def start(tmp_path: Path) -> Iterator[Launch]:
             secrets={"STOKER_API_KEY": "very-secret-key"},
         )
         sink = LogSink(tmp_path / "engine.log", secrets=("very-secret-key",))
-        supervisor = Supervisor(spec, sink, QUICK)
+        supervisor = Supervisor(spec, sink, times)
         supervisor.start()
         running.append(supervisor)
         return supervisor, sink, spec
 
     yield launch
     for supervisor in running:
+        supervisor.hurry()
         supervisor.stop()
 
 
@@ -78,7 +81,7 @@ def test_a_polite_server_ends_on_sigterm(
 def test_a_server_that_ignores_sigterm_is_killed(
     start: Launch,
 ) -> None:
-    supervisor, _, spec = start("ignore-term")
+    supervisor, _, spec = start("ignore-term", QUICK)
     wait_for(lambda: is_serving(spec))
 
     report = supervisor.stop()
@@ -90,7 +93,7 @@ def test_a_server_that_ignores_sigterm_is_killed(
 
 @pytest.mark.parametrize("mode", ["grandchild", "stubborn-grandchild"])
 def test_grandchildren_are_ended_too(mode: str, start: Launch) -> None:
-    supervisor, _, spec = start(mode)
+    supervisor, _, spec = start(mode, QUICK if mode == "stubborn-grandchild" else PATIENT)
     wait_for(lambda: is_serving(spec))
     grandchildren = psutil.Process(supervisor.pid).children()
 
@@ -157,7 +160,7 @@ def test_gpu_memory_that_stays_is_named(tmp_path: Path) -> None:
         port=port,
         shutdown_timeout_s=0.2,
     )
-    times = StopTimes(grace_s=0.3, group_s=1.0, kill_s=5.0, gpu_s=0.0)
+    times = dataclasses.replace(QUICK, gpu_s=0.0)
     supervisor = Supervisor(spec, LogSink(tmp_path / "x.log"), times, ScriptedNvml(card))
     supervisor.start()
     card.computing = [(supervisor.pid, 20 * GIB)]

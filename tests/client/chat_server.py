@@ -53,7 +53,7 @@ class ChatServer:
     def endless(self, *first: bytes) -> Iterator[bytes]:
         """Some events, then nothing until the test says so."""
         yield from first
-        self._may_go_on.wait(20)
+        self._may_go_on.wait(300)
 
     def let_go(self) -> None:
         """No answer waits any longer."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from app.ops.ports import free_port
+
 
 @dataclass
 class Answer:
@@ -46,10 +48,10 @@ class LocalServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Listen; a second start takes the port of the first again."""
+        """Listen; a second start takes the port of the first again, which nobody else is given."""
         handler = _handler(self)
+        self.port = self.port or free_port()
         self._server = _Server(("127.0.0.1", self.port), handler)
-        self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.client.exposition import parse_exposition
+from app.client.exposition import KnownSeries, parse_exposition
 
 TEXT = """\
 # HELP vllm:x Something with a # in it
@@ -87,3 +87,16 @@ def test_labels_survive_a_round_trip(labels: dict[str, str]) -> None:
 @given(st.text(max_size=200))
 def test_any_text_is_survived(text: str) -> None:
     parse_exposition(text)
+
+
+def test_known_series_change_nothing() -> None:
+    known: KnownSeries = {}
+    lines = ('a{le="x y"} 1', "b 2", "c 3 1700000000", 'd{x="1"} 4 # {t="z"} 0.5', "a 1", "junk {")
+    text = "\n".join(lines)
+    first = parse_exposition(text, known)
+    assert set(known) == {'a{le="x y"}', "b", "a"}
+    assert parse_exposition(text, known) == first == parse_exposition(text)
+    moved = parse_exposition(text.replace("b 2", "b NaN").replace('y"} 1', 'y"} oops'), known)
+    assert moved.num_skipped == first.num_skipped + 1
+    assert math.isnan(moved.samples["b"][0].value)
+    assert [sample.labels for sample in moved.samples["a"]] == [{}]

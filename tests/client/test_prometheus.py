@@ -8,7 +8,6 @@ import dataclasses
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from app.client.errors import BadAnswer, BadStatus, ClientError, Unauthorized, U
 from app.client.metric_names import HISTOGRAMS
 from app.client.metrics import MetricsSample, read_sample
 from app.client.prometheus import Instance, PrometheusServer, PrometheusSource
+from app.ops.ports import free_port
 from tests.client.local_server import Answer, Call, LocalServer, serving
 
 NEVER = 3600.0
@@ -102,7 +102,7 @@ async def test_a_sample_has_the_time_and_the_numbers_of_its_scrape(
         past = await source.past()
         assert [(s.running, s.generation_tokens) for s in past] == [(2, 100), (3, 400)]
         assert past[1].time_s - past[0].time_s == pytest.approx(15.0, abs=0.01)
-        assert time.monotonic() - past[1].time_s == pytest.approx(15.0, abs=5.0)
+        assert 14.0 < time.monotonic() - past[1].time_s < 60.0
         assert past[1].model == "m"
     assert 'job="vllm",instance="gpu:1"' in api.queries[0]
 
@@ -163,12 +163,6 @@ async def refused(answer: Answer, kind: type[ClientError], message: str) -> None
             await prometheus.instances()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def real_prometheus(target: str, folder: Path) -> Iterator[str]:
     binary = shutil.which("prometheus")
@@ -187,7 +181,7 @@ def real_prometheus(target: str, folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 async def first_instance(server: PrometheusServer) -> Instance:

@@ -16,6 +16,7 @@ STEP = {
     "planned_s": 0.011,
     "executed_s": 0.061,
     "updated_s": 0.062,
+    "blocks_s": 0.0004,
     "forward_s": 0.045,
     "sampler_s": 0.004,
     "num_tokens": 32,
@@ -48,7 +49,13 @@ DOCUMENT: dict[str, Any] = {
         "num_steps": 3,
         "first_step": STEP,
         "last_step": LAST,
-        "totals": {"schedule_s": 0.003, "forward_s": 0.065, "sampler_s": 0.006, "update_s": 0.003},
+        "totals": {
+            "schedule_s": 0.003,
+            "blocks_s": 0.001,
+            "forward_s": 0.065,
+            "sampler_s": 0.006,
+            "update_s": 0.003,
+        },
     },
 }
 
@@ -75,7 +82,7 @@ def test_all_hops_of_a_finished_request() -> None:
         5: 0.5,
         6: 0.0,
         7: 1.0,
-        8: None,
+        8: 0.4,
         9: 45.0,
         10: 4.0,
         11: 1.0,
@@ -83,11 +90,17 @@ def test_all_hops_of_a_finished_request() -> None:
         13: 2.0,
     }
     later = {number: ms(hop.later_mean_s) for number, hop in found.items() if hop.later_mean_s}
-    assert later == {7: 1.0, 9: 10.0, 10: 1.0, 11: 1.0, 12: 2.0}
+    assert later == {7: 1.0, 8: 0.3, 9: 10.0, 10: 1.0, 11: 1.0, 12: 2.0}
     assert found[7].note == "after 4.00 ms in the queue"
-    assert found[8].note.startswith(NOT_MEASURED)
+    assert found[8].note == "part of hop 7"
     assert "32 of its tokens, 3 requests" in found[9].note
     assert found[12].note == "after 1.00 ms on the way back"
+
+
+def test_an_engine_that_does_not_time_its_blocks() -> None:
+    step = {name: value for name, value in STEP.items() if name != "blocks_s"}
+    found = hops(core={**DOCUMENT["core"], "first_step": step})[8]
+    assert (found.duration_s, found.later_mean_s, found.note) == (None, None, NOT_MEASURED)
 
 
 def test_escapes_in_the_answer_are_taken_out() -> None:

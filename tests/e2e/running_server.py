@@ -1,9 +1,14 @@
-"""Starts the real `stoker serve` (or the bare engine) on a free port, for end-to-end tests."""
+"""Starts the real `stoker serve` (or the bare engine) on a free port, for end-to-end tests.
+
+STOKER_TEST_SERVE_FLAGS adds flags to every server, so that all of them run with other kernels too:
+`STOKER_TEST_SERVE_FLAGS="--kernels reference --quantization int8" pytest tests/e2e`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +28,7 @@ from app.ops.ports import free_port as free_port
 ROOT = Path(__file__).resolve().parents[2]
 STOKER = Path(sys.executable).with_name("stoker")
 ENGINE = [sys.executable, str(ROOT / "engine" / "__main__.py")]
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 240
 
 
 @dataclass
@@ -50,7 +55,7 @@ class Server:
         """Signal it and wait; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=120)
 
 
 @contextmanager
@@ -64,7 +69,7 @@ def started(
 ) -> Iterator[Server]:
     """Run `command`, wait for /health 200, and make sure that nothing is left afterwards."""
     process = subprocess.Popen(
-        command,
+        [*command, *shlex.split(os.environ.get("STOKER_TEST_SERVE_FLAGS", ""))],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -82,8 +87,8 @@ def started(
         if process.poll() is None:
             for item in server.tree():
                 item.kill()
-        process.wait(timeout=30)
-        reader.join(timeout=10)
+        process.wait(timeout=60)
+        reader.join(timeout=60)
         assert process.stdout is not None
         process.stdout.close()
 
@@ -102,10 +107,19 @@ def wait_until_ready(server: Server) -> None:
         time.sleep(0.05)
 
 
+def wait_until_supervised(server: Server) -> None:
+    """Until `stoker serve` has seen a token and calls it ready, which is after /health does."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while "ready at" not in server.text:
+        assert server.process.poll() is None, f"ended early:\n{server.text}"
+        assert time.monotonic() < deadline, f"not ready:\n{server.text}"
+        time.sleep(0.05)
+
+
 def health(url: str) -> int | None:
     """Status of /health, None when nobody answers."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+        with urllib.request.urlopen(f"{url}/health", timeout=30) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -115,20 +129,20 @@ def health(url: str) -> int | None:
 
 
 def get_json(url: str) -> dict[str, object]:
-    with urllib.request.urlopen(url, timeout=30) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return dict(json.load(response))
 
 
 def gauge(url: str, name: str) -> float:
     """One value of /metrics."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
         for line in response.read().decode().splitlines():
             if line.startswith(name) and not line.startswith("#"):
                 return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"{name} is not in /metrics")
 
 
-def wait_for_gauge(url: str, name: str, value: float, timeout_s: float = 20.0) -> None:
+def wait_for_gauge(url: str, name: str, value: float, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while gauge(url, name) != value:
         assert time.monotonic() < deadline, f"{name} stays at {gauge(url, name)}, not {value}"

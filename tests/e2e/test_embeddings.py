@@ -10,7 +10,7 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
-from tests.e2e.running_server import STOKER, Server, free_port, gauge, started
+from tests.e2e.running_server import STOKER, Server, free_port, started, wait_for_gauge
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -83,7 +83,7 @@ def test_embeddings_beside_a_chat(server: Server, client: openai.OpenAI) -> None
         # Rounding in 16 bit depends on the company; the direction does not.
         assert (np.sum(found * vectors, axis=1) > 0.999).all()
     assert all("Paris" in text for text in chats)
-    assert gauge(server.url, "vllm:num_requests_running") == 0
+    wait_for_gauge(server.url, "vllm:num_requests_running", 0)
 
 
 def test_a_long_text_and_dimensions(client: openai.OpenAI) -> None:

@@ -26,7 +26,7 @@ def fails(cwd: Path, *arguments: str) -> LogReport:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode != 0, done.stdout

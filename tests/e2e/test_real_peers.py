@@ -99,7 +99,7 @@ def test_start_chat_and_stop(start: Start, engine: str, tmp_path: Path) -> None:
     assert KEY not in " ".join(words)
     assert status == 0, server.text
     assert re.search(rf"stopped: \d+ process(es)? ended, port {port} free", server.text)
-    assert psutil.wait_procs(tree, timeout=10)[1] == []
+    assert psutil.wait_procs(tree, timeout=60)[1] == []
     assert health(server.url) is None
 
 
@@ -109,7 +109,7 @@ def test_a_killed_supervisor_takes_the_engine_with_it(start: Start, tmp_path: Pa
     with running(start(port), port, tmp_path) as server:
         tree = server.tree()
         server.process.kill()
-        assert psutil.wait_procs(tree, timeout=30)[1] == []
+        assert psutil.wait_procs(tree, timeout=60)[1] == []
     assert health(server.url) is None
     assert shared_memory() <= before
 

@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.default_model import default_model_folder
-from tests.e2e.running_server import ENGINE, Server, free_port, gauge, started
+from tests.e2e.running_server import ENGINE, Server, free_port, gauge, started, wait_for_gauge
 from tests.random_schemas import random_schema
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -78,7 +78,7 @@ def test_json_schema_output_always_parses(client: openai.OpenAI, server: Server)
     alone = chat(client, max_tokens=40).choices[0].message.content
     assert [future.result().choices[0].message.content for future in free] == [alone] * 4
     assert gauge(server.url, "vllm:num_preemptions_total") > 0
-    assert gauge(server.url, "vllm:kv_cache_usage_perc") == 0
+    wait_for_gauge(server.url, "vllm:kv_cache_usage_perc", 0)
 
 
 def test_regex_choice_and_grammar_are_obeyed(client: openai.OpenAI) -> None:

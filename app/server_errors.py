@@ -1,0 +1,68 @@
+"""The client's errors as the commands': what to type and the exit code, in the same words for all.
+
+The client itself (app.client) knows neither exit codes nor the names of our options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from app.client.errors import (
+    BadStatus,
+    ClientError,
+    InvalidKeyFile,
+    InvalidRecording,
+    InvalidUrl,
+    Unauthorized,
+    Unreachable,
+)
+from app.errors import ExitCode, StokerError
+
+START_ONE = "start one with `stoker serve`, or give the address of another: http://HOST:PORT"
+API_KEY = "API key into STOKER_API_KEY, or into a file for --api-key-file"
+_MISTAKES = (InvalidUrl, InvalidKeyFile, InvalidRecording)
+
+
+@contextlib.contextmanager
+def client_errors(
+    api_key: str | None = None, *, absent: str = START_ONE, key: str = API_KEY
+) -> Iterator[None]:
+    """Turn the client's errors into the command's."""
+    try:
+        yield
+    except ClientError as error:
+        raise explained(error, api_key, absent=absent, key=key) from error
+
+
+def explained(
+    error: ClientError,
+    api_key: str | None = None,
+    *,
+    absent: str = START_ONE,
+    key: str = API_KEY,
+) -> StokerError:
+    """The error with its exit code, and what to do about it.
+
+    `absent` is what to do when nothing answers, `key` which secret it wants and where that goes.
+    """
+    if isinstance(error, _MISTAKES):
+        return StokerError(str(error), exit_code=ExitCode.USAGE)
+    if isinstance(error, Unreachable):
+        return StokerError(str(error), hint=absent, exit_code=ExitCode.UNREACHABLE)
+    if isinstance(error, Unauthorized):
+        hint = f"this one is refused; put the right {key}" if api_key else f"put the {key}"
+        return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)
+    if isinstance(error, BadStatus) and error.url.endswith("/metrics"):
+        return _without_metrics(error)
+    if isinstance(error, BadStatus) and error.status == 404 and "model" in error.detail:
+        return StokerError(str(error), hint="leave --model out to take the server's first one")
+    return StokerError(str(error))
+
+
+def _without_metrics(error: BadStatus) -> StokerError:
+    """It answers, but there is nothing to watch."""
+    from app.client.absence import metrics_hint
+
+    hint = metrics_hint(error.status) or START_ONE
+    return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)

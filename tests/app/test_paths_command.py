@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.cli import run
+from app.ops.memory_ledger import open_ledger
+from app.paths import logs_dir, models_dir, runtime_dir
+
+
+def test_paths_are_those_in_use_and_are_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path / "cache"))
+    assert run(["paths", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in document["paths"]}
+
+    assert list(tmp_path.iterdir()) == []
+    assert document["schema"] == "stoker.paths"
+    assert rows["models"] == {
+        "name": "models",
+        "path": str(models_dir()),
+        "exists": False,
+        "variable": "STOKER_CACHE_DIR",
+    }
+    assert rows["logs"]["path"] == str(logs_dir())
+    assert rows["running servers"]["path"] == str(runtime_dir() / "servers")
+    assert rows["memory ledger"]["path"] == str(tmp_path / "state" / "memory-ledger.jsonl")
+    assert open_ledger().read() == ((), 0)
+
+
+def test_paths_for_people_and_scripts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    assert run(["paths", "--plain"]) == 0
+    assert f"models\t{tmp_path}/models\tyes\n" in capsys.readouterr().out
+    assert run(["paths"]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/models  ($STOKER_CACHE_DIR)" in out
+    assert f"{tmp_path}/packed  (not there, $STOKER_CACHE_DIR)" in out
