@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,9 +47,11 @@ OWN_LOG = DATA / "own_engine_start.log"
 _URL = "http://127.0.0.1:8000"
 _BUSY_UNTIL_S = 51.5  # by the clock of the demo
 _FONT_FILES = re.compile(r" *@font-face \{[^}]*\}\n")
+_LONGEST_WAIT_S = 60.0
+IsRight = Callable[[str], bool]
 
 
-async def dashboard(*keys: str) -> str:
+async def dashboard(is_right: IsRight, *keys: str) -> str:
     """The demo while it is busy, after some keys."""
     whole = read_recording(DEMO)
     entries = tuple(entry for entry in whole.entries if entry.time_s < _BUSY_UNTIL_S)
@@ -61,20 +64,20 @@ async def dashboard(*keys: str) -> str:
         is_read_only=True,
         clock=replay.now_s,
     )
-    return await picture(app, lambda pilot: until(pilot, lambda: replay.is_over), *keys)
+    return await picture(app, is_right, lambda pilot: until(pilot, lambda: replay.is_over), *keys)
 
 
-async def logs() -> str:
+async def logs(is_right: IsRight) -> str:
     """`stoker logs --tui`, at the line that tells the capacity."""
 
     async def look(pilot: Pilot[str]) -> None:
         await until(pilot, lambda: app.index.report().phases[-1].state == "done")
 
     app = LogApp(OWN_LOG, OWN_LOG.name)
-    return await picture(app, look, "slash", *"concurrency", "enter", size=(120, 30))
+    return await picture(app, is_right, look, "slash", *"concurrency", "enter", size=(120, 30))
 
 
-async def chat() -> str:
+async def chat(is_right: IsRight) -> str:
     """Two questions and what the default model said to them."""
     document = json.loads((DATA / "recorded_chat.json").read_text(encoding="utf-8"))
     turns = tuple(turn_from_document(turn) for turn in document["turns"])
@@ -83,6 +86,7 @@ async def chat() -> str:
     app = ChatApp(session)
     return await picture(
         app,
+        is_right,
         lambda pilot: until(pilot, lambda: len(app.screen.query(TurnView)) == len(turns)),
         size=(100, 32),
     )
@@ -124,11 +128,12 @@ def terminal_svg(command: str, output: object) -> str:
 
 async def picture(
     app: StyledApp,
+    is_right: IsRight,
     look: Callable[[Pilot[str]], Awaitable[None]],
     *keys: str,
     size: tuple[int, int] = (120, 36),
 ) -> str:
-    """The app's screen after `look` and the keys, once nothing changes any more."""
+    """The app's screen after `look` and the keys, once nothing changes and it is right."""
     app.appearance = Appearance()
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -140,21 +145,30 @@ async def picture(
         while before != screen_text(app):
             before = screen_text(app)
             await pilot.pause(0.6)
-        return app.export_screenshot(simplify=True)
+        end = time.monotonic() + _LONGEST_WAIT_S
+        while not is_right(svg := app.export_screenshot(simplify=True)):
+            if time.monotonic() > end:
+                break
+            await pilot.pause(0.1)
+        return svg
 
 
-PICTURES: dict[str, Callable[[], Awaitable[str]]] = {
+PICTURES: dict[str, Callable[[IsRight], Awaitable[str]]] = {
     "dashboard": dashboard,
-    "engine": lambda: dashboard("2"),
-    "start": start,
+    "engine": lambda is_right: dashboard(is_right, "2"),
+    "start": lambda _: start(),
     "logs": logs,
     "chat": chat,
 }
 
 
-async def svg_of(name: str) -> str:
-    """One picture; a viewer takes its own font instead of loading one from the network."""
-    return _FONT_FILES.sub("", await PICTURES[name]())
+async def svg_of(name: str, is_right: IsRight = lambda svg: True) -> str:
+    """One picture; a viewer takes its own font instead of loading one from the network.
+
+    On a busy machine a screen may stand still before it is drawn whole: who knows how it must look
+    says with `is_right` whether it does.
+    """
+    return _FONT_FILES.sub("", await PICTURES[name](is_right))
 
 
 async def main() -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from operator import attrgetter
 
 from app.client.histograms import Histogram
 from app.client.metrics import MetricsSample, Rates, rates_between
@@ -23,6 +23,7 @@ CAPACITY = 3600
 
 _LATENCIES = ("ttft", "itl", "queue", "e2e")
 _COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
+_START_S, _END_S = attrgetter("start_s"), attrgetter("sample.time_s")
 _RATES = frozenset(
     ("prompt_tokens_per_s", "generation_tokens_per_s", "finished_per_s", "tokens_per_step")
 )
@@ -39,18 +40,11 @@ class Latency:
     window_s: float | None
 
 
-class Dot(NamedTuple):
-    """A value that holds from after `start_s` up to `end_s`; None where it is not known.
+Series = Sequence[tuple[float, float, "float | None"]]
+"""A value holds from after a first moment up to a second one; None where it is not known.
 
-    Thousands are made for each picture, which is why it is the cheapest kind of record.
-    """
-
-    start_s: float
-    end_s: float
-    value: float | None
-
-
-Series = Sequence[Dot]
+Thousands are made for each picture, which is why they are the cheapest kind of record.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +107,15 @@ class Snapshot:
 
     def series(self, name: str) -> Series:
         """A rate, or a field of the samples, over the window."""
-        if name in _RATES:
-            return [Dot(p.start_s, p.sample.time_s, getattr(p, name)) for p in self.points]
-        return [Dot(p.start_s, p.sample.time_s, getattr(p.sample, name)) for p in self.points]
+        starts, ends = map(_START_S, self.points), map(_END_S, self.points)
+        return list(zip(starts, ends, self._values(name), strict=True))
 
     def peak(self, name: str) -> float | None:
         """The largest known value in the window."""
-        values = [point.value(name) for point in self.points]
-        return max((value for value in values if value is not None), default=None)
+        return max((value for value in self._values(name) if value is not None), default=None)
+
+    def _values(self, name: str) -> Iterable[float | None]:
+        return map(attrgetter(name if name in _RATES else f"sample.{name}"), self.points)
 
 
 class MetricHistory:

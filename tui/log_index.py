@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from logparse import LogParser, LogReport, safe_text
+from logparse.log_parts import open_parts
 from logparse.source import decoded_lines
 
 _CHUNK = 1 << 17
@@ -66,13 +67,15 @@ class LogIndex:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._raw: BinaryIO = path.open("rb")
-        self._text: BinaryIO = self._raw
+        self._text = _JoinedFiles(open_parts(path))
+        self._packed: BinaryIO | None = None
         self._unpacked: Iterator[str] | None = None
-        head = os.pread(self._raw.fileno(), 4, 0)
-        if head.startswith(_PACKED):
-            self._text = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - see close
-            self._unpacked = decoded_lines(self._raw)
+        if self._text.read(4, 0).startswith(_PACKED):
+            self._packed = path.open("rb")
+            self._text.close()
+            text = tempfile.TemporaryFile()  # noqa: SIM115 - see close
+            self._text = _JoinedFiles([cast(BinaryIO, text)])
+            self._unpacked = decoded_lines(self._packed)
         self._begin()
 
     def _begin(self) -> None:
@@ -85,48 +88,54 @@ class LogIndex:
     def close(self) -> None:
         """Give the files back."""
         with self._lock:
-            self._raw.close()
             self._text.close()
+            if self._packed is not None:
+                self._packed.close()
 
     # -- the worker ----------------------------------------------------------
 
     def grow(self) -> bool:
         """Read the next piece of the file; False when there is none now."""
         with self._lock:
-            if self._raw.closed:
+            if self._text.is_closed:
                 return False
             if self._unpacked is not None:
                 self._unpack()
             self._look_for_another_file()
-            data = os.pread(self._text.fileno(), _CHUNK, self._read_to)
+            data = self._text.read(_CHUNK, self._read_to)
             self._read_to += len(data)
             self._take(data)
             return bool(data)
 
     def _unpack(self) -> None:
         assert self._unpacked is not None
-        size = os.fstat(self._text.fileno()).st_size
+        size, target = self._text.size(), self._text.newest.fileno()
         written = 0
         while written < _CHUNK and (line := next(self._unpacked, None)) is not None:
             data = line.encode("utf-8", "replace")
-            written += os.pwrite(self._text.fileno(), data, size + written)
+            written += os.pwrite(target, data, size + written)
 
     def _look_for_another_file(self) -> None:
-        """A log that was rotated or cut begins anew."""
+        """A log of ours goes on in its next part; one that another took or cut begins anew."""
         if self._unpacked is not None:
             return
-        opened = os.fstat(self._raw.fileno())
+        opened, unread = self._text.newest, self._text.size() - self._read_to
         try:
-            named = self._path.stat()
+            is_other = not os.path.samestat(self._path.stat(), os.fstat(opened.fileno()))
+            if unread > 0 or (unread == 0 and not is_other):
+                return
+            parts = open_parts(self._path)
         except OSError:
             return
-        is_other = (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino)
-        if is_other and self._read_to >= opened.st_size:
-            self._raw.close()
-            self._raw = self._text = self._path.open("rb")
-            self._begin()
-        elif opened.st_size < self._read_to:
-            self._begin()
+        number = next((n for n, part in enumerate(parts) if _is_same(part, opened)), None)
+        if is_other and number is not None:
+            self._text.append(parts[number + 1 :])
+            for known in parts[: number + 1]:
+                known.close()
+            return
+        self._text.close()
+        self._text = _JoinedFiles(parts)
+        self._begin()
 
     def _take(self, data: bytes) -> None:
         whole, newline, rest = (self._partial + data).rpartition(b"\n")
@@ -208,7 +217,7 @@ class LogIndex:
 
     def _bytes(self, at: int, length: int) -> bytes:
         try:
-            return os.pread(self._text.fileno(), length, at)
+            return self._text.read(length, at)
         except (OSError, ValueError):  # closed, or replaced by another file meanwhile
             return b""
 
@@ -259,6 +268,48 @@ class LogIndex:
     def row_at(self, shown: array[int], line: int) -> int:
         """The row of a line, or of the last shown one before it."""
         return max(0, bisect_right(shown, line) - 1)
+
+
+class _JoinedFiles:
+    """Files one after the other, read by position; only the last one grows."""
+
+    def __init__(self, files: list[BinaryIO]) -> None:
+        self._files: list[BinaryIO] = []
+        self._begins: list[int] = []
+        self.append(files)
+
+    @property
+    def newest(self) -> BinaryIO:
+        return self._files[-1]
+
+    @property
+    def is_closed(self) -> bool:
+        return self.newest.closed
+
+    def append(self, files: list[BinaryIO]) -> None:
+        for file in files:
+            self._begins.append(self.size())
+            self._files.append(file)
+
+    def size(self) -> int:
+        return self._begins[-1] + os.fstat(self.newest.fileno()).st_size if self._files else 0
+
+    def read(self, length: int, at: int) -> bytes:
+        number = bisect_right(self._begins, at) - 1
+        found = b""
+        while length > len(found) and number < len(self._files):
+            inside = at + len(found) - self._begins[number]
+            found += os.pread(self._files[number].fileno(), length - len(found), inside)
+            number += 1
+        return found
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def _is_same(one: BinaryIO, other: BinaryIO) -> bool:
+    return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
 
 
 def _mask(codes: bytearray, is_shown: Callable[[int], bool]) -> int:

@@ -84,6 +84,11 @@ class StartProgress:
         return next(names, "")
 
     @property
+    def engine_version(self) -> str | None:
+        """As the engine's banner tells it."""
+        return self.report().facts.engine_version
+
+    @property
     def trouble(self) -> str:
         """What went wrong so far, in one line."""
         return explain(self.report()).headline if self._has_problem else ""

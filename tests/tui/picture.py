@@ -11,6 +11,9 @@ import re
 from pathlib import Path
 
 from textual.app import App
+from textual.pilot import Pilot
+
+from tests.tui.scripted import settled, until_right
 
 FOLDER = Path(__file__).parent / "snapshots"
 REWRITE = "STOKER_REWRITE_SNAPSHOTS"
@@ -20,20 +23,24 @@ _TEXT = re.compile(r'<text class="(stable-r\d+)"[^>]*>(.*?)</text>')
 _RECT = re.compile(r'<rect fill="(#[0-9a-f]+)" x="[\d.]+" y="[\d.]+" width="([\d.]+)"')
 
 
-def check_picture(app: App[str], name: str) -> None:
-    """The screen equals `snapshots/NAME.txt`, or the test fails with the difference."""
-    found = picture_of(app)
+async def check_picture(pilot: Pilot[str], name: str) -> None:
+    """The screen comes to equal `snapshots/NAME.txt`, or the test fails with the difference."""
     path = FOLDER / f"{name}.txt"
     if os.environ.get(REWRITE):
+        await pilot.pause(0.5)
+        await settled(pilot)
         FOLDER.mkdir(exist_ok=True)
-        path.write_text(found, encoding="utf-8")
+        path.write_text(picture_of(pilot.app), encoding="utf-8")
         return
     assert path.exists(), f"there is no {path.name}; make it with {REWRITE}=1"
     stored = path.read_text(encoding="utf-8")
-    difference = difflib.unified_diff(
-        stored.splitlines(), found.splitlines(), "stored", "on screen", lineterm=""
-    )
-    assert found == stored, "\n".join(difference)
+    await until_right(pilot, lambda: _difference(stored, picture_of(pilot.app)))
+
+
+def _difference(stored: str, found: str) -> str:
+    pair = (stored.splitlines(), found.splitlines())
+    lines = difflib.unified_diff(*pair, "stored", "on screen", lineterm="")
+    return "" if stored == found else "\n".join(lines)
 
 
 def picture_of(app: App[str]) -> str:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 
+from textual._wait import SLEEP_GRANULARITY
 from textual.app import App
 from textual.pilot import Pilot
 
@@ -14,6 +15,7 @@ from app.client.errors import ClientError
 from app.client.metrics import MetricsSample
 
 URL = "http://127.0.0.1:8000"
+_MOST_TURNS = 1000  # an app that polls without a pause is never idle
 
 
 class ScriptedSource:
@@ -39,12 +41,40 @@ class ScriptedSource:
         self.is_closed = True
 
 
-async def until(pilot: Pilot[str], condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+async def until(pilot: Pilot[str], condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Let the app work until `condition` holds."""
+    await until_right(pilot, lambda: "" if condition() else "waited in vain", limit_s)
+
+
+async def until_right(
+    pilot: Pilot[str], complaint: Callable[[], str], limit_s: float = 60.0
+) -> None:
+    """Let the app work until there is nothing to complain of."""
     end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain; on screen:\n{screen_text(pilot.app)}"
+    while said := complaint():
+        assert time.monotonic() < end, f"{said}; on screen:\n{screen_text(pilot.app)}"
         await pilot.pause(0.01)
+
+
+async def settled(pilot: Pilot[str]) -> None:
+    """Let the app work until two looks in a row show the same; no thread may be at work for it."""
+    before = None
+    while before != (before := screen_text(pilot.app)):
+        await pilot.pause()
+
+
+async def loop_is_idle(min_sleep: float = 0.0, max_sleep: float = 0.0) -> None:
+    """Wait until nothing is left to run in the event loop, in place of textual's `wait_for_idle`.
+
+    That one takes a process that uses no CPU time for one that has nothing to do, which on a busy
+    machine is also one that waits for its turn.
+    """
+    await asyncio.sleep(SLEEP_GRANULARITY)
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+    for _ in range(_MOST_TURNS):
+        await asyncio.sleep(0)
+        if not ready:
+            return
 
 
 def screen_text(app: object) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from textual.command import CommandPalette
+from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Checkbox, Input, OptionList, Static, TextArea
 
@@ -20,7 +21,7 @@ from app.client.conversations import ConversationStore
 from app.client.served_model import served_model
 from tests.client.chat_server import DONE, ChatServer, answer, delta, usage
 from tests.client.local_server import Answer
-from tests.tui.scripted import screen_text, until
+from tests.tui.scripted import screen_text, settled, until
 from tui.chat_app import ChatApp
 from tui.screens.chat import ChatScreen
 from tui.screens.confirm import ConfirmScreen
@@ -77,7 +78,7 @@ class Chat:
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
-        await self.pilot.pause()
+        await settled(self.pilot)
 
     async def ask(self, text: str) -> None:
         """Ask, and wait for the end of the answer."""
@@ -86,7 +87,7 @@ class Chat:
 
     async def answered(self) -> None:
         await until(self.pilot, lambda: not self.screen.is_answering)
-        await self.pilot.pause()
+        await settled(self.pilot)
 
     async def shows(self, *texts: str) -> None:
         await until(self.pilot, lambda: all(text in self.text for text in texts))
@@ -116,7 +117,7 @@ async def chatting(
     app = ChatApp(session, clock=Ticking())
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: isinstance(app.screen, ChatScreen))
-        await pilot.pause()
+        await settled(pilot)
         yield Chat(app, pilot, session)
 
 
@@ -124,10 +125,12 @@ async def chatting(
 async def test_question_and_answer_with_counts(server: ChatServer, size: tuple[int, int]) -> None:
     server.answers = [answer("The **capital** is ", "`Paris`.", completion_tokens=4)]
     async with chatting(server, size=size) as chat:
-        assert "Ask something below" in chat.text
-        assert "smol · http://127.0.0.1" in chat.text
-        assert "context 0 of 8,192 tokens (0%)" in chat.text
-        assert "F2 Settings" in chat.text
+        await chat.shows(
+            "Ask something below",
+            "smol · http://127.0.0.1",
+            "context 0 of 8,192 tokens (0%)",
+            "F2 Settings",
+        )
         await chat.ask("capital?")
         await chat.shows(
             "You 1",
@@ -160,6 +163,19 @@ async def test_newline_and_paste_do_not_send(server: ChatServer) -> None:
     assert server.last_texts == ["one\ntwo"]
 
 
+async def test_keys_behind_a_sent_line_belong_to_the_next(server: ChatServer) -> None:
+    async with chatting(server) as chat:
+        for char in "/set temperature 0.5\r/set seed 7\r/set top_p 0.9\r":
+            chat.input.post_message(Key("enter" if char == "\r" else char, char))
+        await chat.shows("top_p 0.9")
+        assert chat.input.text == ""
+        assert chat.session.conversation.parameters.body_fields() == {
+            "temperature": 0.5,
+            "seed": 7,
+            "top_p": 0.9,
+        }
+
+
 async def test_escape_stops_and_keeps_what_came(
     server: ChatServer, store: ConversationStore
 ) -> None:
@@ -168,11 +184,11 @@ async def test_escape_stops_and_keeps_what_came(
         await chat.type("story", "enter")
         await chat.shows("Once upon", "answering · Esc stops")
         await chat.type("next", "enter")
-        assert "one answer at a time" in chat.text
+        await chat.shows("one answer at a time")
         chat.input.load_text("")
         await chat.press("escape")
         await chat.shows("✗ stopped by you")
-        assert not chat.screen.is_answering
+        await chat.answered()
         await chat.ask("go on")
         await chat.shows("Fine.")
     assert server.last_texts == ["story", "Once upon", "go on"]
@@ -187,6 +203,7 @@ async def test_stop_before_the_first_token(server: ChatServer) -> None:
         await until(chat.pilot, lambda: bool(server.bodies))
         await chat.press("ctrl+c")
         await chat.shows("✗ stopped by you")
+        await chat.answered()
         await chat.ask("other")
     # A question without an answer would give two user turns in a row.
     assert server.last_texts == ["other"]
@@ -262,7 +279,7 @@ async def test_edit_the_last_question(server: ChatServer, store: ConversationSto
         await chat.ask("capitl?")
         await chat.press("f6")
         assert chat.input.text == "capitl?"
-        assert "editing: Enter asks it again" in chat.text
+        await chat.shows("editing: Enter asks it again")
         await chat.press("escape")
         assert chat.input.text == ""
         assert chat.turns() == [("user", "capitl?"), ("assistant", "Wrong.")]
@@ -415,7 +432,9 @@ async def test_conversations_are_saved_listed_searched_opened_and_deleted(
         await until(chat.pilot, lambda: isinstance(chat.app.screen, ConfirmScreen))
         await chat.press("n")
         assert len(store.list()) == 2
-        await chat.press("x", "y")
+        await chat.press("x")
+        await until(chat.pilot, lambda: isinstance(chat.app.screen, ConfirmScreen))
+        await chat.press("y")
         await until(chat.pilot, lambda: len(store.list()) == 1)
         await chat.press("slash")
         assert chat.app.focused is chat.screen.query_one("#list-search")
@@ -436,7 +455,7 @@ async def test_search_command_opens_the_list(server: ChatServer, store: Conversa
 
 async def test_without_a_store_the_list_says_why(server: ChatServer) -> None:
     async with chatting(server) as chat:
-        assert "not saved" in chat.text
+        await chat.shows("not saved")
         await chat.press("f3")
         await chat.shows("conversations are not saved (--no-save)")
 
@@ -450,7 +469,7 @@ async def test_attach_a_file(server: ChatServer, tmp_path: Path) -> None:
         await chat.type(f"{tmp_path}/data.bin", "enter")
         await chat.shows("✗", "data.bin is not a text file in UTF-8")
         await chat.type(f"/attach {tmp_path}/notes.txt", "enter")
-        await chat.shows("with notes.txt")
+        await chat.shows("notes.txt (17 characters) goes with the next")
         await chat.ask("what?")
         await chat.shows("+ notes.txt (17 characters)")
         assert "milk" not in chat.text
@@ -515,7 +534,9 @@ async def test_a_link_only_tells_where_it_points(
     async with chatting(server) as chat:
         monkeypatch.setattr(chat.app, "open_url", lambda url, **_: opened.append(url))
         await chat.ask("link")
+        await chat.shows("press")
         await chat.pilot.click("MarkdownParagraph", offset=(2, 0))
+        await until(chat.pilot, lambda: bool(chat.app._notifications))
         assert [one.message for one in chat.app._notifications] == ["https://example.org/x"]
     assert opened == []
 
@@ -530,7 +551,7 @@ async def test_movement_in_the_turns(server: ChatServer) -> None:
         assert transcript.selected is transcript.turn_views[-1]
         await chat.press("g")
         assert transcript.selected is transcript.turn_views[0]
-        assert "You 1" in chat.text
+        await chat.shows("You 1")
         await chat.press("j", "j")
         assert transcript.selected is transcript.turn_views[2]
         await chat.press("k", "G", "j")
@@ -574,10 +595,9 @@ async def test_help_lists_keys_and_commands(server: ChatServer) -> None:
         for keys in (["f1"], ["/", *"help", "enter"]):
             await chat.press(*keys)
             await until(chat.pilot, lambda: isinstance(chat.app.screen, HelpScreen))
-            assert "stop the answer" in chat.text
-            assert "/export [FILE]" in chat.text
+            await chat.shows("stop the answer", "/export [FILE]")
             await chat.press("escape")
-            assert chat.app.screen is chat.screen
+            await until(chat.pilot, lambda: chat.app.screen is chat.screen)
 
 
 @pytest.mark.parametrize("keys", [["f10"], ["ctrl+c"], ["ctrl+q"], ["ctrl+t", "q"]])

@@ -16,7 +16,7 @@ from app.client.conversations import ConversationStore
 from app.client.served_model import ServedModel
 from tests.client.chat_server import DONE, ChatServer, delta, usage
 from tests.tui.picture import check_picture
-from tests.tui.scripted import screen_text, until
+from tests.tui.scripted import screen_text, settled, until
 from tui.chat_app import ChatApp
 from tui.screens.chat import ChatScreen
 from tui.widgets.chat_input import ChatInput
@@ -67,7 +67,7 @@ async def ask(app: ChatApp, pilot: Pilot[str], text: str) -> None:
     app.chat.query_one(ChatInput).insert(text)
     await pilot.press("enter")
     await until(pilot, lambda: not app.chat.is_answering)
-    await pilot.pause()
+    await settled(pilot)
 
 
 async def look_idle(app: ChatApp, pilot: Pilot[str]) -> None:
@@ -115,15 +115,7 @@ async def check(look: str, size: tuple[int, int], name: str, folder: Path) -> No
             for field in (*app.chat.query(Input), *app.chat.query(TextArea)):
                 field.cursor_blink = False
             await LOOKS[look](app, pilot)
-            await settle(app, pilot)
-            check_picture(app, name)
-
-
-async def settle(app: ChatApp, pilot: Pilot[str]) -> None:
-    """Markdown is laid out in pieces."""
-    before = ""
-    while before != (before := screen_text(app)):
-        await pilot.pause(0.2)
+            await check_picture(pilot, name)
 
 
 @SIZES

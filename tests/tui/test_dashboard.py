@@ -12,7 +12,7 @@ from app.client.errors import BadStatus, Unreachable
 from app.client.metrics import MetricsSample, read_sample
 from app.client.server import MetricsSource
 from tests.client.local_server import Answer, Call, LocalServer
-from tests.tui.scripted import URL, ScriptedSource, screen_text, until
+from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until, until_right
 from tui.app import QUIT, SERVER_GONE, DashboardApp
 from tui.screens.help import HelpScreen
 from tui.screens.logs import WholeLog
@@ -42,7 +42,7 @@ def sample(**values: float) -> MetricsSample:
 
 async def test_before_the_first_sample_nothing_is_known(app: DashboardApp) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+        await settled(pilot)
         text = screen_text(app)
     assert "connecting" in text
     assert "no sample yet" in text
@@ -71,6 +71,7 @@ async def test_samples_in_order_give_values_and_rates(
     async with app.run_test(size=(80, 24)) as pilot:
         source.then(first, second)
         await until(pilot, lambda: "600" in screen_text(app))
+        await settled(pilot)
         text = screen_text(app)
     assert "smol Stoker" in text
     assert "live" in text
@@ -96,6 +97,7 @@ async def test_real_vllm_numbers(
     async with app.run_test(size=size) as pilot:
         source.then(real)
         await until(pilot, lambda: "17,145" in screen_text(app))
+        await settled(pilot)
         text = screen_text(app)
     assert "smollm2 vLLM" in text
     assert "0 / 728 blocks" in text
@@ -121,6 +123,7 @@ async def test_disconnect_keeps_the_values_and_reconnect_picks_up(
     async with app.run_test(size=(80, 24)) as pilot:
         source.then(sample(running=12), GONE)
         await until(pilot, lambda: "disconnected, retrying" in screen_text(app))
+        await settled(pilot)
         text = screen_text(app)
         assert "connection refused" in text
         assert " old" in text
@@ -129,6 +132,7 @@ async def test_disconnect_keeps_the_values_and_reconnect_picks_up(
         source.then(sample(running=13))
         app.dashboard.poller.poll_now()
         await until(pilot, lambda: "running 13 │" in screen_text(app))
+        await settled(pilot)
         text = screen_text(app)
         assert "disconnected" not in text
         assert "live" in text
@@ -157,7 +161,7 @@ async def test_pause_freezes_the_picture_not_the_collection(
         await pilot.press(key)
         source.then(sample(running=2))
         await until(pilot, lambda: source.num_scrapes == 2)
-        await pilot.pause()
+        await settled(pilot)
         text = screen_text(app)
         assert "paused" in text
         assert "running 1 │" in text
@@ -176,8 +180,8 @@ async def test_steps_through_the_past(
         await until(pilot, lambda: "running 3 │" in screen_text(app))
         await pilot.press(back)
         await until(pilot, lambda: "running 2 │" in screen_text(app))
-        assert "paused" in screen_text(app)
-        assert "1 back" in screen_text(app)
+        await until(pilot, lambda: "paused" in screen_text(app))
+        await until(pilot, lambda: "1 back" in screen_text(app))
         source.then(sample(running=4))
         await until(pilot, lambda: "2 back" in screen_text(app))  # the picture stays
         await pilot.press(back, back)
@@ -186,7 +190,7 @@ async def test_steps_through_the_past(
         await until(pilot, lambda: "running 2 │" in screen_text(app))
         await pilot.press("p")
         await until(pilot, lambda: "running 4 │" in screen_text(app))
-        assert "live" in screen_text(app)
+        await until(pilot, lambda: "live" in screen_text(app))
 
 
 async def test_windows(app: DashboardApp, source: ScriptedSource) -> None:
@@ -204,7 +208,7 @@ async def test_machine_page_reads_this_machine(app: DashboardApp, source: Script
         source.then(sample(running=1))
         await pilot.press("3")
         await until(pilot, lambda: "of" in screen_text(app) and "cores" in screen_text(app))
-        assert "processes n/a: no process of this user" in screen_text(app)
+        await until(pilot, lambda: "processes n/a: no process of this user" in screen_text(app))
         await pilot.press("escape")
         await until(pilot, lambda: "Latency" in screen_text(app))
 
@@ -253,7 +257,7 @@ async def test_start_is_followed_and_gives_way_to_the_numbers(
             file.write("".join(lines[8:]))
         source.then(sample(running=0, waiting=0))
         await until(pilot, lambda: "● live · idle" in screen_text(app))
-        assert "KV cache" in screen_text(app)
+        await until(pilot, lambda: "KV cache" in screen_text(app))
         with log.open("a") as file:
             file.write("INFO 10-03 12:00:09 [launch.py:1] [shutdown] API server: draining\n")
         await until(pilot, lambda: "live · draining" in screen_text(app))
@@ -302,7 +306,7 @@ async def test_start_without_a_log(app: DashboardApp, source: ScriptedSource) ->
 async def test_quitting_keys(app: DashboardApp, source: ScriptedSource, key: str) -> None:
     async with app.run_test() as pilot:
         await pilot.press(key)
-        await pilot.pause()
+        await settled(pilot)
     assert app.return_value == QUIT
     assert source.is_closed
 
@@ -310,7 +314,7 @@ async def test_quitting_keys(app: DashboardApp, source: ScriptedSource, key: str
 async def test_ctrl_c_quits_from_help_too(app: DashboardApp) -> None:
     async with app.run_test() as pilot:
         await pilot.press("f1", "ctrl+c")
-        await pilot.pause()
+        await settled(pilot)
     assert app.return_value == QUIT
 
 
@@ -319,7 +323,7 @@ async def test_help_lists_every_key_and_closes(app: DashboardApp, key: str) -> N
     async with app.run_test(size=(80, 60)) as pilot:
         await pilot.press(key)
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
-        await pilot.pause()
+        await settled(pilot)
         text = screen_text(app)
         keys = ("p, Space", "+, =", "r, F5", "q, F10", "?, F1, h", "Ctrl-P", "[, Left", "], Right")
         for words in (*keys, "t plots", "P save", "prefix cache"):
@@ -351,7 +355,7 @@ async def test_refresh_samples_at_once(source: ScriptedSource) -> None:
 
 async def test_palette_offers_the_actions(app: DashboardApp) -> None:
     async with app.run_test() as pilot:
-        await pilot.pause()
+        await settled(pilot)
         commands = {c.title: c for c in app.get_system_commands(app.screen)}
         assert {"Pause", "Rate", "Slower", "Refresh", "Log", "Help", "Quit"} <= set(commands)
         assert {"Step back", "Window", "Machine", "Picture"} <= set(commands)
@@ -369,7 +373,7 @@ async def test_server_process_gone_ends_the_dashboard(source: ScriptedSource) ->
     alive = [True]
     app = DashboardApp(URL, source, server_alive=lambda: alive[0])
     async with app.run_test() as pilot:
-        await pilot.pause()
+        await settled(pilot)
         alive[0] = False
         await until(pilot, lambda: app.return_value is not None)
     assert app.return_value == SERVER_GONE
@@ -380,15 +384,15 @@ async def test_log_pane_follows_and_is_toggled(source: ScriptedSource, tmp_path:
     log.write_text("\x1b[32mINFO\x1b[0m one\nERROR two\n")
     app = DashboardApp(URL, source, log_path=log)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+        await settled(pilot)
         assert not app.dashboard.query_one(LogPane).display
         await pilot.press("l")
         await until(pilot, lambda: "ERROR two" in screen_text(app))
-        assert "INFO one" in screen_text(app)
+        await until(pilot, lambda: "INFO one" in screen_text(app))
         with log.open("a") as file:
             file.write("INFO three\n")
         await until(pilot, lambda: "INFO three" in screen_text(app))
-        assert_nothing_cut_off(app)
+        await until_right(pilot, lambda: cut_off(app))
         await pilot.press("l")
         await until(pilot, lambda: "INFO three" not in screen_text(app))
 
@@ -406,11 +410,12 @@ async def test_layout_has_room_for_everything(
     async with app.run_test(size=size) as pilot:
         source.then(sample(running=1))
         await until(pilot, lambda: "running" in screen_text(app))
-        await pilot.pause()
-        assert_nothing_cut_off(app)
-        footer = screen_text(app).splitlines()[-1]
+        await until_right(pilot, lambda: cut_off(app))
         for word in ("Pause", "Window", "Engine", "Log", "Quit", "Help"):
-            assert word in footer
+            await until(
+                pilot,
+                lambda word=word: word in screen_text(app).splitlines()[-1],  # type: ignore[misc]
+            )
 
 
 async def test_small_terminal_scrolls_instead_of_breaking(
@@ -437,24 +442,23 @@ async def test_a_real_server_that_goes_away_and_returns() -> None:
             await until(pilot, lambda: "peak" in screen_text(app))
             server.stop()
             await until(pilot, lambda: "disconnected, retrying" in screen_text(app))
-            assert "connection refused" in screen_text(app)
+            await until(pilot, lambda: "connection refused" in screen_text(app))
             server.start()
             await until(pilot, lambda: "live" in screen_text(app))
     finally:
         server.stop()
 
 
-def assert_nothing_cut_off(app: DashboardApp) -> None:
-    """Every widget lies inside the screen, nothing is to be scrolled, no text is shortened."""
+def cut_off(app: DashboardApp) -> str:
+    """The first widget outside the screen, text that is shortened, or rows below the last one."""
     width, height = app.size
     for widget in app.screen.walk_children(Widget):
         if not all(node.display for node in widget.ancestors_with_self if isinstance(node, Widget)):
             continue
         region = widget.region
-        assert region.width > 0, widget
-        assert region.height > 0, widget
-        assert region.right <= width, widget
-        assert region.bottom <= height, widget
-    assert "…" not in screen_text(app)
-    body = app.dashboard.query_one("#body")
-    assert body.max_scroll_y == 0
+        if not region or region.right > width or region.bottom > height:
+            return f"{widget} lies at {region} of {width} x {height} cells"
+    if "…" in screen_text(app):
+        return "a text is shortened"
+    hidden = app.dashboard.query_one("#body").max_scroll_y
+    return f"{hidden} rows are to be scrolled" if hidden else ""

@@ -6,7 +6,6 @@ import pytest
 
 from app.client.histograms import Percentile
 from tui import formatting
-from tui.history import Dot
 from tui.keys import key_text
 from tui.widgets.history_graph import bar, columns, graph_rows
 
@@ -80,7 +79,7 @@ def test_graph_scales_to_its_peak_and_keeps_gaps() -> None:
 
 
 def test_columns_are_stretches_of_time() -> None:
-    dots = [Dot(0, 0, 1), Dot(0, 1, 2), Dot(1, 2, None), Dot(2, 3, 4), Dot(3, 4, 6)]
+    dots = [(0, 0, 1), (0, 1, 2), (1, 2, None), (2, 3, 4), (3, 4, 6)]
     assert columns(dots, 4.0, 4) == [2, None, 4, 6]
     assert columns(dots, 8.0, 4) == [None, 1, 2, 5]  # two samples in one column: their mean
     assert columns(dots, 4.0, 8) == [2, 2, None, None, 4, 4, 6, 6]  # one sample in two columns

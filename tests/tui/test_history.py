@@ -4,7 +4,7 @@ import math
 
 from app.client.histograms import Histogram
 from app.client.metrics import MetricsSample
-from tui.history import Dot, MetricHistory, Snapshot
+from tui.history import MetricHistory, Snapshot
 from tui.widgets.history_graph import columns
 
 
@@ -30,13 +30,13 @@ def test_series_have_gaps_where_samples_were_missing() -> None:
     history.append_gap()
     history.append(sample(2, running=2, generation_tokens=30))
     found = snapshot(history)
-    assert found.series("running") == [Dot(0, 0, 1), Dot(2, 2, 2)]
-    assert found.series("generation_tokens_per_s") == [Dot(0, 0, None), Dot(2, 2, 10)]
+    assert found.series("running") == [(0, 0, 1), (2, 2, 2)]
+    assert found.series("generation_tokens_per_s") == [(0, 0, None), (2, 2, 10)]
     assert found.generation_tokens_per_s == 10
-    assert [dot.value for dot in found.series("waiting")] == [None, None]
+    assert [dot[2] for dot in found.series("waiting")] == [None, None]
     assert columns(found.series("running"), 4.0, 4) == [None, 1, None, 2]
     history.append(sample(3, running=5, generation_tokens=30))
-    assert snapshot(history).series("running")[-1] == Dot(2, 3, 5)
+    assert snapshot(history).series("running")[-1] == (2, 3, 5)
     assert columns(snapshot(history).series("running"), 4.0, 4) == [1, None, 2, 5]
 
 
@@ -45,7 +45,7 @@ def test_snapshot_stays_what_it_was() -> None:
     history.append(sample(0, running=1))
     before = snapshot(history)
     history.append(sample(1, running=2))
-    assert [dot.value for dot in before.series("running")] == [1]
+    assert [dot[2] for dot in before.series("running")] == [1]
 
 
 def test_capacity_survives_a_long_absence() -> None:
@@ -103,7 +103,7 @@ def test_an_earlier_moment_is_what_was_seen_then() -> None:
     assert back.sample == seen.sample
     assert back.generation_tokens_per_s == seen.generation_tokens_per_s == 11
     assert (back.num_back, seen.num_back) == (3, 0)
-    assert [dot.value for dot in back.series("running")] == list(range(7))
+    assert [dot[2] for dot in back.series("running")] == list(range(7))
     oldest = history.snapshot(num_back=99)
     assert oldest is not None
     assert (oldest.sample.running, oldest.num_back) == (0, 9)

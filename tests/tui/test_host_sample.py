@@ -16,8 +16,9 @@ from tui.host_sample import HostSampler, is_local
 
 SERVER = """
 import socket, subprocess, sys
-sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-child = subprocess.Popen(sleep)
+sleep = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
+child = subprocess.Popen(sleep, stdout=subprocess.PIPE)
+child.stdout.readline()  # a process that has just been made has no memory to speak of
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], child.pid, flush=True)
 sys.stdin.read()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from tests.tui.scripted import screen_text, until
+from tests.tui.scripted import screen_text, settled, until
 from tui.log_app import LogApp
 from tui.log_index import Level, LineFilter, LogIndex
 from tui.screens.help import HelpScreen
@@ -74,7 +74,7 @@ def status(app: LogApp) -> str:
 
 async def has_read(pilot: Pilot[str], app: LogApp, lines: int) -> None:
     await until(pilot, lambda: app.index.num_lines == lines and "reading" not in status(app))
-    await pilot.pause()
+    await settled(pilot)
 
 
 @SIZES
@@ -98,12 +98,12 @@ async def test_the_cause_is_one_key_away(failed: Path, size: tuple[int, int]) ->
         await has_read(pilot, app, 8)
         assert cursor(app) == 1
         await pilot.press("c")
-        await pilot.pause()
+        await settled(pilot)
         assert cursor(app) == CAUSE
         text = screen_text(app)
         assert "5 12:00:06 E EngineCore_DP0 ValueError: No" in text
         assert "(EngineCore_DP0 pid=9) ERROR" in text  # the whole line is shown below
-        assert "✗" in screen_text(app)
+        await until(pilot, lambda: "✗" in screen_text(app))
 
 
 async def test_the_cause_is_found_behind_a_filter(failed: Path) -> None:
@@ -132,11 +132,11 @@ async def test_filters_by_level_process_and_phase(failed: Path) -> None:
 
         async def rows_after(*keys: str) -> int:
             await pilot.press(*keys)
-            await pilot.pause()
+            await settled(pilot)
             return view.num_rows
 
         assert await rows_after("w") == 6  # a warning, two errors, a traceback of three lines
-        assert "warnings and errors" in screen_text(app)
+        await until(pilot, lambda: "warnings and errors" in screen_text(app))
         assert await rows_after("w") == 5
         assert await rows_after("p") == 3
         assert "APIServer" in status(app)
@@ -145,7 +145,7 @@ async def test_filters_by_level_process_and_phase(failed: Path) -> None:
         assert await rows_after("2") == 7
         assert await rows_after("2") == 8
         assert await rows_after("4") == 0
-        assert "no line" in screen_text(app)
+        await until(pilot, lambda: "no line" in screen_text(app))
         assert await rows_after("escape") == 8
 
 
@@ -202,7 +202,7 @@ async def test_following_a_log_that_grows_is_cut_and_replaced(tmp_path: Path) ->
         with path.open("a") as file:
             file.write("one more\nhalf a line")
         await until(pilot, lambda: app.index.num_lines == 9 and cursor(app) == 9)
-        assert "one more" in screen_text(app)
+        await until(pilot, lambda: "one more" in screen_text(app))
         assert "half a line" not in screen_text(app)
         await pilot.press("up")
         assert "following" not in status(app)
@@ -227,7 +227,7 @@ async def test_hostile_text_and_secrets(tmp_path: Path) -> None:
         await has_read(pilot, app, 6)
         for _ in range(6):
             await pilot.press("down")
-        await pilot.pause()
+        await settled(pilot)
         text = screen_text(app)
         assert "[red]markup[/]" in text
         assert "bar 100%" in text
@@ -236,8 +236,8 @@ async def test_hostile_text_and_secrets(tmp_path: Path) -> None:
         assert not {char for char in text if not char.isprintable()} - {"\n"}
         assert "\u202e" not in text
         await pilot.press("end", "right", "right")
-        await pilot.pause()
-        assert "xxx" in screen_text(app)
+        await settled(pilot)
+        await until(pilot, lambda: "xxx" in screen_text(app))
 
 
 async def test_help_names_the_keys(failed: Path) -> None:
@@ -246,7 +246,7 @@ async def test_help_names_the_keys(failed: Path) -> None:
         await has_read(pilot, app, 8)
         await pilot.press("question_mark")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
-        assert "go to the line that failed" in screen_text(app)
+        await until(pilot, lambda: "go to the line that failed" in screen_text(app))
         await pilot.press("escape", "q")
     assert app.return_code == 0
 
@@ -286,12 +286,12 @@ def test_the_command_opens_the_view_in_a_terminal(failed: Path) -> None:
         os.close(theirs)
         shown, has_quit = b"", False
         try:
-            while select.select([ours], [], [], 20)[0] and (piece := terminal_output(ours)):
+            while select.select([ours], [], [], 60)[0] and (piece := terminal_output(ours)):
                 shown += piece
                 if b"configuration" in shown and not has_quit:
                     os.write(ours, b"q")
                     has_quit = True
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
             os.close(ours)
@@ -361,3 +361,34 @@ def test_many_lines_over_many_pieces(tmp_path: Path) -> None:
     assert list(index.select(LineFilter(process="APIServer"))) == [39_000]
     assert list(index.select(LineFilter(process="nobody"))) == []
     index.close()
+
+
+async def test_all_parts_of_a_rotated_log_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "long.log"
+    (tmp_path / "long.log.head").write_text("INFO the beginning\n")
+    (tmp_path / "long.log.gap").write_text("stoker: 9 bytes are left out here\n")
+    (tmp_path / "long.log.9").write_text("INFO ninth\nINFO ninth again\n")
+    (tmp_path / "long.log.10").write_text("INFO tenth\n")
+    path.write_text("INFO the newest\n")
+    app = LogApp(path, "long")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await has_read(pilot, app, 6)
+        path.rename(tmp_path / "long.log.11")
+        with (tmp_path / "long.log.11").open("a") as old:
+            old.write("INFO still the old file\n")
+        path.write_text("INFO after the rotation\n")
+        await until(pilot, lambda: app.index.num_lines == 8)
+
+        assert [app.index.text(line) for line in range(8)] == [
+            "INFO the beginning",
+            "stoker: 9 bytes are left out here",
+            "INFO ninth",
+            "INFO ninth again",
+            "INFO tenth",
+            "INFO the newest",
+            "INFO still the old file",
+            "INFO after the rotation",
+        ]
+        everything = app.index.select(LineFilter())
+        assert app.index.find("ninth again", everything, 0, 1) == 3
+        assert app.index.find("the rotation", everything, 0, 1) == 7

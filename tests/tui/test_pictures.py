@@ -16,14 +16,13 @@ from app.client.histograms import Histogram
 from app.client.metrics import MetricsSample
 from tests.tui.engine_script import ScriptedDebug, sample_of
 from tests.tui.picture import check_picture
-from tests.tui.scripted import URL, ScriptedSource, screen_text, until
+from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until
 from tui.app import WatchApp
 from tui.host_sample import GpuUse, HostSample, ProcessUse
 from tui.log_app import LogApp
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
 from tui.screens.dashboard import DashboardScreen
 from tui.theme import Appearance
-from tui.widgets.host_panel import HostPanel
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 NOW_S = 1000.0
@@ -152,15 +151,11 @@ LOOKS: dict[str, Callable[[OneScreen], None]] = {
 
 async def check(app: OneScreen, look: str, size: tuple[int, int], name: str, *keys: str) -> None:
     async with app.run_test(size=size) as pilot:
-        await pilot.pause()
+        await settled(pilot)
         LOOKS[look](app)
         for key in keys:
             await pilot.press(key)
-        await pilot.pause()
-        panels = app.dashboard.query(HostPanel)
-        await until(pilot, lambda: all(p.host for p in panels if p.is_on_screen))
-        await pilot.pause()
-        check_picture(app, name)
+        await check_picture(pilot, name)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
@@ -195,12 +190,11 @@ async def test_engine_page(size: tuple[int, int]) -> None:
     debug = ScriptedDebug(dataclasses.replace(found, scheduler=step, time_s=NOW_S))
     app = OneScreen(debug)
     async with app.run_test(size=size) as pilot:
-        await pilot.pause()
+        await settled(pilot)
         look_busy(app)
         await pilot.press("2")
         await until(pilot, lambda: "req-4" in screen_text(app))
-        await pilot.pause()
-        check_picture(app, f"engine-{size[0]}x{size[1]}")
+        await check_picture(pilot, f"engine-{size[0]}x{size[1]}")
 
 
 async def test_machine_page() -> None:
@@ -224,5 +218,4 @@ async def test_log_view(size: tuple[int, int], look: str, monkeypatch: pytest.Mo
             pilot, lambda: app.index.num_lines == NUM_LINES and "reading" not in screen_text(app)
         )
         await pilot.press("g")
-        await pilot.pause()
-        check_picture(app, f"logs-{look or f'{size[0]}x{size[1]}'}")
+        await check_picture(pilot, f"logs-{look or f'{size[0]}x{size[1]}'}")

@@ -114,16 +114,13 @@ class ChatScreen(Screen[None]):
     async def on_chat_input_submitted(self, message: ChatInput.Submitted) -> None:
         """A command, or a question."""
         line = message.text.strip()
-        if not line:
-            return
         outcome = None if self._session.editing is not None else self._run(line)
         if outcome is not None:
-            self._input.put("")
             await self._follow(outcome)
         elif self.is_answering:
+            self._input.give_back(message.text)
             self._say("one answer at a time: Esc stops this one", is_error=True)
         else:
-            self._input.put("")
             await self._ask(line)
 
     async def on_chat_input_edit_asked(self) -> None:

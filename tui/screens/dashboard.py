@@ -1,4 +1,7 @@
-"""The dashboard: lays the widgets out and turns the poller's messages into what they show."""
+"""The dashboard: lays the widgets out and turns the poller's messages into what they show.
+
+The reader of logs is imported when there is a log: it costs as much as half of all the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -22,13 +25,10 @@ from tui import formatting
 from tui.debug_poller import DebugSampleSource
 from tui.history import WINDOWS_S, MetricHistory, Snapshot
 from tui.host_sample import HostSample, HostSampler
-from tui.log_index import LogIndex
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
 from tui.poller import MetricsPoller, SampleSource
 from tui.screens.dashboard_keys import DASHBOARD_KEYS
 from tui.screens.help import READING, HelpScreen
-from tui.screens.logs import WholeLog
-from tui.start_progress import StartProgress
 from tui.widgets.cache_panel import CachePanel
 from tui.widgets.engine_view import ENGINE_READING, EngineView
 from tui.widgets.host_panel import HostPanel
@@ -42,6 +42,9 @@ from tui.widgets.queue_gauge import QueueGauge
 from tui.widgets.request_table import RequestTable
 from tui.widgets.server_header import Connection, HeaderState, ServerHeader
 from tui.widgets.start_panel import StartPanel
+
+if TYPE_CHECKING:
+    from tui.start_progress import StartProgress
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEADER_TICK_S = 1.0
@@ -98,9 +101,10 @@ class DashboardScreen(Screen[None]):
         # Asked once, of a server that answers; a recording is not asked.
         self._find_version = None if self._is_replay else find_version
         self._version: str | None = None
-        self._start = StartProgress()
+        self._start: StartProgress | None = None
         self._window_s = WINDOWS_S[0]
         self._num_back = 0
+        self._header_s = 0.0
         self._page = 1
         self._shown: Snapshot | None = None
         self._is_paused = False
@@ -129,12 +133,15 @@ class DashboardScreen(Screen[None]):
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
-        """Start polling, and keep the age in the header moving."""
-        self.run_worker(self.poller.run(), name="poller")
+        """Start polling once a picture is there, and keep the age in the header moving."""
+        self.call_after_refresh(self._start_polling)
         self.set_interval(_HEADER_TICK_S, self._tick)
         self._show_page()
         for pane in self.query(LogPane):
             pane.display = self.app.size.height >= _ROWS_FOR_LOG
+
+    def _start_polling(self) -> None:
+        self.run_worker(self.poller.run(), name="poller")
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -163,6 +170,9 @@ class DashboardScreen(Screen[None]):
 
     def on_log_lines_arrived(self, message: LogLinesArrived) -> None:
         """The log tells how a start goes."""
+        from tui.start_progress import StartProgress
+
+        self._start = self._start or StartProgress()
         self._start.feed(message.lines, self._clock())
         self._show_connection()
 
@@ -261,6 +271,9 @@ class DashboardScreen(Screen[None]):
         if self._log_path is None:
             self.notify(_NO_LOG)
             return
+        from tui.log_index import LogIndex
+        from tui.screens.logs import WholeLog
+
         try:
             index = LogIndex(self._log_path)
         except OSError as error:
@@ -283,11 +296,16 @@ class DashboardScreen(Screen[None]):
             self._engine_view.close()
             if isinstance(self.focused, RequestTable):
                 self.set_focus(None)
+        self._show_panels()
 
     def _show_moment(self) -> None:
         self._shown = self.history.snapshot(self._window_s, self._num_back)
         self._engine_view.engine = self._shown.sample.engine if self._shown else None
-        for panel in self.query(Panel):
+        self._show_panels()
+
+    def _show_panels(self) -> None:
+        """Those of the page that is on screen; the others wait until it is theirs."""
+        for panel in self.query_one(_PAGES[self._page]).query(Panel):
             panel.show(self._shown)
 
     async def _ask_version(self, find: Callable[[], str | None]) -> None:
@@ -301,7 +319,9 @@ class DashboardScreen(Screen[None]):
         self._show_header()
 
     def _tick(self) -> None:
-        self._show_header()
+        # A sample that arrived meanwhile has drawn the header.
+        if self._clock() - self._header_s >= 0.9 * _HEADER_TICK_S:
+            self._show_header()
         if self._is_starting():
             reason = self._failure.reason if self._failure else "the server says so"
             note = "" if self._log_path else "; only a log would tell the phases"
@@ -309,6 +329,7 @@ class DashboardScreen(Screen[None]):
             panel.show_start(self._start, self._clock(), f"{reason}{note}")
 
     def _show_header(self) -> None:
+        self._header_s = self._clock()
         self.query_one(ServerHeader).show(self._header_state())
 
     def _header_state(self) -> HeaderState:
@@ -320,7 +341,7 @@ class DashboardScreen(Screen[None]):
             connection=self._connection(),
             model=sample.model if sample else None,
             engine=sample.engine if sample else None,
-            version=self._version or self._start.report().facts.engine_version,
+            version=self._version or (self._start.engine_version if self._start else None),
             uptime_s=None if self._is_replay or not started_s else self._wall_clock() - started_s,
             age_s=self._clock() - sample.time_s if sample else None,
             reason=self._failure.reason if self._failure else "",
@@ -332,8 +353,8 @@ class DashboardScreen(Screen[None]):
     def _activity(self) -> str:
         """Phase of the start, draining, busy, idle or stalled; "" where the server tells none."""
         if self._is_starting():
-            return self._start.phase
-        if self._start.is_draining:
+            return self._start.phase if self._start else ""
+        if self._start is not None and self._start.is_draining:
             return "draining"
         if self._engine_view.display and self._engine_view.state.activity is not None:
             return self._engine_view.state.activity.value[2:]
@@ -350,7 +371,7 @@ class DashboardScreen(Screen[None]):
         """By the log, by a sample without numbers of our engine, or by llama-server's answer."""
         if self._shown is not None and self._shown.sample.running is not None:
             return False
-        if self._start.is_starting:
+        if self._start is not None and self._start.is_starting:
             return True
         if self._failure is not None:
             return "503" in self._failure.reason and "oading" in self._failure.reason

@@ -102,7 +102,7 @@ class LogScreen(Screen[None]):
         yield Static(id="log-detail", markup=False)
         yield Input(placeholder="search", id="log-search", compact=True)
         yield Static(id="log-status", markup=False)
-        yield Footer(show_command_palette=False)
+        yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
         """Start to read."""

@@ -15,7 +15,7 @@ from textual.widgets import Static
 
 from app.client.debug import LiveRequest
 from app.client.errors import BadStatus, ClientError
-from app.client.trace import Hop, Trace, walk
+from app.client.trace import NOT_MEASURED, Hop, Trace, walk
 from tui import formatting
 
 _REFRESH_S = 1.0
@@ -115,6 +115,8 @@ class RequestScreen(ModalScreen[None]):
             ]
         client = (trace.client if trace else None) or (live.client if live else None)
         rows.append(("client", client or "n/a: the server does not tell"))
+        if trace is not None and trace.prompt is not None:
+            rows.append(("text", trace.prompt + (" …" if trace.is_prompt_cut else "")))
         if trace is not None and trace.states:
             rows.append(("states", " > ".join(name for name, _ in trace.states)))
             rows.append(("steps", f"{trace.num_steps:,}; hops 6 to 11 are walked in each"))
@@ -131,7 +133,7 @@ def _hop_table(hops: Sequence[Hop], has_room: bool) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("what")
     for hop in hops:
-        note = f"; {hop.note}" if hop.note else ""
+        note = f"; {hop.note}" if hop.note not in ("", NOT_MEASURED) else ""  # the dashes say it
         file = f" ({hop.file})" if has_room else ""
         table.add_row(
             str(hop.number),

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar
 
-from rich.text import Text
-
 from app.client.debug import BlockMap, BlockState
 from app.client.slots import Slot
 from tui import formatting
 from tui.engine_state import EngineState
 from tui.widgets.history_graph import bar
 from tui.widgets.panel import Panel
+from tui.widgets.rows import Row, styled
 
 _SELECTED = 4
 _WIDEST_CELL = 8
@@ -78,23 +77,23 @@ class BlockMapPanel(Panel):
     def show_state(self, state: EngineState) -> None:
         """Draw another state; the border tells about the free queue."""
         self.state = state
-        self.border_subtitle = _queue_note(state.sample.blocks) if state.sample else ""
+        self.caption(_queue_note(state.sample.blocks) if state.sample else "")
         self.border_title = _title(state.sample.blocks if state.sample else None)
-        self.refresh()
+        self.redraw()
 
     def show_slots(self, slots: Sequence[Slot]) -> None:
         """llama-server exports no cache, but its slots say how many tokens they hold."""
         held = sum(slot.tokens_held or 0 for slot in slots if slot.is_busy)
         total = sum(slot.num_context_tokens for slot in slots)
         self._slot_tokens = (held, total) if total else None
-        self.refresh()
+        self.redraw()
 
     def select(self, request_id: str | None) -> None:
         """Mark another request's blocks."""
         self._selected = request_id
-        self.refresh()
+        self.redraw()
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """The map over its legend, or the share of the cache that is in use."""
         sample = self.state.sample
         if sample is None:
@@ -109,16 +108,14 @@ class BlockMapPanel(Panel):
             self._row(drawn.cells[start : start + per_row], drawn.columns)
             for start in range(0, len(drawn.cells), per_row)
         ]
-        return [*lines, *[Text()] * (rows - len(lines)), self._legend(sample.blocks, drawn)]
+        return [*lines, *[()] * (rows - len(lines)), self._legend(sample.blocks, drawn)]
 
-    def _row(self, cells: Sequence[int], columns: int) -> Text:
-        parts = [
-            self.styled(_sign(cell, columns) * len(list(run)), _PARTS[cell])
-            for cell, run in groupby(cells)
-        ]
-        return Text().join(parts)
+    def _row(self, cells: Sequence[int], columns: int) -> Row:
+        return tuple(
+            (_sign(cell, columns) * len(list(run)), _PARTS[cell]) for cell, run in groupby(cells)
+        )
 
-    def _legend(self, blocks: BlockMap, drawn: DrawnMap) -> Text:
+    def _legend(self, blocks: BlockMap, drawn: DrawnMap) -> Row:
         num_shared = blocks.states.count(BlockState.SHARED)
         entries = (
             (BlockState.USED, f"used {blocks.num_used:,}"),
@@ -127,15 +124,14 @@ class BlockMapPanel(Panel):
             (BlockState.FREE, f"free {blocks.num_free or 0:,}"),
             (_SELECTED, "cursor"),
         )
-        text = Text()
+        row: Row = ()
         for cell, label in entries:
-            text.append_text(self.styled(_SIGNS[cell], _PARTS[cell]))
-            text.append_text(self.styled(f" {label}  ", "label"))
+            row += (_SIGNS[cell], _PARTS[cell]), (f" {label}  ", "label")
         per_cell = drawn.blocks_per_cell
         note = "" if per_cell == 1 else f"{per_cell:,} per cell"
-        return text.append_text(self.styled(note, "note"))
+        return row + styled(note, "note")
 
-    def _share(self, width: int, reason: str) -> list[Text]:
+    def _share(self, width: int, reason: str) -> list[Row]:
         sample = self.snapshot.sample if self.snapshot else None
         share = sample.kv_usage if sample else None
         if share is None and self._slot_tokens is not None:
@@ -144,11 +140,8 @@ class BlockMapPanel(Panel):
             reason = f"{held:,} of {total:,} tokens in busy slots; free ones keep old prompts"
         number = formatting.percent(share)
         return [
-            Text.assemble(
-                self.styled(bar(share, max(4, width - 15)), "graph"),
-                self.styled(f"{number} used".rjust(15), "value"),
-            ),
-            self.styled(reason, "note"),
+            ((bar(share, max(4, width - 15)), "graph"), (f"{number} used".rjust(15), "value")),
+            styled(reason, "note"),
         ]
 
 

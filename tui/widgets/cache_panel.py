@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
-
 from tui import formatting
 from tui.history import Snapshot
-from tui.widgets.panel import Panel
+from tui.widgets.panel import Panel, pair
+from tui.widgets.rows import Row
 
 
 class CachePanel(Panel):
@@ -25,7 +24,7 @@ class CachePanel(Panel):
         ("tokens/step", "mean tokens of an engine step since the sample before"),
     )
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """Hit rate of the window, then numbers since the server started."""
         snapshot = self.snapshot
         sample = snapshot.sample if snapshot else None
@@ -38,7 +37,7 @@ class CachePanel(Panel):
             ("finished", _finished(snapshot)),
             ("tokens/step", formatting.rate(steps)),
         )
-        return [self.pair(label, value, width) for label, value in rows]
+        return [pair(label, value, width) for label, value in rows]
 
 
 def _preemptions(snapshot: Snapshot | None) -> str:

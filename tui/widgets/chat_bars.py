@@ -62,14 +62,14 @@ class ChatStatus(Static):
     def show(self, session: ChatSession, draft: str) -> None:
         """As the session stands with `draft` in the input."""
         use = session.context(draft)
-        warning = use.warning()
+        warning, context = use.warning(), use.text()
         names = ", ".join(attachment.name for attachment in session.attachments)
         parts = [
-            f"⚠ {warning}" if warning else "",
             f"✗ {self._note}" if self.is_error else self._note,
-            f"with {names}" if names else "",
-            use.text(),
+            f"with {names}" if names and names not in self._note else "",
         ]
+        # The line is cut at its end, so what matters most comes first.
+        parts = [f"⚠ {warning}", context, *parts] if warning else [*parts, context]
         self.update(_SEPARATOR.join(part for part in parts if part))
         self.set_class(use.level is not ContextLevel.FINE, "-warning")
         self.set_class(self.is_error, "-error")

@@ -47,7 +47,11 @@ class ChatInput(TextArea):
         if event.key == "enter":
             event.stop()
             event.prevent_default()
-            self.post_message(self.Submitted(self.text))
+            # Taken out at once: what is typed before the message is read belongs to the next one.
+            text = self.text
+            if text.strip():
+                self.load_text("")
+                self.post_message(self.Submitted(text))
         elif event.key in _NEWLINE_KEYS:
             event.stop()
             event.prevent_default()
@@ -58,6 +62,10 @@ class ChatInput(TextArea):
             self.post_message(self.EditAsked())
         else:
             await super()._on_key(event)
+
+    def give_back(self, text: str) -> None:
+        """It could not be sent; what was typed since stands behind it."""
+        self.put(text + self.text)
 
     def put(self, text: str) -> None:
         """Replace the text; the cursor goes to its end."""

@@ -69,7 +69,7 @@ class ChatSettings(VerticalScroll):
             with Horizontal():
                 yield Static(rule.name, classes="settings-name", markup=False)
                 yield Input(placeholder="default", id=f"settings-{rule.name}", compact=True)
-        yield Checkbox(_json_label(False), id="settings-json", compact=True)
+        yield Checkbox(id="settings-json", compact=True)
         yield Static(id="settings-note", markup=False)
 
     def show(self, system: str, parameters: ChatParameters) -> None:
@@ -83,7 +83,7 @@ class ChatSettings(VerticalScroll):
         box = self.query_one(Checkbox)
         with self.prevent(Checkbox.Changed):
             box.value = parameters.is_json
-        box.label = _json_label(parameters.is_json)
+        _name_state(box)
         self._note("")
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
@@ -107,7 +107,7 @@ class ChatSettings(VerticalScroll):
     def on_checkbox_changed(self, message: Checkbox.Changed) -> None:
         """Tell."""
         message.stop()
-        message.checkbox.label = _json_label(message.value)
+        _name_state(message.checkbox)
         self.post_message(self.JsonChosen(message.value))
 
     def _take_system(self) -> None:
@@ -138,6 +138,7 @@ class ChatSettings(VerticalScroll):
         self.query_one("#settings-note", Static).update(text)
 
 
-def _json_label(is_on: bool) -> str:
-    """In words: Textual shows the two states by colour alone."""
-    return f"JSON answers: {'on' if is_on else 'off'}"
+def _name_state(box: Checkbox) -> None:
+    """In words and with a sign: Textual shows the two states by colour alone."""
+    box.BUTTON_INNER = "●" if box.value else "○"
+    box.label = f"JSON answers: {'on' if box.value else 'off'}"

@@ -9,7 +9,6 @@ import asyncio
 from collections import deque
 from typing import Protocol, runtime_checkable
 
-from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import DataTable, Input
 from textual.worker import Worker
@@ -61,18 +60,17 @@ class EngineView(Vertical):
         self._worker: Worker[None] | None = None
         self._slot_worker: Worker[None] | None = None
 
-    def compose(self) -> ComposeResult:
-        """Top to bottom; the filter is there only while it is typed."""
-        yield StepPanel(id="step")
-        yield BlockMapPanel(id="block-map")
-        yield RequestTable(id="request-table")
+    def _fill(self) -> None:
+        """Top to bottom, when first looked at; the filter is there only while it is typed."""
         filter_input = Input(placeholder="text, or !text for rows without it", id="request-filter")
         filter_input.display = False
-        yield filter_input
+        panels = StepPanel(id="step"), BlockMapPanel(id="block-map")
+        self.mount(*panels, RequestTable(id="request-table"), filter_input)
 
     def on_resize(self) -> None:
         """Where there is no room for all three, the requests are worth more than the map."""
-        self.query_one(BlockMapPanel).display = self.size.height >= _ROWS_FOR_MAP
+        for block_map in self.query(BlockMapPanel):
+            block_map.display = self.size.height >= _ROWS_FOR_MAP
 
     @property
     def is_open(self) -> bool:
@@ -82,6 +80,8 @@ class EngineView(Vertical):
     def open(self) -> None:
         """Come on screen."""
         self.display = True
+        if not self.children:
+            self._fill()
         self.query_one(RequestTable).focus()
         if self._source is not None and self._worker is None:
             poller = DebugPoller(self._source, self.post_message)
@@ -164,12 +164,12 @@ class EngineView(Vertical):
 
     def end_filter(self) -> bool:
         """Put the input away; False if it was not there."""
-        filter_input = self.query_one("#request-filter", Input)
-        if not filter_input.display:
-            return False
-        filter_input.display = False
-        self.query_one(RequestTable).focus()
-        return True
+        for filter_input in self.query("#request-filter"):
+            if filter_input.display:
+                filter_input.display = False
+                self.query_one(RequestTable).focus()
+                return True
+        return False
 
     # ---- inside --------------------------------------------------------------------------------
 
@@ -204,6 +204,8 @@ class EngineView(Vertical):
             self._draw()
 
     def _draw(self) -> None:
+        if not self.children:
+            return
         self.query_one(StepPanel).show_state(self.state)
         self.query_one(BlockMapPanel).show_state(self.state)
         if self.engine != "llama.cpp" or self.state.sample is not None:

@@ -16,7 +16,7 @@ def columns(series: Series, window_s: float, width: int) -> list[float | None]:
     """
     if width <= 0 or not series:
         return [None] * max(0, width)
-    end_s, part_s = series[-1].end_s, window_s / width
+    end_s, part_s = series[-1][1], window_s / width
     sums = [0.0] * width
     counts = [0] * width
     for start_s, stop_s, value in series:
@@ -25,6 +25,10 @@ def columns(series: Series, window_s: float, width: int) -> list[float | None]:
         newest = width - 1 - int((end_s - stop_s) / part_s)
         # Half open: the part that holds the sample before belongs to that one.
         oldest = width - int((end_s - start_s) / part_s) if start_s < stop_s else newest
+        if oldest >= newest >= 0:  # nearly all, of a long window
+            sums[newest] += value
+            counts[newest] += 1
+            continue
         for column in range(max(0, min(oldest, newest)), newest + 1):
             sums[column] += value
             counts[column] += 1
@@ -39,7 +43,8 @@ def graph_rows(values: Sequence[float | None], height: int, top: float | None = 
     """
     if height <= 0:
         return []
-    levels = [_levels(value, peak(values) if top is None else top, height) for value in values]
+    top = peak(values) if top is None else top
+    levels = [_levels(value, top, height) for value in values]
     return ["".join(_EIGHTHS[column[row]] for column in levels) for row in range(height)]
 
 

@@ -6,18 +6,17 @@ The panel reads by itself while it is on screen, in a thread, one question at a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import ClassVar
-
-from rich.text import Text
 
 from tui import formatting
 from tui.host_sample import GpuUse, HostSample, ProcessUse
 from tui.widgets.history_graph import bar
 from tui.widgets.panel import Panel
+from tui.widgets.rows import Row, styled
 
 INTERVAL_S = 2.0
-_HIDDEN_CHECK_S = 0.25
 
 
 class HostPanel(Panel):
@@ -43,43 +42,48 @@ class HostPanel(Panel):
         self.host: HostSample | None = None
         self._read = read
         self._interval_s = interval_s
+        self._is_shown = asyncio.Event()
 
     def on_mount(self) -> None:
         """Start to read."""
         if self._read is not None:
             self.run_worker(self._poll(self._read), name="host")
 
+    def on_show(self) -> None:
+        """Read as soon as there is a picture."""
+        self.call_after_refresh(self._is_shown.set)
+
     async def _poll(self, read: Callable[[], HostSample]) -> None:
         while True:
             is_seen = self.is_on_screen and self.screen is self.app.screen
             if is_seen and not (self.is_frozen and self.host):
                 self.host = await asyncio.to_thread(read)
-                self.border_subtitle = _machine(self.host)
-                self.refresh()
-                await asyncio.sleep(self._interval_s)
-            else:
-                await asyncio.sleep(_HIDDEN_CHECK_S)
+                self.caption(_machine(self.host))
+                self.redraw()
+            self._is_shown.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._is_shown.wait(), self._interval_s)
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """GPUs first, then processes."""
         host = self.host
         if host is None:
             reason = "n/a: not read from a recording" if self._read is None else "reading ..."
-            return [self.styled(reason, "note")]
+            return [styled(reason, "note")]
         rows = [row for gpu in host.gpus for row in self._gpu(gpu, width)]
         if host.gpu_reason:
-            rows.append(self.styled(f"GPU n/a: {host.gpu_reason}", "note"))
+            rows.append(styled(f"GPU n/a: {host.gpu_reason}", "note"))
         if host.process_reason and host.process_reason != host.gpu_reason:
-            rows.append(self.styled(f"processes n/a: {host.process_reason}", "note"))
+            rows.append(styled(f"processes n/a: {host.process_reason}", "note"))
         rows += [self._process(process) for process in host.processes]
-        if len(host.processes) > 1:
-            rows.append(self._total(host.processes))
-        if len(rows) <= height:
-            return rows
-        left_out = self.styled(f"{len(rows) - height + 1} more rows: press 3", "note")
-        return [*rows[: height - 1], left_out]
+        total = [self._total(host.processes)] if len(host.processes) > 1 else []
+        if len(rows) + len(total) <= height:
+            return rows + total
+        kept = rows[: max(0, height - 1 - len(total))]
+        left_out = styled(f"{len(rows) - len(kept)} more rows: press 3", "note")
+        return [*kept, *total, left_out]
 
-    def _gpu(self, gpu: GpuUse, width: int) -> list[Text]:
+    def _gpu(self, gpu: GpuUse, width: int) -> list[Row]:
         share = None
         if gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
             share = gpu.memory_used_bytes / gpu.memory_total_bytes
@@ -89,28 +93,28 @@ class HostPanel(Panel):
         )
         head = f"GPU {gpu.index} {gpu.name}  "
         room = max(4, width - len(head) - len(numbers) - 2)
-        first = Text.assemble(
-            self.styled(head, "label"),
-            self.styled(bar(share, min(room, 40)), "graph"),
-            self.styled(f"  {numbers}", "value"),
+        first = (
+            (head, "label"),
+            (bar(share, min(room, 40)), "graph"),
+            (f"  {numbers}", "value"),
         )
-        return [first, self.styled(_gpu_note(gpu), "note")]
+        return [first, styled(_gpu_note(gpu), "note")]
 
-    def _process(self, process: ProcessUse) -> Text:
+    def _process(self, process: ProcessUse) -> Row:
         cpu = "-" if process.cpu_share is None else f"{process.cpu_share:.2f}"
-        return Text.assemble(
-            self.styled(f"{process.pid:>8}  {process.name[:20]:<20}", "label"),
-            self.styled(f"  cpu {cpu:>6}  memory {formatting.gib(process.rss_bytes):>10}", "value"),
-            self.styled(f"  {process.num_threads} threads", "note"),
+        return (
+            (f"{process.pid:>8}  {process.name[:20]:<20}", "label"),
+            (f"  cpu {cpu:>6}  memory {formatting.gib(process.rss_bytes):>10}", "value"),
+            (f"  {_counted(process.num_threads, 'thread', 's')}", "note"),
         )
 
-    def _total(self, processes: tuple[ProcessUse, ...]) -> Text:
+    def _total(self, processes: tuple[ProcessUse, ...]) -> Row:
         shares = [process.cpu_share for process in processes if process.cpu_share is not None]
         cpu = f"{sum(shares):.2f}" if shares else "-"
         memory = formatting.gib(sum(process.rss_bytes for process in processes))
-        return Text.assemble(
-            self.styled(f"{'':8}  {'together':<20}", "label"),
-            self.styled(f"  cpu {cpu:>6}  memory {memory:>10}", "value"),
+        return (
+            (f"{'':8}  {'together':<20}", "label"),
+            (f"  cpu {cpu:>6}  memory {memory:>10}", "value"),
         )
 
 
@@ -120,11 +124,14 @@ def _gpu_note(gpu: GpuUse) -> str:
         power += f" of {gpu.power_limit_w:.0f} W"
     temperature = "-" if gpu.temperature_c is None else f"{gpu.temperature_c} °C"
     throttle = {None: "throttling n/a", "": "not throttled"}.get(gpu.throttle, gpu.throttle)
-    others = len(gpu.processes)
     return (
         f"      {power} · {temperature} · {throttle} · server {formatting.gib(gpu.server_bytes)}"
-        f" · {others} process{'' if others == 1 else 'es'}"
+        f" · {_counted(len(gpu.processes), 'process', 'es')}"
     )
+
+
+def _counted(number: int, noun: str, ending: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else ending}"
 
 
 def _machine(host: HostSample) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
-
 from app.client.absence import why_absent
 from app.client.metrics import MetricsSample
 from tui import formatting
 from tui.history import Snapshot
 from tui.widgets.history_graph import bar, columns, graph_rows
 from tui.widgets.panel import Panel
+from tui.widgets.rows import Row, styled
 
 _LABEL_WIDTH = 8
 _PERCENT_WIDTH = 9
@@ -32,10 +31,10 @@ class KVCacheBar(Panel):
 
     def show(self, snapshot: Snapshot | None) -> None:
         """Draw another snapshot; the size of the cache goes into the border."""
-        self.border_subtitle = _size(snapshot) if snapshot else ""
+        self.caption(_size(snapshot) if snapshot else "")
         super().show(snapshot)
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """`used`, `cached`, facts, and the history where there is room."""
         snapshot = self.snapshot
         sample = snapshot.sample if snapshot else None
@@ -45,26 +44,26 @@ class KVCacheBar(Panel):
         rows = [
             self._line("used", "kv_usage", blocks, "graph", width),
             self._line("cached", "kv_cached_share", "reusable prefixes", "past", width),
-            self.styled(_facts(snapshot), "note"),
+            styled(_facts(snapshot), "note"),
         ]
         if snapshot is not None and height > len(rows) and sample and sample.kv_usage is not None:
             drawn = columns(snapshot.series("kv_usage"), snapshot.window_s, width)
             graph = graph_rows(drawn, height - len(rows), top=1.0)
-            rows += [self.styled(row, "graph") for row in graph]
+            rows += [styled(row, "graph") for row in graph]
         return rows
 
-    def _line(self, label: str, name: str, note: str, part: str, width: int) -> Text:
+    def _line(self, label: str, name: str, note: str, part: str, width: int) -> Row:
         share: float | None = getattr(self.snapshot.sample, name) if self.snapshot else None
-        head = self.styled(label.ljust(_LABEL_WIDTH), "label")
+        head = styled(label.ljust(_LABEL_WIDTH), "label")
         if share is None and self.snapshot is not None:
             reason = why_absent(name, self.snapshot.sample.engine)
-            return head.append_text(self.styled(f"n/a: {reason}", "note"))
+            return head + styled(f"n/a: {reason}", "note")
         bar_width = max(4, width - _LABEL_WIDTH - _PERCENT_WIDTH - _BLOCKS_WIDTH)
-        return Text.assemble(
-            head,
-            self.styled(bar(share, bar_width), part),
-            self.styled(formatting.percent(share).rjust(_PERCENT_WIDTH), "value"),
-            self.styled(note.rjust(_BLOCKS_WIDTH), "note"),
+        return (
+            *head,
+            (bar(share, bar_width), part),
+            (formatting.percent(share).rjust(_PERCENT_WIDTH), "value"),
+            (note.rjust(_BLOCKS_WIDTH), "note"),
         )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
-
 from app.client.absence import why_absent
 from app.client.histograms import Histogram
 from tui import formatting
 from tui.history import Latency, Snapshot
-from tui.widgets.panel import Panel
+from tui.widgets.panel import Panel, wrapped
+from tui.widgets.rows import Row, styled
 
 _LATENCIES = (
     ("first token", "ttft"),
@@ -39,15 +38,15 @@ class LatencyTable(Panel):
 
     def show(self, snapshot: Snapshot | None) -> None:
         """Draw another snapshot; the border says which stretch of time it covers."""
-        self.border_subtitle = _stretch(snapshot.latency) if snapshot else ""
+        self.caption(_stretch(snapshot.latency) if snapshot else "")
         super().show(snapshot)
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """The head and the four rows."""
         head = [text for _, text in _FRACTIONS]
         reason = self._reason_for_all()
         if reason:
-            return [self.styled("n/a", "value"), *self.wrapped(reason, width, height - 1)]
+            return [styled("n/a", "value"), *wrapped(reason, width, height - 1)]
         return [
             self._row("", head, ["bucket"] * 3, "n", width, is_head=True),
             *(self._latency_row(label, name, width) for label, name in _LATENCIES),
@@ -61,16 +60,16 @@ class LatencyTable(Panel):
         reasons = {why_absent(name, snapshot.sample.engine) for _, name in _LATENCIES}
         return reasons.pop() if len(reasons) == 1 else ""
 
-    def _latency_row(self, label: str, name: str, width: int) -> Text:
+    def _latency_row(self, label: str, name: str, width: int) -> Row:
         snapshot = self.snapshot
         histogram: Histogram | None = getattr(snapshot.latency, name) if snapshot else None
         if histogram is None and snapshot is not None:
-            head = self.styled(f"{label.ljust(_LABEL_WIDTH)} ", "label")
+            head = styled(f"{label.ljust(_LABEL_WIDTH)} ", "label")
             reason = why_absent(name, snapshot.sample.engine)
-            return head.append_text(self.styled(f"n/a: {reason}", "note"))
+            return head + styled(f"n/a: {reason}", "note")
         return self._histogram_row(label, histogram, width)
 
-    def _histogram_row(self, label: str, histogram: Histogram | None, width: int) -> Text:
+    def _histogram_row(self, label: str, histogram: Histogram | None, width: int) -> Row:
         found = [histogram.percentile(part) if histogram else None for part, _ in _FRACTIONS]
         return self._row(
             label,
@@ -89,16 +88,15 @@ class LatencyTable(Panel):
         width: int,
         *,
         is_head: bool = False,
-    ) -> Text:
+    ) -> Row:
         part = "label" if is_head else "value"
         value_width, bucket_width, n_width = _column_widths(width)
-        row = self.styled(label.ljust(_LABEL_WIDTH), "label")
+        row = styled(label.ljust(_LABEL_WIDTH), "label")
         for value, bucket in zip(values, buckets, strict=True):
-            row.append_text(self.styled(value.rjust(value_width), part))
+            row += styled(value.rjust(value_width), part)
             if bucket_width:
-                row.append_text(self.styled(f" {bucket}".ljust(bucket_width), "note"))
-        row.append_text(self.styled(n.rjust(n_width), part))
-        return row
+                row += styled(f" {bucket}".ljust(bucket_width), "note")
+        return row + styled(n.rjust(n_width), part)
 
 
 def _column_widths(width: int) -> tuple[int, int, int]:

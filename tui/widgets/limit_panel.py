@@ -5,12 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import ClassVar
 
-from rich.text import Text
-
 from tui import formatting
 from tui.history import Snapshot
 from tui.limits import limit_from_metrics
 from tui.widgets.panel import Panel
+from tui.widgets.rows import Row, styled
 
 
 class LimitPanel(Panel):
@@ -26,11 +25,11 @@ class LimitPanel(Panel):
     def show(self, snapshot: Snapshot | None) -> None:
         """Draw another snapshot."""
         flag = limit_from_metrics(snapshot)[1] if snapshot else "-"
-        self.border_subtitle = "" if flag == "-" else f"moved by {flag}"
+        self.caption("" if flag == "-" else f"moved by {flag}")
         super().show(snapshot)
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """The limit with its evidence, over as many rows as it needs."""
         text = limit_from_metrics(self.snapshot)[0] if self.snapshot else formatting.UNKNOWN
         rows = textwrap.wrap(text, max(8, width))[:height]
-        return [self.styled(row, "value") for row in rows]
+        return [styled(row, "value") for row in rows]

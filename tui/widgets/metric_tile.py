@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rich.text import Text
-
 from app.client.absence import why_absent
 from tui import formatting
 from tui.history import Snapshot
 from tui.widgets.history_graph import columns, graph_rows
-from tui.widgets.panel import Panel
+from tui.widgets.panel import Panel, wrapped
+from tui.widgets.rows import Row, styled
 
 
 class MetricTile(Panel):
@@ -26,12 +25,12 @@ class MetricTile(Panel):
         self.show_window(snapshot)
         super().show(snapshot)
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """The number, the peak of what is drawn, and the graph."""
         snapshot = self.snapshot
         if snapshot is not None and getattr(snapshot.sample, self._counter) is None:
             reason = why_absent(self._counter, snapshot.sample.engine)
-            return [self.styled("n/a", "value"), *self.wrapped(reason, width, height - 1)]
+            return [styled("n/a", "value"), *wrapped(reason, width, height - 1)]
         series = snapshot.series(self._rate) if snapshot else ()
         drawn = columns(series, snapshot.window_s if snapshot else 1.0, width)
         number = formatting.rate(snapshot.point.value(self._rate) if snapshot else None)
@@ -39,10 +38,9 @@ class MetricTile(Panel):
         note = "" if highest is None else f"peak {formatting.rate(highest)}"
         if len(number) + len(note) + 1 > width:
             note = ""
-        gap = " " * max(0, width - len(number) - len(note))
-        head = Text.assemble(self.styled(number, "value"), gap, self.styled(note, "note"))
+        head = (number, "value"), (note.rjust(width - len(number)), "note")
         graph = graph_rows(drawn, height - 1)
-        return [head, *(self.styled(row, "graph") for row in graph)]
+        return [head, *(styled(row, "graph") for row in graph)]
 
 
 def traffic_tiles() -> tuple[MetricTile, ...]:

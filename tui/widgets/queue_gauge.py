@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
-
 from tui import formatting
 from tui.history import Snapshot
 from tui.widgets.history_graph import columns, graph_rows
-from tui.widgets.panel import Panel
+from tui.widgets.panel import Panel, pair
+from tui.widgets.rows import Row, styled
 
 
 class QueueGauge(Panel):
@@ -29,7 +28,7 @@ class QueueGauge(Panel):
         self.show_window(snapshot)
         super().show(snapshot)
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """Running in the upper half, waiting in the lower."""
         lower = height // 2
         return [
@@ -41,11 +40,11 @@ class QueueGauge(Panel):
         deferred = self.snapshot.sample.waiting_deferred if self.snapshot else None
         return f", {formatting.count(deferred)} held" if deferred else ""
 
-    def _half(self, name: str, note: str, width: int, height: int) -> list[Text]:
+    def _half(self, name: str, note: str, width: int, height: int) -> list[Row]:
         snapshot = self.snapshot
         value = snapshot.point.value(name) if snapshot else None
         drawn = columns(snapshot.series(name), snapshot.window_s, width) if snapshot else []
         return [
-            self.pair(name, formatting.count(value) + note, width),
-            *(self.styled(row, "graph") for row in graph_rows(drawn, height - 1)),
+            pair(name, formatting.count(value) + note, width),
+            *(styled(row, "graph") for row in graph_rows(drawn, height - 1)),
         ]

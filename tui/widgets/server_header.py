@@ -6,10 +6,10 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rich.text import Text
-from textual.widget import Widget
+from rich.cells import cell_len, set_cell_size
 
 from tui import formatting
+from tui.widgets.rows import Row, RowWidget
 
 ENGINE_NAMES = {
     "stoker": "Stoker",
@@ -48,10 +48,12 @@ class HeaderState:
     num_back: int = 0  # samples between the picture and the newest one
 
 
-class ServerHeader(Widget):
+class ServerHeader(RowWidget):
     """Draws a HeaderState; the class `-disconnected` colours it."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"header--model", "header--dim", "header--state"}
+
+    STYLES = "header"
 
     def __init__(self, state: HeaderState) -> None:
         super().__init__(id="header")
@@ -62,29 +64,30 @@ class ServerHeader(Widget):
         self.state = state
         self.set_class(state.connection is Connection.DISCONNECTED, "-disconnected")
         self.set_class(state.connection is Connection.PAUSED, "-paused")
-        self.refresh()
+        self.redraw()
 
-    def render(self) -> Text:
+    def rows(self, width: int, height: int) -> list[Row]:
         """Both lines; the left parts give way to the right ones."""
         state = self.state
         if state.connection is Connection.DISCONNECTED:
             # The reason needs the whole lower line, so the age moves up.
             status = f"{state.connection.value} · {_sample_age(state)}"
-            upper = self._line(_model(state), status, "model", "state")
-            lower = self._line(state.reason, "", "dim", "dim")
+            upper = _line(_model(state), status, "model", "state", width)
+            lower = _line(state.reason, "", "dim", "dim", width)
         else:
             status = " · ".join(part for part in (state.connection.value, state.activity) if part)
-            upper = self._line(_model(state), status, "model", "state")
-            lower = self._line(state.url, _freshness(state), "dim", "dim")
-        return Text("\n").join([upper, lower])
+            upper = _line(_model(state), status, "model", "state", width)
+            lower = _line(state.url, _freshness(state), "dim", "dim", width)
+        return [upper, lower]
 
-    def _line(self, left: str, right: str, left_part: str, right_part: str) -> Text:
-        room = max(0, self.size.width - len(right) - (2 if right else 0))
-        text = Text(left, self.get_component_rich_style(f"header--{left_part}"), no_wrap=True)
-        text.truncate(room, overflow="ellipsis", pad=True)
-        text.append("  " if right else "")
-        text.append(right, self.get_component_rich_style(f"header--{right_part}"))
-        return text
+
+def _line(left: str, right: str, left_part: str, right_part: str, width: int) -> Row:
+    """Cut on the left side where there is no room for both."""
+    room = max(0, width - len(right) - (2 if right else 0))
+    if cell_len(left) > room:
+        left = f"{set_cell_size(left, room - 1)}…" if room else ""
+    shown = set_cell_size(left, room)
+    return (shown, left_part), (f"  {right}" if right else "", right_part)
 
 
 def _model(state: HeaderState) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from rich.text import Text
+from tui.widgets.panel import Panel, wrapped
+from tui.widgets.rows import Row, styled
 
-from tui.start_progress import StartProgress
-from tui.widgets.panel import Panel
+if TYPE_CHECKING:
+    from tui.start_progress import StartProgress
 
 
 class StartPanel(Panel):
@@ -28,20 +29,18 @@ class StartPanel(Panel):
     def show_start(self, progress: StartProgress | None, now_s: float, reason: str) -> None:
         """Draw another state; `reason` stands there where no log tells the phases."""
         self.progress, self.now_s, self.reason = progress, now_s, reason
-        self.refresh()
+        self.redraw()
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """One row a phase, then what went wrong."""
         if self.progress is None or not self.progress.num_lines:
-            return [self.styled("starting", "value"), *self.wrapped(self.reason, width, height - 1)]
+            return [styled("starting", "value"), *wrapped(self.reason, width, height - 1)]
         rows = []
         for row in self.progress.rows(self.now_s):
             part = "label" if row.mark == " " else "value"
-            text = self.styled(f"{row.mark} {row.name:<34}", part)
-            text.append_text(self.styled(row.time.rjust(10), part))
-            rows.append(text)
+            rows.append(styled(f"{row.mark} {row.name:<34}{row.time.rjust(10)}", part))
             if row.detail:
-                rows.append(self.styled(f"    {row.detail}", "note"))
+                rows.append(styled(f"    {row.detail}", "note"))
         if self.progress.trouble:
-            rows += [Text(), *self.wrapped(self.progress.trouble, width, height - len(rows) - 1)]
+            rows += [(), *wrapped(self.progress.trouble, width, height - len(rows) - 1)]
         return rows

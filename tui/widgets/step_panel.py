@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
-
 from tui import formatting
 from tui.engine_state import EngineState, activity_text, limit_text, step_text
 from tui.limits import limit_from_metrics
 from tui.widgets.panel import Panel
+from tui.widgets.rows import Row
 
 _LABEL_WIDTH = 12
 _NO_GRAPH = "none: this engine replays no CUDA graphs, so no batch is padded"
@@ -33,21 +32,16 @@ class StepPanel(Panel):
     def show_state(self, state: EngineState) -> None:
         """Draw another state."""
         self.state = state
-        self.refresh()
+        self.redraw()
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def rows(self, width: int, height: int) -> list[Row]:
         """Only the hit rate comes from /metrics, so only it is known of every engine."""
         rows = [
             ("state", activity_text(self.state)),
             *self._step_rows(),
             ("prefix hits", self._hits()),
         ]
-        return [
-            Text.assemble(
-                self.styled(label.ljust(_LABEL_WIDTH), "label"), self.styled(value, "value")
-            )
-            for label, value in rows
-        ]
+        return [((label.ljust(_LABEL_WIDTH), "label"), (value, "value")) for label, value in rows]
 
     def _step_rows(self) -> list[tuple[str, str]]:
         sample = self.state.sample
