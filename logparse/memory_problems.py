@@ -15,6 +15,10 @@ from logparse.problems import (
     patterns,
 )
 
+_OUT = r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory"
+_WANTED = _OUT + r"\. Tried to allocate (?P<wanted>[\d.]{1,12} [KMG]iB)"
+_USED_UP = _OUT + r"|CUDA error: out of memory"
+
 
 def _free_share(values: Values) -> Values:
     """The utilization that fits into what is free now, half a GiB kept back."""
@@ -164,7 +168,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
     ),
     ProblemRule(
         "A8",
-        patterns(r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory|CUDA error: out of memory"),
+        patterns(_USED_UP),
         ("the memory is used up while capturing CUDA graphs",),
         "Graph pools and communication buffers lie outside of the memory that was planned.",
         (
@@ -177,9 +181,8 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "A6",
         patterns(
-            r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate "
-            r"(?P<wanted>[\d.]{1,12} [KMG]iB)",
-            r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory|CUDA error: out of memory",
+            _WANTED,
+            _USED_UP,
         ),
         (
             "the trial run does not fit into GPU memory (another {wanted} were wanted)",
@@ -246,14 +249,12 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "A5",
         patterns(
-            r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate "
-            r"(?P<wanted>[\d.]{1,12} [KMG]iB)[.( ]{1,2}(?:GPU|NPU) "
+            _WANTED + r"[.( ]{1,2}(?:GPU|NPU) "
             r"(?P<device>\d{1,3}) has a "
             r"total capacity of (?P<total>[\d.]{1,12} [KMG]iB) of which (?P<free>[\d.]{1,12} "
             r"[KMG]iB) is free",
             r"Failed to load model - not enough GPU memory",
-            r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate "
-            r"(?P<wanted>[\d.]{1,12} [KMG]iB)",
+            _WANTED,
             r"OutOfMemoryError|(?:HIP|XPU|NPU|HPU) out of memory",
         ),
         (

@@ -7,7 +7,6 @@ Owns the child: whatever way the server ends, `shutdown` returns only when the p
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import signal
 from collections.abc import Sequence
@@ -136,11 +135,11 @@ class AsyncMPClient:
         self._is_stopping = True
         if self._process is not None and self._exit_watch is not None:
             if not self._exit_watch.done():
-                self._signal(signal.SIGTERM)
+                self._process.send_signal(signal.SIGTERM)
                 await asyncio.wait({self._exit_watch}, timeout=timeout_s + _TERM_GRACE_S)
             if not self._exit_watch.done():
                 logger.warning("[shutdown] MPClient: EngineCore still running; sending SIGKILL")
-                self._signal(signal.SIGKILL)
+                self._process.send_signal(signal.SIGKILL)
             await self._exit_watch
         self._mark_dead()
         if self._pending_recv is not None:
@@ -216,8 +215,3 @@ class AsyncMPClient:
             if not call.done():
                 call.set_exception(EngineDeadError("EngineCore is gone."))
         self._calls.clear()
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
