@@ -13,7 +13,7 @@ import pytest
 from logparse import Outcome, parse_lines, to_document
 from logparse.restore import common_prefix, restored_lines
 from logparse.source import decoded_lines
-from tests.logparse.test_shared_logs import LOGS
+from tests.logparse.shared_logs import LOGS
 from tests.logparse.test_wraps import KEYS
 
 OWN = (Path(__file__).parents[1] / "data" / "own_engine_start.log").read_text().splitlines()

@@ -12,7 +12,7 @@ import pytest
 
 from logparse import parse_lines, to_document
 from logparse.source import decoded_lines
-from tests.logparse.test_shared_logs import LOGS
+from tests.logparse.shared_logs import LOGS
 
 VALUES = (
     "engine", "engine_version", "model", "weights_gib", "kv_memory_gib", "kv_tokens", "kv_blocks",

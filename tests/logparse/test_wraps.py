@@ -14,7 +14,7 @@ from logparse.redact import strip_ansi
 from logparse.restore import restored_lines
 from logparse.source import decoded_lines
 from logparse.wraps import WRAP, wrap_width
-from tests.logparse.test_shared_logs import LOGS
+from tests.logparse.shared_logs import LOGS
 
 DATA = Path(__file__).parents[1] / "data"
 KEYS = (
