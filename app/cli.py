@@ -237,19 +237,26 @@ def _command_path(error: CommandLineError, entry: CommandEntry) -> str:
 def _report(error: StokerError, debug: bool) -> int:
     if debug:
         _print_traceback(error)
-    print(f"error: {error}", file=sys.stderr)
+    _talk(f"error: {error}")
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        _talk(f"hint: {error.hint}")
     return error.exit_code
 
 
 def _report_unexpected(error: Exception, debug: bool) -> int:
     if debug:
         _print_traceback(error)
-    print(f"error: unexpected {type(error).__name__}: {error}", file=sys.stderr)
+    _talk(f"error: unexpected {type(error).__name__}: {error}")
     if not debug:
-        print("hint: run again with --debug for the traceback", file=sys.stderr)
+        _talk("hint: run again with --debug for the traceback")
     return ExitCode.NO
+
+
+def _talk(text: str) -> None:
+    """A message may quote a model's configuration or a file's name."""
+    from app.output import say
+
+    say(text)
 
 
 def _print_traceback(error: Exception) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.output import print_json, print_plain, printable
+from app.output import json_text, print_json, print_plain, printable
 from logparse import (
     Event,
     FactFound,
@@ -225,7 +224,7 @@ class EventPrinter:
         """Events of one line of the log."""
         for event in events:
             if self._as_json:
-                print(json.dumps(event_document(event), ensure_ascii=False), flush=True)
+                print(json_text(event_document(event)), flush=True)
             elif (text := self._text(event)) is not None:
                 print(printable(text), flush=True)
 
@@ -233,7 +232,7 @@ class EventPrinter:
         """The whole explanation at the end, or where a person stops it."""
         if self._as_json:
             document = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "event": "report"}
-            print(json.dumps({**document, **to_document(report)}, ensure_ascii=False), flush=True)
+            print(json_text({**document, **to_document(report)}), flush=True)
         else:
             print(printable("\n" + explain(report).text()), end="", flush=True)
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from app.client.terminal_text import one_line as one_line
+from app.client.terminal_text import printable as printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+_NOT_ASCII = re.compile("[^\n -~]")
 _GIB = 1 << 30
 _MIB = 1 << 20
 
@@ -53,7 +58,15 @@ def say(text: str) -> None:
 def print_json(schema: str, payload: Mapping[str, Any], *, schema_version: int = 1) -> None:
     """One JSON document on stdout; adding keys keeps `schema_version`, renaming raises it."""
     document = {"schema": schema, "schema_version": schema_version, **payload}
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    print(json_text(document, indent=2))
+
+
+def json_text(document: object, indent: int | None = None) -> str:
+    """JSON for a terminal too: what is not printable is escaped, other text is not."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    return _NOT_ASCII.sub(
+        lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text
+    )
 
 
 def print_plain(rows: Iterable[Sequence[object]]) -> None:
@@ -68,14 +81,6 @@ def require_one_form(as_json: bool, as_plain: bool) -> None:
 
     if as_json and as_plain:
         raise StokerError("choose one of --json and --plain", exit_code=ExitCode.USAGE)
-
-
-def printable(text: str) -> str:
-    """`text` without control characters, so that a log line cannot steer the terminal."""
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-        for char in text
-    )
 
 
 def human_bytes(count: float | None) -> str:
@@ -103,4 +108,4 @@ def confirm(question: str) -> bool:
 def _field(value: object) -> str:
     if value is None:
         return "-"
-    return printable(str(value)).replace("\t", " ").replace("\n", " ")
+    return one_line(str(value))

@@ -1,7 +1,8 @@
-"""Makes foreign text (model answers, log lines) safe to write to a terminal.
+"""Makes foreign text (model answers, log lines, names) safe to write to a terminal.
 
 Escape sequences could move the cursor, set the title or the clipboard; text direction marks could
-hide words. Both are removed. `EscapeFilter` does the same for text that arrives in pieces.
+hide words. `strip_escapes` removes both from prose, `EscapeFilter` does so for text that arrives in
+pieces; `printable` and `one_line` keep a mark where something was, as names and records need.
 """
 
 from __future__ import annotations
@@ -25,6 +26,23 @@ _LONGEST_HELD = 4096
 def strip_escapes(text: str) -> str:
     """`text` without escape sequences and control characters; newlines and tabs stay."""
     return _CONTROL.sub("", _SEQUENCE.sub("", text))
+
+
+def printable(text: str) -> str:
+    """`text` with U+FFFD for each control character; newlines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for char in text
+    )
+
+
+def one_line(text: str) -> str:
+    """`printable` for a name or a cell: line ends and tabs are one space each."""
+    if text.isprintable():
+        return text
+    return printable(re.sub(r"\r\n|[\r\n\t\v\f\x85\u2028\u2029]", " ", text))
 
 
 def clean_line(line: str) -> str:

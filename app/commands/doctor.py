@@ -77,7 +77,7 @@ def doctor(
         )
     elif fix:
         for line in report.fix_lines(checks):
-            print(output.printable(line))
+            print(line)
     else:
         _print_report(checks, facts.name)
     return ExitCode.NO if report.worst_result(checks) is report.Result.PROBLEM else ExitCode.OK
@@ -139,22 +139,25 @@ def _print_report(checks: tuple[Check, ...], host: str | None) -> None:
     from rich.text import Text
 
     from app import output
+    from app.doctor.report import verdict, worst_result
 
     console = output.data_console()
     if host:
-        console.print(Text(output.printable(host), "bold"), soft_wrap=True)
+        console.print(Text(output.one_line(host), "bold"), soft_wrap=True)
+    worst = worst_result(checks).value
+    console.print(Text.assemble((f"{worst:<8}", _STYLES[worst]), verdict(checks)), soft_wrap=True)
+    console.print()
     width = max(len(check.title) for check in checks)
     for check in checks:
         word = check.result.value
-        line = Text.assemble(
-            (f"{word:<8}", _STYLES[word]), f"{check.title:<{width}}  {output.printable(check.seen)}"
-        )
+        line = Text.assemble((f"{word:<8}", _STYLES[word]), f"{check.title:<{width}}  {check.seen}")
         console.print(line, soft_wrap=True)
         for text in _below(check):
-            indented = Text(f"{'':<{8 + width}}  {output.printable(text)}")
+            indented = Text(f"{'':<{8 + width}}  {text}")
             console.print(indented, soft_wrap=True)
 
 
 def _below(check: Check) -> list[str]:
     todo = [f"-> {check.todo}"] if check.todo else []
-    return [*check.details, *todo, *(f"$ {command}" for command in check.commands)]
+    commands = (f"$ {command}" for command in check.commands)
+    return [*check.details, *todo, *commands, *(f"e.g. {example}" for example in check.examples)]

@@ -83,7 +83,8 @@ def remove(
     if model is not None and model.state == NOT_DOWNLOADED:
         raise StokerError(f"{name} is not on this machine, so there is nothing to delete")
     if dry_run and model is not None:
-        print(f"would delete {model.path} ({output.human_bytes(model.size_bytes)})")
+        size = output.human_bytes(model.size_bytes)
+        print(output.one_line(f"would delete {model.path} ({size})"))
         return
     if not yes and model is not None:
         if not output.is_interactive():
@@ -114,7 +115,7 @@ def show(
     else:
         width = max(len(key) for key in facts)
         for key, value in facts.items():
-            print(f"{key.replace('_', ' '):<{width}}  {_shown(key, value)}")
+            print(output.one_line(f"{key.replace('_', ' '):<{width}}  {_shown(key, value)}"))
 
 
 def _store() -> ModelStore:
@@ -136,6 +137,7 @@ def _as_dict(model: StoredModel) -> dict[str, Any]:
 
 def _print_table(models: tuple[StoredModel, ...]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from app import output
 
@@ -144,7 +146,8 @@ def _print_table(models: tuple[StoredModel, ...]) -> None:
         table.add_column(title, overflow="fold", justify="right" if title == "size" else "left")
     for model in models:
         where = f"{model.source}: {model.path}" if model.path else model.source
-        table.add_row(model.name, model.state, output.human_bytes(model.size_bytes), where)
+        cells = (model.name, model.state, output.human_bytes(model.size_bytes), where)
+        table.add_row(*(Text(output.one_line(cell)) for cell in cells))
     output.data_console().print(table)
 
 

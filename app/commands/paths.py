@@ -36,4 +36,5 @@ def paths(
         for place, exists in places:
             notes = ["" if exists else "not there", place.variable and f"${place.variable}"]
             note = ", ".join(filter(None, notes))
-            print(f"{place.name:<24}{place.path}" + (f"  ({note})" if note else ""))
+            text = f"{place.name:<24}{place.path}" + (f"  ({note})" if note else "")
+            print(output.one_line(text))

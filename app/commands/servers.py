@@ -108,6 +108,7 @@ def stop(
     """
     from app.errors import ExitCode, StokerError
     from app.ops.find_server import find_server, open_registry
+    from app.output import one_line
 
     if sum((name is not None, everything, orphans)) > 1:
         raise StokerError("choose one: a server, --all or --orphans", exit_code=ExitCode.USAGE)
@@ -116,7 +117,8 @@ def stop(
     records = open_registry().all()
     for record in records if everything else (find_server(name, records),):
         if dry_run:
-            print(f"would stop {record.name}: {record.model} at {record.url}, pid {record.pid}")
+            where = f"{record.model} at {record.url}, pid {record.pid}"
+            print(one_line(f"would stop {record.name}: {where}"))
         else:
             _stop(record, now)
     return 0
@@ -281,15 +283,17 @@ def _stop_orphans(yes: bool) -> int:
 
 
 def _describe_orphan(one: OrphanEngine) -> str:
-    return f"  {one.program} (pid {one.pid}), engine {one.engine}"
+    from app.output import one_line
+
+    return one_line(f"  {one.program} (pid {one.pid}), engine {one.engine}")
 
 
 def _print_table(titles: tuple[str, ...], rows: Sequence[Sequence[object]]) -> None:
-    from app.output import printable
+    from app.output import one_line
 
     table = [
         list(titles),
-        *[["-" if v is None else printable(str(v)) for v in row] for row in rows],
+        *[["-" if v is None else one_line(str(v)) for v in row] for row in rows],
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

@@ -294,6 +294,7 @@ def _print(servers: Sequence[WatchedServer], form: str, is_list: bool) -> int:
 
     from app.client.watched import scrape_all
     from app.errors import ExitCode
+    from app.output import printable
     from app.sample_view import print_samples_json, print_samples_plain
     from app.server_errors import explained
 
@@ -305,7 +306,7 @@ def _print(servers: Sequence[WatchedServer], form: str, is_list: bool) -> int:
     elif form == "plain":
         print_samples_plain(found, is_list)
     else:
-        typer.echo(_fleet_text(found) if is_list else _text(found[0]))
+        typer.echo(printable(_fleet_text(found) if is_list else _text(found[0])))
     return ExitCode.OK if any(one.sample for one in found) else ExitCode.UNREACHABLE
 
 
@@ -313,6 +314,7 @@ def _print_steps(recording: Recording, form: str) -> int:
     """What every recorded scrape says; as text only the newest of each server."""
     from app.client.replay import steps
     from app.errors import ExitCode
+    from app.output import printable
     from app.sample_view import print_steps_json, print_steps_plain
     from tui.sample_text import sample_text
 
@@ -323,7 +325,7 @@ def _print_steps(recording: Recording, form: str) -> int:
     else:
         newest = {step.server: step.sample for step in steps(recording) if step.sample}
         for server, sample in newest.items():
-            typer.echo(sample_text(recording.servers[server], sample))
+            typer.echo(printable(sample_text(recording.servers[server], sample)))
     return ExitCode.OK
 
 

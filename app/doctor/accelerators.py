@@ -91,11 +91,15 @@ def check_rocm(facts: Facts, seen: AcceleratorFacts) -> Check | None:
     text += f" ({', '.join(sizes)})" if sizes else ""
     if not seen.has_kfd:
         todo = "the kernel offers no /dev/kfd: load amdgpu, or give the container its devices"
-        commands: tuple[str, ...] = (
-            "sudo modprobe amdgpu",
-            "docker run --device /dev/kfd --device /dev/dri IMAGE",
+        return Check(
+            "gpu-rocm",
+            title,
+            Result.WARNING,
+            f"{text}, no ROCm",
+            todo,
+            ("sudo modprobe amdgpu",),
+            examples=("docker run --device /dev/kfd --device /dev/dri IMAGE",),
         )
-        return Check("gpu-rocm", title, Result.WARNING, f"{text}, no ROCm", todo, commands)
     if not seen.can_open_kfd:
         commands = ('sudo usermod -aG render,video "$USER"',)
         text += ", this user may not open /dev/kfd"
@@ -116,4 +120,6 @@ def check_slurm(seen: AcceleratorFacts, reading: GpuReading) -> Check | None:
     if reading.gpus:
         return Check("gpu-slurm", "Slurm", Result.OK, where)
     todo = "this node has no GPU: ask for one that has"
-    return Check("gpu-slurm", "Slurm", Result.WARNING, f"{where}, no GPU", todo, (_SALLOC,))
+    return Check(
+        "gpu-slurm", "Slurm", Result.WARNING, f"{where}, no GPU", todo, examples=(_SALLOC,)
+    )

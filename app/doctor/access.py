@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from app.doctor.facts import AccessFacts, Facts, ModelAccess, OpenServer, PortFacts, TokenFacts
-from app.doctor.report import Check, Result, quoted
+from app.doctor.report import Check, Result, command_line
 
 _LOGIN = "hf auth login"
 
@@ -46,13 +46,13 @@ def check_token(token: TokenFacts | None, ignored: str | None) -> Check:
     title = "Hugging Face token"
     if token is None and ignored is not None:
         seen = f"{ignored} is set, but huggingface_hub does not read it"
-        commands = (f'export HF_TOKEN="${ignored}"',)
+        commands = (f'export HF_TOKEN="${ignored}"',) if ignored.isidentifier() else (_LOGIN,)
         return Check("token", title, Result.WARNING, seen, None, commands)
     if token is None:
         return Check("token", title, Result.SKIPPED, "none; gated models need one", _LOGIN)
     if not token.is_readable:
         seen = f"{token.source} cannot be read"
-        commands = (f'sudo chown "$USER" {quoted(token.source)}',)
+        commands = (command_line('sudo chown "$USER" {}', token.source),)
         return Check("token", title, Result.PROBLEM, seen, None, commands)
     if not token.is_well_formed:
         seen = f"{token.source} does not look like a token (hf_...)"
@@ -60,7 +60,7 @@ def check_token(token: TokenFacts | None, ignored: str | None) -> Check:
         return Check("token", title, Result.WARNING, seen, todo, (_LOGIN,))
     if not token.is_private:
         seen = f"{token.source} can be read by other users"
-        commands = (f"chmod 600 {quoted(token.source)}",)
+        commands = (command_line("chmod 600 {}", token.source),)
         return Check("token", title, Result.WARNING, seen, None, commands)
     return Check("token", title, Result.OK, f"present in {token.source}")
 
@@ -78,7 +78,10 @@ def check_model(model: ModelAccess | None, token: TokenFacts | None) -> Check | 
         if model.is_cached:
             return Check("model", title, Result.OK, seen)
         todo = "check the network and offline mode, or serve a local folder"
-        commands = ("unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE", f"hf download {model.model}")
+        commands = (
+            "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE",
+            command_line("hf download {}", model.model),
+        )
         return Check("model", title, Result.PROBLEM, seen, todo, commands)
     return _refused(title, model, has_token=token is not None)
 
@@ -115,12 +118,13 @@ def check_open_servers(servers: Sequence[OpenServer], network: str | None) -> It
             yield Check("open-server", title, Result.OK, f"{seen}, with a key")
             continue
         near = network or "192.168.1.0/24"
-        commands = (
+        examples = (
             f"{_serve(server)} --host 127.0.0.1",
-            f"sudo ufw allow from {near} to any port {server.port} proto tcp",
+            command_line(f"sudo ufw allow from {{}} to any port {server.port} proto tcp", near),
         )
         todo = "anyone who reaches this port can use it: listen here only, set a key, or filter"
-        yield Check("open-server", title, Result.WARNING, f"{seen}, without a key", todo, commands)
+        seen += ", without a key"
+        yield Check("open-server", title, Result.WARNING, seen, todo, examples=examples)
 
 
 def _refused(title: str, model: ModelAccess, *, has_token: bool) -> Check:
@@ -128,17 +132,21 @@ def _refused(title: str, model: ModelAccess, *, has_token: bool) -> Check:
     if model.status in (401, 403) and has_token:
         seen = f"refused (HTTP {model.status}): gated or private"
         todo = "accept the terms on the model's page with the account of the token"
-        commands = ("hf auth whoami", f"hf download {model.model} config.json")
+        commands = ("hf auth whoami", _download_config(model))
     elif model.status in (401, 403):
         seen = f"refused (HTTP {model.status}): gated, private, or no such model"
         todo = "accept the terms on the model's page, then log in"
     elif model.status == 404:
         seen = "not found (HTTP 404)"
-        todo, commands = "check the spelling, org/name", (f"hf download {model.model} config.json",)
+        todo, commands = "check the spelling, org/name", (_download_config(model),)
     else:
         seen = f"the hub answers HTTP {model.status}"
         todo = "try again later, logged in"
     return Check("model", title, Result.PROBLEM, seen, todo, commands)
+
+
+def _download_config(model: ModelAccess) -> str:
+    return command_line("hf download {} config.json", model.model)
 
 
 def _serve(server: OpenServer) -> str:

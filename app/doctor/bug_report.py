@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from app import __version__
+from app.client.terminal_text import one_line
 from app.doctor.facts import Facts
 from app.doctor.report import Check
 from app.errors import ExitCode, StokerError
@@ -40,7 +41,7 @@ def report_text(
         time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     ]
     for title, body in sections:
-        lines += ["", f"## {title}", "", "```", *body, "```"]
+        lines += ["", f"## {title}", "", "```", *map(one_line, body), "```"]
     return masked("\n".join(lines) + "\n", environ)
 
 

@@ -10,7 +10,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from app.doctor.facts import Distribution, EnvironmentFacts, Facts, PackageFolder
-from app.doctor.report import Check, Result, quoted
+from app.doctor.report import Check, Result, command_line
 
 _FRESH = ("uv venv --python 3.12 vllm-env", "source vllm-env/bin/activate")
 _FRESH_VLLM = (*_FRESH, "uv pip install vllm --torch-backend=auto")
@@ -67,7 +67,10 @@ def check_copies(environment: EnvironmentFacts) -> Check | None:
         return None
     places = folders if len(folders) > 1 else [one.location for one in named]
     seen = f"{len(places)} on the path: {', '.join(places)}"
-    commands = (f"{quoted(environment.executable)} -m pip uninstall -y vllm", *_FRESH_VLLM)
+    commands = (
+        command_line("{} -m pip uninstall -y vllm", environment.executable),
+        *_FRESH_VLLM,
+    )
     todo = "the first one wins, with the metadata of either: keep one, best in a new environment"
     return Check("env-copies", "vLLM copies", Result.PROBLEM, seen, todo, commands)
 
@@ -106,10 +109,10 @@ def check_companions(environment: EnvironmentFacts) -> Check | None:
         seen = ", ".join(f"{one.name} {one.version}" for one in found)
         return Check("env-companions", title, Result.OK, seen)
     seen = "; ".join(f"{one.name} {one.version} cannot load: {why}" for one, why in wrong)
-    names = " ".join(one.name for one, _ in wrong)
+    names = [one.name for one, _ in wrong]
     todo = "text models need none of them: take them out, or install those made for this torch"
-    python = quoted(environment.executable)
-    commands = (f"{python} -m pip uninstall -y {names}",)
+    template = f"{{}} -m pip uninstall -y{' {}' * len(names)}"
+    commands = (command_line(template, environment.executable, *names),)
     return Check("env-companions", title, Result.PROBLEM, seen, todo, commands)
 
 
@@ -129,8 +132,9 @@ def check_flashinfer(environment: EnvironmentFacts) -> Check | None:
     else:
         return Check("env-flashinfer", "FlashInfer", Result.OK, seen)
     version = wanted or f"=={(main or parts[0]).version.split('+')[0]}"
-    names = " ".join(quoted(f"{one.name}{version}") for one in parts)
-    commands = (f"uv pip install --python {quoted(environment.executable)} {names}",)
+    names = [f"{one.name}{version}" for one in parts]
+    template = f"uv pip install --python {{}}{' {}' * len(names)}"
+    commands = (command_line(template, environment.executable, *names),)
     return Check("env-flashinfer", "FlashInfer", Result.PROBLEM, seen, None, commands)
 
 
@@ -139,10 +143,9 @@ def check_nvml_package(environment: EnvironmentFacts) -> Check | None:
     old = _distribution(environment, "pynvml")
     if old is None:
         return None
-    python = quoted(environment.executable)
     commands = (
-        f"{python} -m pip uninstall -y pynvml",
-        f"{python} -m pip install --force-reinstall nvidia-ml-py",
+        command_line("{} -m pip uninstall -y pynvml", environment.executable),
+        command_line("{} -m pip install --force-reinstall nvidia-ml-py", environment.executable),
     )
     seen = f"pynvml {old.version} stands in for nvidia-ml-py"
     return Check("env-nvml", "NVML package", Result.WARNING, seen, None, commands)
@@ -192,7 +195,7 @@ def check_leaks(environment: EnvironmentFacts) -> Check:
     if environment.user_site:
         leaks.append((f"packages in {environment.user_site}", "export PYTHONNOUSERSITE=1"))
     if environment.uses_system_packages:
-        command = f"uv venv --clear {quoted(environment.prefix)}"
+        command = command_line("uv venv --clear {}", environment.prefix)
         leaks.append(("the venv sees the system's packages", command))
     if not leaks:
         return Check("env-path", title, Result.OK, "nothing leaks in")
@@ -220,10 +223,9 @@ def _without_metadata(
     if not others:
         version = f"=={folder.version}" if folder and folder.version else ""
         seen = f"vllm lies in {where}, but has no package metadata: copied or half removed"
-        command = f"uv pip install --python {quoted(environment.executable)} --reinstall "
-        return Check(
-            "env-vllm", "vLLM install", Result.PROBLEM, seen, None, (f"{command}vllm{version}",)
-        )
+        template = "uv pip install --python {} --reinstall {}"
+        command = command_line(template, environment.executable, f"vllm{version}")
+        return Check("env-vllm", "vLLM install", Result.PROBLEM, seen, None, (command,))
     other = others[0]
     version = other.version if "cpu" in other.version else f"{other.version}+cpu"
     seen = (
@@ -237,12 +239,17 @@ def _without_metadata(
 
 def _name_as_vllm(source: Distribution, named: Distribution, version: str) -> tuple[str, ...]:
     """Copy the metadata of a distribution to one called vllm with this version."""
+    if not _is_version(version):  # sed would take its slashes for commands
+        return _FRESH_VLLM
     site = PurePath(source.location)
-    old = quoted(str(site / f"{named.name.replace('-', '_')}-{named.version}.dist-info"))
-    new = site / f"vllm-{version.split('+')[0]}.dist-info"
-    edit = f"sed -i -e 's/^Name: .*/Name: vllm/' -e 's/^Version: .*/Version: {version}/'"
-    copy = () if quoted(str(new)) == old else (f"cp -r {old} {quoted(str(new))}",)
-    return (*copy, f"{edit} {quoted(str(new / 'METADATA'))}")
+    old = str(site / f"{named.name.replace('-', '_')}-{named.version}.dist-info")
+    new = str(site / f"vllm-{version.split('+')[0]}.dist-info")
+    edit = command_line(
+        "sed -i -e 's/^Name: .*/Name: vllm/' -e {} {}",
+        f"s/^Version: .*/Version: {version}/",
+        str(PurePath(new, "METADATA")),
+    )
+    return (edit,) if new == old else (command_line("cp -r {} {}", old, new), edit)
 
 
 def _vllms(environment: EnvironmentFacts) -> list[Distribution]:
@@ -309,13 +316,21 @@ def _satisfies(version: str, wanted: str) -> bool:
         return True  # nothing can be said
 
 
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
 def _local(version: str) -> str | None:
     return version.partition("+")[2].split(".")[0] or None
 
 
 def _reinstall(vllm: Distribution) -> tuple[str, ...]:
     requirement = f"{vllm.name}=={vllm.version.split('+')[0]}"
-    return (f"uv pip install --reinstall {requirement} --torch-backend=auto",)
+    return (command_line("uv pip install --reinstall {} --torch-backend=auto", requirement),)
 
 
 def _package(environment: EnvironmentFacts, name: str) -> PackageFolder | None:

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from app.doctor.accelerators import accelerator_checks
 from app.doctor.facts import Facts, Gpu, GpuReading
 from app.doctor.nvml import read_gpus
-from app.doctor.report import Check, Result
+from app.doctor.report import Check, Result, command_line
 from app.output import human_bytes
 
 __all__ = ["Gpu", "GpuReading", "checks", "read_gpus"]
 
 _VLLM_SHARE = 0.92  # --gpu-memory-utilization of vLLM 0.30.0
 _LEAST, _BF16, _FP8 = (7, 5), (8, 0), (8, 9)
+_INDEX = ("export CUDA_VISIBLE_DEVICES=INDEX_OF_A_NEWER_GPU",)
 _DRIVER_OF_CUDA = {"11": "450", "12": "525", "13": "580"}
 # What to do when NVML gives no answer, by its error.
 _NO_ANSWER = {
@@ -93,7 +94,7 @@ def check_capability(gpus: Sequence[Gpu]) -> Check:
             Result.PROBLEM,
             f"{oldest.name} has {dotted}; vLLM needs 7.5 or newer",
             "leave this GPU out, or use llama.cpp on it",
-            ("export CUDA_VISIBLE_DEVICES=INDEX_OF_A_NEWER_GPU",) if len(gpus) > 1 else (),
+            examples=_INDEX if len(gpus) > 1 else (),
         )
     if oldest.compute_capability < _BF16:
         seen = f"{oldest.name} has {dotted}: no bfloat16 (8.0), no fp8 (8.9)"
@@ -103,7 +104,7 @@ def check_capability(gpus: Sequence[Gpu]) -> Check:
             Result.WARNING,
             seen,
             "most checkpoints are bfloat16: ask for float16",
-            ("vllm serve MODEL --dtype float16",),
+            examples=("vllm serve MODEL --dtype float16",),
         )
     fp8 = "bfloat16 and fp8" if oldest.compute_capability >= _FP8 else "bfloat16, no fp8 (8.9)"
     return Check("gpu-capability", title, Result.OK, f"{dotted}: {fp8}")
@@ -123,11 +124,12 @@ def check_memory(gpus: Sequence[Gpu]) -> Check:
     share = max(int((free / max(fullest.memory_bytes, 1) - 0.01) * 100), 0) / 100
     todo = f"vLLM asks for {_VLLM_SHARE} of it: end what holds the memory, or ask for less"
     commands = tuple(f"kill {pid}" for pid in pids)
+    examples: tuple[str, ...] = ()
     if share >= 0.1:
-        commands += (f"vllm serve MODEL --gpu-memory-utilization {share:.2f}",)
+        examples = (f"vllm serve MODEL --gpu-memory-utilization {share:.2f}",)
     elif not commands:
         commands = ("nvidia-smi",)
-    return Check("gpu-memory", title, Result.WARNING, seen, todo, commands, details)
+    return Check("gpu-memory", title, Result.WARNING, seen, todo, commands, details, examples)
 
 
 def check_mig(gpus: Sequence[Gpu]) -> Check:
@@ -152,7 +154,8 @@ def check_mig(gpus: Sequence[Gpu]) -> Check:
         Result.WARNING,
         f"on; {seen}",
         "name one instance; tensor parallel does not reach across instances",
-        ("nvidia-smi -L", "export CUDA_VISIBLE_DEVICES=MIG-UUID"),
+        ("nvidia-smi -L",),
+        examples=("export CUDA_VISIBLE_DEVICES=MIG-UUID",),
     )
 
 
@@ -229,7 +232,7 @@ def check_topology(reading: GpuReading, facts: Facts) -> Check:
     seen = f"{len(reading.gpus)} GPUs, {f'{nvlinks} NVLinks each' if nvlinks else 'no NVLink'}"
     seen += f", {kinds} different kinds" if kinds > 1 else ""
     if nccl := _nccl_missing(facts):
-        missing = (f"uv pip install {nccl}",)
+        missing = (command_line("uv pip install {}", nccl),)
         seen += ", NCCL is missing"
         todo = "tensor parallel needs it"
         return Check("gpu-topology", title, Result.PROBLEM, seen, todo, missing, details)
@@ -238,8 +241,9 @@ def check_topology(reading: GpuReading, facts: Facts) -> Check:
         return Check("gpu-topology", title, Result.OK, f"{seen}, P2P works", details=details)
     seen += f"; GPU {bad[0].first} and {bad[0].second} have no P2P: {bad[0].p2p}"
     todo = "tensor parallel goes through main memory; if a start hangs, switch P2P off"
-    commands = ("export NCCL_P2P_DISABLE=1", "vllm serve MODEL --disable-custom-all-reduce")
-    return Check("gpu-topology", title, Result.WARNING, seen, todo, commands, details)
+    commands = ("export NCCL_P2P_DISABLE=1",)
+    examples = ("vllm serve MODEL --disable-custom-all-reduce",)
+    return Check("gpu-topology", title, Result.WARNING, seen, todo, commands, details, examples)
 
 
 def _nccl_missing(facts: Facts) -> str | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from app.doctor.facts import Facts, FolderFacts, HostFacts, PciGpu
-from app.doctor.report import Check, Result, quoted
+from app.doctor.report import Check, Result, command_line
 from app.ops.model_catalogue import SMOLLM2
 from app.output import human_bytes
 
@@ -61,11 +61,11 @@ def check_shared_memory(host: HostFacts, num_gpus: int) -> Check:
     if host.container == "kubernetes":
         patch = f"an emptyDir with medium: Memory and sizeLimit: {gib}Gi, mounted at /dev/shm"
         return Check("shm", title, Result.WARNING, seen, f"{todo}: {patch}")
-    commands = (
-        (f"docker run --shm-size {gib}g ...   # or --ipc=host",)
-        if host.container
-        else (f"sudo mount -o remount,size={gib}G /dev/shm",)
-    )
+    if host.container:
+        todo += ": the container must be started with more"
+        examples = (f"docker run --shm-size {gib}g IMAGE", "docker run --ipc=host IMAGE")
+        return Check("shm", title, Result.WARNING, seen, todo, examples=examples)
+    commands = (f"sudo mount -o remount,size={gib}G /dev/shm",)
     return Check("shm", title, Result.WARNING, seen, todo, commands)
 
 
@@ -82,10 +82,11 @@ def check_memory(host: HostFacts) -> Check | None:
     if left >= _LOW_MEMORY:
         return Check("memory", "Memory", Result.OK, seen)
     todo = f"less than {human_bytes(_LOW_MEMORY)} left: the kernel ends an engine that needs more"
-    command = "ps -eo pid,rss,comm --sort=-rss | head"
+    commands = ("ps -eo pid,rss,comm --sort=-rss | head",)
+    examples: tuple[str, ...] = ()
     if host.cgroup_memory_bytes is not None and host.container:
-        command = "docker update --memory 16g --memory-swap 16g CONTAINER"
-    return Check("memory", "Memory", Result.WARNING, seen, todo, (command,))
+        examples = ("docker update --memory 16g --memory-swap 16g CONTAINER",)
+    return Check("memory", "Memory", Result.WARNING, seen, todo, commands, examples=examples)
 
 
 def check_swap(host: HostFacts) -> Check | None:
@@ -112,8 +113,10 @@ def check_processors(host: HostFacts) -> Check | None:
     if usable >= 2:
         return Check("cpus", "Processors", Result.OK, seen)
     todo = "a server is two processes at least, one for HTTP and one for the engine: give it two"
-    command = "docker update --cpus 4 CONTAINER" if host.container else "nproc; taskset -p $$"
-    return Check("cpus", "Processors", Result.WARNING, seen, todo, (command,))
+    if host.container:
+        examples = ("docker update --cpus 4 CONTAINER",)
+        return Check("cpus", "Processors", Result.WARNING, seen, todo, examples=examples)
+    return Check("cpus", "Processors", Result.WARNING, seen, todo, ("nproc; taskset -p $$",))
 
 
 def check_open_files(host: HostFacts) -> Check | None:
@@ -125,10 +128,13 @@ def check_open_files(host: HostFacts) -> Check | None:
     if hard is None or hard >= _VLLM_OPEN_FILES or host.open_files >= _VLLM_OPEN_FILES:
         return Check("open-files", "Open files", Result.OK, seen)
     todo = f"vLLM wants {_VLLM_OPEN_FILES}; many clients end in 'Too many open files'"
-    command = f"sudo prlimit --pid $$ --nofile={_VLLM_OPEN_FILES}"
     if host.container:
-        command = f"docker run --ulimit nofile={_VLLM_OPEN_FILES} ..."
-    return Check("open-files", "Open files", Result.WARNING, seen, todo, (command,))
+        todo += ". The limit of a container is set when it is started"
+        examples = (f"docker run --ulimit nofile={_VLLM_OPEN_FILES}:{_VLLM_OPEN_FILES} IMAGE",)
+    else:
+        todo += ". In the shell that starts the server, with sudo"
+        examples = (f"sudo prlimit --pid $$ --nofile={_VLLM_OPEN_FILES}:{_VLLM_OPEN_FILES}",)
+    return Check("open-files", "Open files", Result.WARNING, seen, todo, examples=examples)
 
 
 def check_memlock(host: HostFacts, num_gpus: int) -> Check | None:
@@ -140,8 +146,11 @@ def check_memlock(host: HostFacts, num_gpus: int) -> Check | None:
     if not host.has_infiniband or num_gpus == 0:
         return Check("memlock", title, Result.OK, seen)
     todo = "NCCL over InfiniBand pins its buffers and needs it unlimited"
-    command = "docker run --ulimit memlock=-1 ..." if host.container else "ulimit -l unlimited"
-    return Check("memlock", title, Result.WARNING, seen, todo, (command,))
+    if host.container:
+        examples = ("docker run --ulimit memlock=-1 IMAGE",)
+    else:
+        examples = ("sudo prlimit --pid $$ --memlock=unlimited",)
+    return Check("memlock", title, Result.WARNING, seen, todo, examples=examples)
 
 
 def check_numa(host: HostFacts, num_gpus: int) -> Check | None:
@@ -163,20 +172,20 @@ def check_folder(folder: FolderFacts) -> Check:
         folder.purpose, "tmp-disk"
     )
     seen = f"{human_bytes(folder.free_bytes)} free in {folder.path}"
-    needed, command = _need_of(identity)
+    needed, example = _need_of(identity)
     if folder.free_bytes < needed:
         # Without this much the built-in model cannot be made; the others depend on the model.
         result = Result.PROBLEM if identity == "disk" else Result.WARNING
         todo = f"{human_bytes(needed)} are wanted: free some, or use another disk"
-        commands = (f"du -xh --max-depth=1 {quoted(folder.path)} | sort -h | tail", command)
-        return Check(identity, folder.purpose, result, seen, todo, commands)
+        commands = (command_line("du -xh --max-depth=1 {} | sort -h | tail", folder.path),)
+        return Check(identity, folder.purpose, result, seen, todo, commands, examples=(example,))
     if folder.filesystem in _NETWORK_FILESYSTEMS and identity != "tmp-disk":
         seen += f", on a network file system ({folder.filesystem})"
         todo = (
             "loading is slow there and locks may fail: keep models on a local disk, or read ahead"
         )
-        commands = (command, "vllm serve MODEL --safetensors-load-strategy prefetch")
-        return Check(identity, folder.purpose, Result.WARNING, seen, todo, commands)
+        examples = (example, "vllm serve MODEL --safetensors-load-strategy prefetch")
+        return Check(identity, folder.purpose, Result.WARNING, seen, todo, examples=examples)
     return Check(identity, folder.purpose, Result.OK, seen)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.doctor.facts import CacheFolder, Facts, LeftoverFile, Orphan
-from app.doctor.report import Check, Result, quoted
+from app.doctor.report import Check, Result, command_line
 from app.output import human_bytes
 
 _STALE_DOWNLOAD_S = 3600.0
@@ -44,7 +44,7 @@ def check_locks(files: Sequence[LeftoverFile]) -> Check:
     stale = [one for one in files if one.kind == "lock" and one.age_s > _STALE_LOCK_S]
     if not stale:
         return Check("locks", title, Result.OK, "none")
-    commands = tuple(f"rm {quoted(one.path)}" for one in stale[:_SHOWN])
+    commands = tuple(command_line("rm {}", one.path) for one in stale[:_SHOWN])
     seen = f"{len(stale)} of killed builds, the oldest {_age(stale)} old"
     todo = "if no build of torch's extensions runs now, remove them: the next one waits for ever"
     return Check("locks", title, Result.WARNING, seen, todo, commands)
@@ -59,7 +59,7 @@ def check_downloads(files: Sequence[LeftoverFile]) -> Check:
     size = human_bytes(sum(one.bytes for one in stale))
     seen = f"{len(stale)} files, {size}, the oldest {_age(stale)} old"
     todo = "finish the download (hf download MODEL), or remove the parts"
-    commands = tuple(f"rm {quoted(one.path)}" for one in stale[:_SHOWN])
+    commands = tuple(command_line("rm {}", one.path) for one in stale[:_SHOWN])
     return Check("downloads", title, Result.WARNING, seen, todo, commands)
 
 
@@ -77,7 +77,7 @@ def check_caches(caches: Sequence[CacheFolder]) -> Check:
         return Check("caches", title, Result.OK, seen)
     todo = "they are made again when needed, at the price of one slow start"
     largest = max(caches, key=lambda one: one.bytes)
-    commands = (f"rm -r {quoted(largest.path)}",)
+    commands = (command_line("rm -r {}", largest.path),)
     return Check("caches", title, Result.WARNING, seen, todo, commands)
 
 

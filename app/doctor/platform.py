@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.doctor.facts import Facts, PlatformFacts
-from app.doctor.report import Check, Result
+from app.doctor.report import Check, Result, command_line
 
 UNSPECIFIED = "UnspecifiedPlatform"
 PROBE_ORDER = ("tpu", "cuda", "rocm", "xpu", "cpu")
@@ -52,7 +52,7 @@ def check_platform(facts: PlatformFacts) -> Check:
 def _one_of_several(facts: PlatformFacts) -> tuple[str, tuple[str, ...]]:
     if len(facts.plugins) > 1:
         todo = "keep one: name it in VLLM_PLUGINS, or uninstall the packages of the others"
-        return todo, (f"export VLLM_PLUGINS={facts.plugins[0]}",)
+        return todo, (command_line("export VLLM_PLUGINS={}", facts.plugins[0]),)
     todo = "two builds are mixed: make a new environment with the one that is meant"
     return todo, ("uv venv --python 3.12 vllm-env", "uv pip install vllm --torch-backend=auto")
 

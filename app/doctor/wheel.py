@@ -13,7 +13,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from app.doctor.facts import EnvironmentFacts, Facts, MachineFacts, Release
-from app.doctor.report import Check, Result
+from app.doctor.report import Check, Result, command_line
 
 VLLM_VERSION = "0.30.0"
 REQUIRES_PYTHON = ">=3.10,<3.15"
@@ -109,7 +109,10 @@ def check_release(release: Release, machine: MachineFacts) -> Check:
         return Check(identity, title, Result.OK, verdict)
     result = Result.PROBLEM if verdict.startswith("no:") else Result.WARNING
     if verdict.startswith("no: Python"):
-        commands = ("uv venv --python 3.12 vllm-env", f"uv pip install {release.package}")
+        commands = (
+            "uv venv --python 3.12 vllm-env",
+            command_line("uv pip install {}", release.package),
+        )
         return Check(identity, title, result, verdict, "use a fitting Python", commands)
     todo = "the image brings its own system; or use llama.cpp on this machine"
     if machine.system != "linux":

@@ -7,11 +7,14 @@ import json
 import os
 import re
 import subprocess
+import sys
+import tempfile
 import types
 import typing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +35,7 @@ from app.doctor.facts import (
 )
 from app.doctor.facts_file import read_facts, write_facts
 from app.doctor.gather import Question, gather
+from app.doctor.leftovers import check_orphans
 from app.doctor.report import (
     FAMILIES,
     Check,
@@ -211,6 +215,14 @@ def test_usage_errors(
     assert message in err
 
 
+def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = run(capsys, "--host", str(HOSTS / "wheel-4-python-3.9.json"), "--only", "wheel")[1]
+    good = run(capsys, "--host", str(HOSTS / "wheel-1-ubuntu-24.04.json"), "--only", "wheel")[1]
+
+    assert bad.splitlines()[1].startswith("problem 3 problems (Python, ")
+    assert good.splitlines()[1].startswith("ok      all of ")
+
+
 def test_only_asks_only(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--only", "access", "--plain")
 
@@ -250,7 +262,7 @@ def test_fix_prints_a_script_and_runs_nothing(
 
     assert code == 1
     assert "kill 99" in script.splitlines()
-    assert "sudo ufw allow from 10.1.2.0/24 to any port 8001 proto tcp" in script
+    assert "# for example: sudo ufw allow from 10.1.2.0/24 to any port 8001 proto tcp" in script
     assert 'export HF_TOKEN="$HUGGINGFACE_HUB_TOKEN"' in script
     checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
     assert (checked.returncode, checked.stderr) == (0, "")
@@ -315,12 +327,86 @@ def test_whatever_the_facts_are_every_problem_has_a_fix(facts: Facts) -> None:
 
     for check in checks:
         if check.result in BAD:
-            assert check.todo or check.commands, check
+            assert check.todo or check.commands or check.examples, check
         assert "\n" not in check.seen
     lines = list(fix_lines(checks))
     assert sum(line.startswith(("# warning:", "# problem:")) for line in lines) == sum(
         check.result in BAD for check in checks
     )
+
+
+def hostile(value: Any, payload: str) -> Any:
+    """`value` with the payload after each of its strings."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changes = {
+            field.name: hostile(getattr(value, field.name), payload)
+            for field in dataclasses.fields(value)
+            if field.name not in ("python", "requires_python")  # refused unless they are versions
+        }
+        return dataclasses.replace(value, **changes)
+    if isinstance(value, tuple):
+        return tuple(hostile(one, payload) for one in value)
+    return value + payload if isinstance(value, str) else value
+
+
+PAYLOADS = (
+    "\n: >taken #",
+    "\r: >taken #",
+    "; : >taken;",
+    "' ; : >taken; '",
+    '" ; : >taken; "',
+    "$(: >taken)",
+    "`: >taken`",
+    "\x1b[2K\x85\u2028: >taken",
+    "/e; w taken",
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(anything(Facts), st.sampled_from(PAYLOADS))
+def test_no_name_of_a_machine_becomes_a_command(facts: Facts, payload: str) -> None:
+    shown = hostile(facts, payload)
+    script = "\n".join(fix_lines(check_facts(shown)))
+
+    assert all(line.isprintable() for line in script.split("\n"))
+    with tempfile.TemporaryDirectory() as folder:
+        # Nothing can be found to run: only what the script makes the shell itself do is seen.
+        quiet = "PATH=/nowhere; kill() { :; }; cd() { :; }; unset() { :; }\n"
+        subprocess.run(
+            ["sh", "-c", quiet + script], cwd=folder, stderr=subprocess.DEVNULL, check=False
+        )
+        assert os.listdir(folder) == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(anything(Facts))
+def test_a_script_has_nothing_to_fill_in(facts: Facts) -> None:
+    for check in check_facts(facts):
+        for command in check.commands:
+            assert "..." not in command
+            assert not re.search(r"\b(MODEL|IMAGE|CONTAINER|ACCOUNT|INDEX_OF|MIG-UUID)", command)
+
+
+def test_a_process_with_a_line_feed_in_its_name_is_one_comment(tmp_path: Path) -> None:
+    sleeper = subprocess.Popen(
+        ["VLLM::EngineCore\n: >taken #", "-c", "print('up', flush=True); input()"],
+        executable=sys.executable,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert sleeper.stdout is not None
+    assert sleeper.stdin is not None
+    with sleeper:
+        sleeper.stdout.readline()
+        name = psutil.Process(sleeper.pid).cmdline()[0]
+        check = check_orphans([Orphan(pid=sleeper.pid, name=name)])
+        sleeper.kill()
+
+    assert "\n" in name
+    assert [line for line in fix_lines([check]) if not line.startswith("#")] == [
+        f"kill {sleeper.pid}"
+    ]
 
 
 def test_a_check_without_a_fix_cannot_be_made() -> None:

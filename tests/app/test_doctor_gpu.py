@@ -150,7 +150,11 @@ def look_up(pid: int) -> tuple[str | None, str | None]:
 def checks_of(nvml: ScriptedNvml, **facts: Any) -> dict[str, Check]:
     reading = read_gpus(nvml, look_up)
     found = gpu.checks(Facts(gpu=reading, **facts))
-    assert all(c.todo or c.commands for c in found if c.result in (Result.WARNING, Result.PROBLEM))
+    assert all(
+        c.todo or c.commands or c.examples
+        for c in found
+        if c.result in (Result.WARNING, Result.PROBLEM)
+    )
     return {check.id: check for check in found}
 
 
@@ -226,7 +230,7 @@ def test_mig(instances: int, result: Result, command: str) -> None:
 
     assert check.result is result
     assert f"GPU 1: {instances} instances" in check.seen
-    assert command in check.commands
+    assert command in (*check.commands, *check.examples)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +270,8 @@ def test_who_holds_the_memory() -> None:
         "GPU 1: pid 41 (VLLM::EngineCor, user ada) holds 50.00 GiB",
         "GPU 1: pid 77 (not visible from here, user unknown) holds size unknown",
     )
-    assert check.commands == (
-        *("kill 41", "kill 77", "vllm serve MODEL --gpu-memory-utilization 0.24"),
-    )
+    assert check.commands == ("kill 41", "kill 77")
+    assert check.examples == ("vllm serve MODEL --gpu-memory-utilization 0.24",)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +322,11 @@ def test_torchs_cuda_against_the_drivers(cuda: str | None, result: Result) -> No
 
 def beside(seen: AcceleratorFacts, **facts: Any) -> dict[str, Check]:
     found = gpu.checks(Facts(accelerators=seen, **facts))
-    assert all(c.todo or c.commands for c in found if c.result in (Result.WARNING, Result.PROBLEM))
+    assert all(
+        c.todo or c.commands or c.examples
+        for c in found
+        if c.result in (Result.WARNING, Result.PROBLEM)
+    )
     return {check.id: check for check in found}
 
 
@@ -328,7 +335,7 @@ def test_a_login_node_gets_the_salloc_line() -> None:
     in_job = beside(AcceleratorFacts(slurm_job="12"), gpu=read_gpus(ScriptedNvml(Card())))
 
     assert check.result is Result.WARNING
-    assert check.commands[0].startswith("salloc -A ACCOUNT -p gpu --gres=gpu:1")
+    assert check.examples[0].startswith("salloc -A ACCOUNT -p gpu --gres=gpu:1")
     assert in_job["gpu-slurm"].result is Result.OK
 
 

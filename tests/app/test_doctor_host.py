@@ -67,7 +67,7 @@ def test_a_good_host() -> None:
         ("shm", 8, {"shm_bytes": 64 << 20}, "sudo mount -o remount,size=8G /dev/shm"),
         (
             *("shm", 2, {"shm_bytes": 64 << 20, "container": "docker"}),
-            "docker run --shm-size 2g ...   # or --ipc=host",
+            "docker run --shm-size 2g IMAGE",
         ),
         ("memory", 0, {"available_bytes": GIB}, "ps -eo pid,rss,comm --sort=-rss | head"),
         (
@@ -88,9 +88,14 @@ def test_a_good_host() -> None:
         ),
         (
             *("open-files", 0, {"open_files": 1024, "open_files_hard": 4096}),
-            "sudo prlimit --pid $$ --nofile=65535",
+            "sudo prlimit --pid $$ --nofile=65535:65535",
         ),
-        ("memlock", 1, {"memlock_bytes": 65536, "has_infiniband": True}, "ulimit -l unlimited"),
+        (
+            "memlock",
+            1,
+            {"memlock_bytes": 65536, "has_infiniband": True},
+            "sudo prlimit --pid $$ --memlock=unlimited",
+        ),
         (
             *("numa", 1, {"numa_nodes": 2, "numa_balancing": True}),
             "sudo sysctl kernel.numa_balancing=0",
@@ -109,7 +114,7 @@ def test_what_is_wrong_with_a_host(
     check = host_checks(num_gpus, **changes)[identity]
 
     assert check.result in (Result.WARNING, Result.PROBLEM)
-    assert command in check.commands
+    assert command in (*check.commands, *check.examples)
 
 
 def test_one_gpu_lives_with_dockers_shared_memory() -> None:
@@ -361,7 +366,7 @@ def test_an_open_server_without_a_key() -> None:
     checks = [c for c in access.checks(Facts(access=facts)) if c.id == "open-server"]
 
     assert [check.result for check in checks] == [Result.WARNING, Result.OK]
-    assert "vllm serve MODEL --host 127.0.0.1" in checks[0].commands
+    assert "vllm serve MODEL --host 127.0.0.1" in checks[0].examples
     assert "word" not in repr(facts)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app import output, paths
+from app import cli, output, paths
 from app.errors import ExitCode, StokerError
 
 
@@ -98,3 +98,22 @@ def test_xdg_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.cache_dir() == tmp_path / "XDG_CACHE_HOME" / "stoker"
     assert paths.state_dir() == tmp_path / "XDG_STATE_HOME" / "stoker"
     assert paths.runtime_dir() == tmp_path / "XDG_RUNTIME_DIR" / "stoker"
+
+
+def test_json_cannot_steer_a_terminal_and_says_the_same() -> None:
+    document = {"name": "a\x1b[31m\x9b2J\u202e日本\U000e0001", "rows": [1, None]}
+
+    for indent in (None, 2):
+        text = output.json_text(document, indent)
+        assert all(char.isprintable() or char == "\n" for char in text)
+        assert json.loads(text) == document
+        assert "日本" in text
+
+
+def test_an_error_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise StokerError("no model \x1b]52;c;aGk=\x07", hint="try \x9b2J")
+
+    cli.exit_code_of(fail, debug=False)
+
+    assert capsys.readouterr().err == "error: no model \ufffd]52;c;aGk=\ufffd\nhint: try \ufffd2J\n"

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.client.terminal_text import EscapeFilter, clean_line, strip_escapes
+from app.client.terminal_text import (
+    EscapeFilter,
+    clean_line,
+    one_line,
+    printable,
+    strip_escapes,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +57,11 @@ def test_a_sequence_that_never_ends_does_not_swallow_the_answer() -> None:
 
 def test_progress_bar_line_keeps_its_last_state() -> None:
     assert clean_line("load:  0%\rload: 50%\rload: 100%\r\n") == "load: 100%"
+
+
+def test_a_name_is_one_line_and_keeps_a_mark_where_something_was() -> None:
+    name = "VLLM::Engine\ntouch /tmp/x\r\n\x1b]52;c;aGk=\x07\u2028\u202eend"
+
+    assert one_line(name) == "VLLM::Engine touch /tmp/x \ufffd]52;c;aGk=\ufffd \ufffdend"
+    assert printable("a\tb\n\x1bc") == "a\tb\n\ufffdc"
+    assert one_line("plain é 日本") == "plain é 日本"

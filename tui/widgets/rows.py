@@ -15,7 +15,7 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from app.client.terminal_text import strip_escapes
+from app.client.terminal_text import one_line, strip_escapes
 
 Row = tuple[tuple[str, str], ...]
 """The pieces of a line: a text, and the part of the widget whose style it has."""
@@ -74,7 +74,7 @@ class RowWidget(Widget):
         return [*rows, *[()] * (size.height - len(rows))]
 
     def _strip(self, row: Row, width: int) -> Strip:
-        pieces = tuple((_printable(text), part) for text, part in row)
+        pieces = tuple((one_line(strip_escapes(text)), part) for text, part in row)
         if sum(cell_len(text) for text, _ in pieces) > width:
             pieces = _cut(pieces, width)
         return Strip([Segment(text, self._style(part)) for text, part in pieces])
@@ -85,13 +85,6 @@ class RowWidget(Widget):
             found = self.get_component_rich_style(f"{self.STYLES}--{part}")
             self._part_styles[part] = found
         return found
-
-
-def _printable(text: str) -> str:
-    """A control character would move the terminal's cursor, a line feed break the row."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else " " for char in strip_escapes(text))
 
 
 def _cut(pieces: Row, width: int) -> Row:
