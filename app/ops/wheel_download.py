@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -73,8 +73,10 @@ def require_sha256(path: Path, expected: str) -> None:
 
 def _pip_command() -> list[str]:
     """pip of this interpreter, else any pip on the path, else the one uv can run."""
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+    # Isolated: `-m` alone would run a folder called pip in the working folder or on PYTHONPATH.
+    isolated = [sys.executable, "-I"]
+    if subprocess.run([*isolated, "-c", "import pip"], stderr=subprocess.DEVNULL).returncode == 0:
+        return [*isolated, "-m", "pip"]
     for name in ("pip3", "pip"):
         found = shutil.which(name)
         if found:
@@ -91,7 +93,8 @@ def _pip_command() -> list[str]:
 def _pip_environment(folder: Path) -> dict[str, str]:
     scratch = folder / "tmp"
     scratch.mkdir(exist_ok=True)
-    environment = {**os.environ, "TMPDIR": str(scratch), "PIP_NO_INPUT": "1"}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {**inherited, "TMPDIR": str(scratch), "PIP_NO_INPUT": "1"}
     index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
     if index:  # a user of uv configured the index there only
         environment.setdefault("PIP_INDEX_URL", index)

@@ -10,13 +10,12 @@ from pathlib import Path
 from engine.errors import ModelNotFoundError
 
 # The command lies beside the engine, whatever else is called `app` on this machine.
-_BESIDE = Path(__file__).resolve().parents[2]
-_RUN = "import sys; sys.path.insert(0, sys.argv.pop(1)); from app.cli import main; main()"
+_COMMAND = Path(__file__).resolve().parents[2] / "stoker_launcher.py"
 
 
 def fetch_builtin(name: str, say: Callable[[str], None]) -> None:
     """`stoker models pull NAME`; ModelNotFoundError with its words when that cannot be done."""
-    command = [sys.executable, "-c", _RUN, str(_BESIDE), "models", "pull", name]
+    command = [sys.executable, str(_COMMAND), "models", "pull", name]
     complaints = []
     with subprocess.Popen(
         command,
