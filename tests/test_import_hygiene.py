@@ -23,6 +23,7 @@ FACADE = (
     "engine.pooling_params",
     *("engine.sampling_params", "engine.errors", "engine.env", "engine.version"),
     *("engine.cuda_graph_sizes", "engine.gpu_processes"),
+    *("engine.machine", "engine.machine.control_groups", "engine.machine.memory"),
 )
 _DUMP = "print('\\n'.join(sys.modules), file=sys.stderr)"
 

@@ -373,7 +373,7 @@ def _engine(asked: str | None, device: PlannedGpu | None, model: PlannedModel | 
 
 
 def _free_ram() -> int:
-    from app.planning.free_memory import free_ram_bytes
+    from engine.machine.memory import free_ram_bytes
 
     return free_ram_bytes()
 

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from app.doctor.facts import AcceleratorFacts, FolderFacts, HostFacts, PciGpu
+from engine.machine.control_groups import group_folders, read_number, read_text
+from engine.machine.memory import tightest_limit
 
-_UNLIMITED = 1 << 60  # cgroup v1 writes the largest page-aligned number for "none"
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
 _VIRTUAL = (
     "qemu",
@@ -36,7 +37,7 @@ def read_host(environ: Mapping[str, str], root: Path = _ROOT) -> HostFacts:
     import psutil
 
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    cgroup_memory, cgroup_used = cgroup_memory_limits(root)
+    limit = tightest_limit(root)
     open_files, open_files_hard = _limit("RLIMIT_NOFILE")
     shm = root / "dev/shm"
     return HostFacts(
@@ -47,8 +48,8 @@ def read_host(environ: Mapping[str, str], root: Path = _ROOT) -> HostFacts:
         shm_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
         cpus=os.cpu_count(),
         usable_cpus=_usable_cpus(root),
-        cgroup_memory_bytes=cgroup_memory,
-        cgroup_used_bytes=cgroup_used,
+        cgroup_memory_bytes=None if limit is None else limit.limit_bytes,
+        cgroup_used_bytes=None if limit is None else limit.used_bytes,
         open_files=open_files,
         open_files_hard=open_files_hard,
         memlock_bytes=_limit("RLIMIT_MEMLOCK")[0],
@@ -80,26 +81,13 @@ def read_accelerators(environ: Mapping[str, str], root: Path = _ROOT) -> Acceler
     )
 
 
-def cgroup_memory_limits(root: Path = _ROOT) -> tuple[int | None, int | None]:
-    """(limit, used) of the tightest cgroup above this process; None without a limit."""
-    tightest: tuple[int, int | None] | None = None
-    for folder in _cgroup_folders(root, "memory"):
-        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-        if limit is None or limit >= _UNLIMITED:
-            continue
-        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
-        if tightest is None or limit < tightest[0]:
-            tightest = (limit, used)
-    return tightest or (None, None)
-
-
 def cgroup_cpu_quota(root: Path = _ROOT) -> float | None:
     """Processors that the tightest cgroup gives; None without a limit."""
     quotas = []
-    for folder in _cgroup_folders(root, "cpu"):
-        words = _text(folder / "cpu.max").split()
+    for folder in group_folders("cpu", root):
+        words = read_text(folder / "cpu.max").split()
         if not words:
-            words = [_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+            words = [read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         with contextlib.suppress(ValueError, IndexError, ZeroDivisionError):
             quota = int(words[0]) / int(words[1])
             if quota > 0:
@@ -122,15 +110,15 @@ def container_kind(environ: Mapping[str, str], root: Path = _ROOT) -> str | None
 
 def hypervisor_kind(root: Path = _ROOT) -> str | None:
     """The product name of a virtual machine, None on bare metal."""
-    if "microsoft" in _text(root / "proc/version").lower():
+    if "microsoft" in read_text(root / "proc/version").lower():
         return "WSL"
     dmi = root / "sys/class/dmi/id"
-    name = f"{_text(dmi / 'sys_vendor')} {_text(dmi / 'product_name')}".strip()
+    name = f"{read_text(dmi / 'sys_vendor')} {read_text(dmi / 'product_name')}".strip()
     if any(word in name.lower() for word in _VIRTUAL) or "virtual machine" in name.lower():
         return name
     if any(
         line.startswith("flags") and " hypervisor" in line
-        for line in _text(root / "proc/cpuinfo").splitlines()
+        for line in read_text(root / "proc/cpuinfo").splitlines()
     ):
         return name or "kind unknown"
     return None
@@ -139,7 +127,7 @@ def hypervisor_kind(root: Path = _ROOT) -> str | None:
 def filesystem_of(path: Path, root: Path = _ROOT) -> str | None:
     """The kernel's name for the file system that holds `path`."""
     best: tuple[int, str] | None = None
-    for line in _text(root / "proc/mounts").splitlines():
+    for line in read_text(root / "proc/mounts").splitlines():
         words = line.split()
         if len(words) < 3:
             continue
@@ -193,33 +181,17 @@ def _usable_cpus(root: Path) -> float | None:
     return min((one for one in (allowed, quota) if one is not None), default=None)
 
 
-def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's cgroup and of those above it, for version 2 and 1."""
-    base = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        if names and controller not in names.split(","):
-            continue
-        top = base / names if names else base
-        if names and not top.is_dir():
-            top = base / controller
-        folder = top / path.lstrip("/")
-        # In a container the path may name a folder of the host that cannot be seen from here.
-        yield from (one for one in (folder, *folder.parents) if top in (one, *one.parents))
-
-
 def _pci_gpus(root: Path) -> Iterator[PciGpu]:
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        vendor = _VENDORS.get(_text(device / "vendor"))
-        if vendor is None or not _text(device / "class").startswith("0x03"):
+        vendor = _VENDORS.get(read_text(device / "vendor"))
+        if vendor is None or not read_text(device / "class").startswith("0x03"):
             continue
         driver = device / "driver"
         yield PciGpu(
             address=device.name,
             vendor=vendor,
             driver=driver.resolve().name if driver.exists() else None,
-            memory_bytes=_number(device / "mem_info_vram_total"),
+            memory_bytes=read_number(device / "mem_info_vram_total"),
         )
 
 
@@ -232,7 +204,7 @@ def _has_nvidia_toolkit(root: Path) -> bool:
     programs = ("nvidia-ctk", "nvidia-container-runtime", "nvidia-container-cli")
     return (
         any(shutil.which(name) for name in programs)
-        or "nvidia" in _text(root / "etc/docker/daemon.json")
+        or "nvidia" in read_text(root / "etc/docker/daemon.json")
         or any((root / folder / "nvidia.yaml").exists() for folder in ("etc/cdi", "var/run/cdi"))
     )
 
@@ -247,17 +219,5 @@ def _limit(name: str) -> tuple[int | None, int | None]:
 
 
 def _switch(path: Path) -> bool | None:
-    text = _text(path)
+    text = read_text(path)
     return None if not text else text != "0"
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text.isdecimal() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

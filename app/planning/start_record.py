@@ -37,7 +37,7 @@ class MemoryBefore:
 def memory_before(request: ServeRequest) -> MemoryBefore:
     """The first GPU unless the flags say cpu, and the free RAM."""
     from app.doctor.nvml import read_gpus
-    from app.planning.free_memory import free_ram_bytes
+    from engine.machine.memory import free_ram_bytes
 
     gpu = None
     if request.args.device != "cpu":

@@ -1,13 +1,12 @@
 """How many bytes the KV cache may take: vLLM's rule on a GPU, a capped share of free RAM on a CPU.
 
-The arithmetic is pure; `free_ram_bytes` is the only function that looks at the machine.
+The arithmetic alone: free memory comes from the device, or from `engine.machine.memory`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from engine.config import CacheConfig
 from engine.errors import MemoryBudgetError
@@ -15,8 +14,6 @@ from engine.gpu_processes import GpuProcess, describe, read_other_processes
 from engine.kv_sizing import GIB, KVCacheSpec, format_gib, requested_memory
 
 _CPU_CAP_BYTES = 4 * GIB
-_CGROUP = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 60  # cgroup v1 writes a huge number where v2 writes `max`
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +80,3 @@ def cpu_available_bytes(
             f"{format_gib(free_bytes)} GiB of RAM that are free. Give at most that."
         )
     return explicit
-
-
-def free_ram_bytes() -> int:
-    """RAM that this process can still get: the system's, or its control group's if that is less."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    limits = (
-        cgroup_headroom(_CGROUP / "memory.max", _CGROUP / "memory.current"),
-        cgroup_headroom(
-            _CGROUP / "memory" / "memory.limit_in_bytes",
-            _CGROUP / "memory" / "memory.usage_in_bytes",
-        ),
-    )
-    return min([available, *(limit for limit in limits if limit is not None)])
-
-
-def cgroup_headroom(limit_file: Path, usage_file: Path) -> int | None:
-    """limit - usage in bytes; None when there is no limit."""
-    try:
-        limit, usage = limit_file.read_text().strip(), usage_file.read_text().strip()
-    except OSError:
-        return None
-    if limit == "max" or int(limit) >= _UNLIMITED:
-        return None
-    return max(0, int(limit) - int(usage))

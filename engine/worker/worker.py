@@ -18,6 +18,7 @@ from engine.kernels.quantized_reference import quantized
 from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
+from engine.machine.memory import free_ram_bytes
 from engine.models.packed_decoder import load_native_decoder
 from engine.models.registry import kernel_sets_of, load_weights, model_class
 from engine.models.transformers_config import with_transformers_facts
@@ -28,7 +29,6 @@ from engine.worker.kv_cache import cache_spec, torch_dtype
 from engine.worker.memory import (
     GpuMemoryProfile,
     cpu_available_bytes,
-    free_ram_bytes,
     gpu_available_bytes,
     require_requested_memory,
 )

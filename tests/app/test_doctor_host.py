@@ -146,32 +146,24 @@ def write(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def test_cgroup_version_2_takes_the_tightest_above(tmp_path: Path) -> None:
+def test_cpu_quota_of_control_groups_version_2(tmp_path: Path) -> None:
     write(
         tmp_path,
         proc__self__cgroup="0::/a/b\n",
-        sys__fs__cgroup__a__memoryDOTmax="2147483648\n",
-        sys__fs__cgroup__a__memoryDOTcurrent="1024\n",
-        sys__fs__cgroup__memoryDOTmax="4294967296\n",
-        sys__fs__cgroup__a__b__memoryDOTmax="max\n",
         sys__fs__cgroup__a__b__cpuDOTmax="150000 100000\n",
     )
 
-    assert host_probe.cgroup_memory_limits(tmp_path) == (2147483648, 1024)
     assert host_probe.cgroup_cpu_quota(tmp_path) == 1.5
 
 
-def test_cgroup_version_1(tmp_path: Path) -> None:
+def test_no_cpu_quota_of_control_groups_version_1(tmp_path: Path) -> None:
     write(
         tmp_path,
-        proc__self__cgroup="4:cpu,cpuacct:/\n3:memory:/x\n",
-        sys__fs__cgroup__memory__x__memoryDOTlimit_in_bytes="9223372036854771712\n",
-        sys__fs__cgroup__memory__memoryDOTlimit_in_bytes="4096\n",
+        proc__self__cgroup="4:cpu,cpuacct:/\n",
         sys__fs__cgroup__cpu__cpuDOTcfs_quota_us="-1\n",
         sys__fs__cgroup__cpu__cpuDOTcfs_period_us="100000\n",
     )
 
-    assert host_probe.cgroup_memory_limits(tmp_path) == (4096, None)
     assert host_probe.cgroup_cpu_quota(tmp_path) is None
 
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from app.doctor.facts import Gpu, GpuReading
 from app.errors import StokerError
-from app.planning import free_memory
 from app.planning.gguf_header import read_gguf
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu, gpu_of_reading
 from app.planning.hub_files import _KeepTokenHome
@@ -486,15 +485,6 @@ def test_the_token_stays_with_the_hub() -> None:
         followed = redirect(request, BytesIO(), 302, "Found", Message(), url)
         assert followed is not None
         assert followed.has_header("Authorization") is keeps
-
-
-def test_free_ram_is_the_control_groups_where_that_is_less(tmp_path: Path) -> None:
-    unlimited = free_memory.free_ram_bytes(tmp_path)
-    (tmp_path / "memory.max").write_text("3000000\n")
-    (tmp_path / "memory.current").write_text("1000000\n")
-
-    assert free_memory.free_ram_bytes(tmp_path) == 2_000_000
-    assert unlimited > 2_000_000
 
 
 def test_sizes_that_divide_the_heads() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from engine.config import CacheConfig
@@ -12,9 +10,7 @@ from engine.gpu_processes import GpuProcess
 from engine.kv_sizing import GIB, KVCacheSpec, format_gib
 from engine.worker.memory import (
     GpuMemoryProfile,
-    cgroup_headroom,
     cpu_available_bytes,
-    free_ram_bytes,
     gpu_available_bytes,
     require_requested_memory,
 )
@@ -83,18 +79,3 @@ def test_an_explicit_size_must_fit_into_free_ram() -> None:
     assert cpu_available_bytes(4 * GIB, cache, SPEC, 8192) == 3 * GIB
     with pytest.raises(MemoryBudgetError, match=r"3\.0 GiB.*2\.0 GiB"):
         cpu_available_bytes(2 * GIB, cache, SPEC, 8192)
-
-
-@pytest.mark.parametrize(
-    ("limit", "usage", "expected"),
-    [("max", "5", None), (str(1 << 62), "5", None), ("1000", "400", 600), ("10", "400", 0)],
-)
-def test_control_group_limits(tmp_path: Path, limit: str, usage: str, expected: int | None) -> None:
-    (tmp_path / "max").write_text(limit + "\n")
-    (tmp_path / "now").write_text(usage + "\n")
-    assert cgroup_headroom(tmp_path / "max", tmp_path / "now") == expected
-    assert cgroup_headroom(tmp_path / "absent", tmp_path / "now") is None
-
-
-def test_free_ram_of_this_machine_is_positive() -> None:
-    assert free_ram_bytes() > 0

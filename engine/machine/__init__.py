@@ -1,0 +1,5 @@
+"""What this machine gives to a server: memory and limits.
+
+Part of the facade: free of torch, and nothing of the engine is imported here, so that planning,
+doctor and the worker read the same numbers.
+"""
