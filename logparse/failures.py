@@ -7,22 +7,33 @@ traceback, which repeats it. The wording of the causes is in `problem_rules`.
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 
 from logparse.problem_rules import LAST_RESORTS, PROBLEM_RULES
-from logparse.problems import ProblemRule, is_death, is_plain_failure, is_wrapper
+from logparse.problems import (
+    ProblemRule,
+    announces_end,
+    is_death,
+    is_plain_failure,
+    is_server_program,
+    is_tool_failure,
+    is_wrapper,
+    usage_program,
+)
 
 _EXCEPTION_NAME = re.compile(r"[A-Za-z_][\w.]{0,220}$")
 _EXCEPTION_ENDS = ("Error", "Exception", "Exit", "Interrupt", "OutOfResources")
 # In a traceback, any first line without indentation that starts with a (dotted) name.
 _RAISED = re.compile(r"[A-Za-z_][\w.]{0,300}(?:: |$)")
-_USAGE = re.compile(r"[\w./-][\w./ -]{0,120}?: error: (?=\S)")
 # Our own engine's errors: they tell whose log it is when the start failed before its first line.
 _OWN_ERROR = re.compile(
     r"(?:engine\.errors\.)?(?:ConfigError|MemoryBudgetError|ModelError|ModelNotFoundError|"
     r"GatedModelError"
     r"|OfflineError|CorruptModelError): "
 )
+_USAGE_BLOCK = "usage: "
+_TOOL_CALL = re.compile(r"\bCalledProcessError\b|Error building extension|Ninja build failed")
 _VALUE_ERROR = "Value error, "
 _FRAME = 'File "'
 _INDENTED_CAUSES = (_VALUE_ERROR, "what(): ", _FRAME)
@@ -66,7 +77,7 @@ class Candidate:
     process: str | None
     pid: str | None
     text: str
-    kind: str  # exception, usage, plain, death, error
+    kind: str  # exception, usage, plain, death, error, tool, announcement
     functions: tuple[str, ...] = ()
     place: str | None = None  # file, line and function that raised it
     more: list[str] = field(default_factory=list)
@@ -92,6 +103,8 @@ class Cause:
 
 @dataclass(slots=True)
 class _Traceback:
+    line_number: int = 0  # 0 when its first line is not in the log
+    header: str = ""
     functions: list[str] = field(default_factory=list)
     place: str | None = None
     is_ignored: bool = False
@@ -113,6 +126,8 @@ class FailureTracker:
         self._around: tuple[str, ...] = ("execute_model",) if is_serving else ()
         self._strong: list[Candidate] = []
         self._errors: list[Candidate] = []
+        self._announced: list[Candidate] = []
+        self._usages: deque[str] = deque(maxlen=4)  # programs that printed how to call them
         self._open: dict[_Writer, _Traceback] = {}
         self._continued: dict[_Writer, Candidate] = {}
         self._ignore_next = False
@@ -121,7 +136,8 @@ class FailureTracker:
     @property
     def engine(self) -> str | None:
         """Whose code the tracebacks pass through, or whose words a wrapper has."""
-        for candidate in self._strong if self._package is None else ():
+        seen = (*self._strong, *self._announced)
+        for candidate in seen if self._package is None else ():
             for words, name in _WORDS:
                 if words.search(candidate.text[:2000]):
                     return name
@@ -130,7 +146,7 @@ class FailureTracker:
     @property
     def has_failed(self) -> bool:
         """Whether something was seen that ends a start."""
-        return bool(self._strong)
+        return bool(self._strong or self._announced)
 
     def num_besides(self, candidate: Candidate) -> int:
         """How many others may have ended the start."""
@@ -139,7 +155,10 @@ class FailureTracker:
     @property
     def has_room(self) -> bool:
         """Whether another failing line would be kept."""
-        return len(self._strong) < _MAX_CANDIDATES and len(self._errors) < _MAX_ERROR_LINES
+        return (
+            max(len(self._strong), len(self._announced)) < _MAX_CANDIDATES
+            and len(self._errors) < _MAX_ERROR_LINES
+        )
 
     @property
     def has_death(self) -> bool:
@@ -169,9 +188,13 @@ class FailureTracker:
         if "Traceback" in message and _TRACEBACK in message[:200]:
             if len(self._open) >= _MAX_CANDIDATES:
                 self._open.clear()
-            self._open[key] = _Traceback(is_ignored=self._ignore_next)
+            self._open[key] = _Traceback(
+                line_number, message[:_MAX_TEXT], is_ignored=self._ignore_next
+            )
             self._ignore_next = False
             self._continued.pop(key, None)
+            if announces_end(message, level):
+                return self._add(line_number, key, message, "announcement", None)
             return None
         text = message.lstrip()
         opened = self._open.get(key)
@@ -186,6 +209,10 @@ class FailureTracker:
             if opened.is_ignored:
                 return None
         return self._classify(line_number, key, text, opened, is_indented=text is not message)
+
+    def announce(self, line_number: int, owner: Owner, message: str) -> None:
+        """Take a line without a level that a rule knows as the end of a server."""
+        self._add(line_number, (owner, None), message, "announcement", None)
 
     def is_frame(self, owner: Owner, message: str) -> bool:
         """Take an indented line without a level if it belongs to an open traceback."""
@@ -220,23 +247,48 @@ class FailureTracker:
         *,
         is_indented: bool,
     ) -> Candidate | None:
-        (process, pid), level = key
+        level = key[1]
         if is_indented and level is None and not self._continued and _is_harmless(text):
             return None
         kind = _kind(text, level, is_raised=opened is not None)
+        if level is None and kind is None:
+            if text.startswith(_USAGE_BLOCK):
+                self._usages.append(text[len(_USAGE_BLOCK) : _MAX_NAME])
+            elif self._is_refused_by_server(text):
+                kind = "usage"
         if kind is None or (kind == "error" and self._is_open_ended(key)):
             self._continue(key, text)
             return None
         if is_indented and kind == "exception" and not text.startswith(_VALUE_ERROR):
             return None
+        return self._add(line_number, key, text, kind, opened)
+
+    def _is_refused_by_server(self, text: str) -> bool:
+        """Whether a server's program refuses its command line, not one that ran beside it."""
+        program = usage_program(text)
+        return program is not None and (
+            is_server_program(program) or any(one.startswith(program) for one in self._usages)
+        )
+
+    def _add(
+        self,
+        line_number: int,
+        key: _Writer,
+        text: str,
+        kind: str,
+        opened: _Traceback | None,
+    ) -> Candidate | None:
+        process, pid = key[0]
         functions = tuple(opened.functions) if opened is not None else ()
         place = _place(opened.place) if opened is not None and opened.place is not None else None
         functions += self._around
         candidate = Candidate(line_number, process, pid, text[:_MAX_TEXT], kind, functions, place)
-        candidate.points_elsewhere = is_wrapper(candidate.text)
-        kept, limit = (
-            (self._errors, _MAX_ERROR_LINES) if kind == "error" else (self._strong, _MAX_CANDIDATES)
-        )
+        candidate.points_elsewhere = kind == "announcement" or is_wrapper(candidate.text)
+        kept, limit = self._strong, _MAX_CANDIDATES
+        if kind in ("error", "tool"):
+            kept, limit = self._errors, _MAX_ERROR_LINES
+        elif kind == "announcement":
+            kept = self._announced
         if len(kept) >= limit:
             return None
         kept.append(candidate)
@@ -266,10 +318,20 @@ class FailureTracker:
         """The start went on in this process: what it raised before was caught and did no harm.
         Without a pid, in all processes of this name.
         """
-        if self._strong or self._errors:
+        if self._strong or self._errors or self._announced:
             self._strong = [c for c in self._strong if not _is_by(c, process, pid)]
             self._errors = [c for c in self._errors if not _is_by(c, process, pid)]
+            # What a launcher says, without a name, is of another program if the server goes on.
+            self._announced = [
+                c for c in self._announced if c.process is not None and not _is_by(c, process, pid)
+            ]
             self._continued.clear()
+        for key in [k for k in self._open if k[0][0] == process and pid in (None, k[0][1])]:
+            del self._open[key]
+
+    def forget(self, candidate: Candidate) -> None:
+        """It was of another program."""
+        self._strong = [c for c in self._strong if c is not candidate]
 
     def cause(self, *, trusts_error_lines: bool) -> Cause | None:
         """The first cause. With `trusts_error_lines`, an ERROR line alone is a failure too."""
@@ -280,19 +342,47 @@ class FailureTracker:
             known = (
                 known if known is not None and first.rule is None and _is_death(first) else first
             )
+        if known is not None and _is_of_a_tool(known):
+            known = self._from_tools() or known
         if known is not None and _is_death(known):
             # What it said before it ended.
             known = self._from_errors(trusts_error_lines=False) or known
         if known is None:
-            known = _first_known(self._strong) or self._from_errors(
-                trusts_error_lines or self.has_failed
+            known = (
+                self._from_tools()
+                or _first_known(self._strong)
+                or self._from_errors(trusts_error_lines or bool(self._strong))
             )
-        if known is None and self._strong:
-            known = _last_resort(self._strong)
+        if known is None and (ends := self._without_reason()):
+            known = _first_known(ends) or self._from_known_errors() or _last_resort(ends)
         return self._with_first_line(known) if known is not None else None
 
+    def _without_reason(self) -> list[Candidate]:
+        """Lines that tell of the end and not why, in order; a traceback that breaks off is one."""
+        found = [*self._strong, *self._announced]
+        for ((process, pid), _), opened in self._open.items() if not found else ():
+            if opened.line_number and not opened.is_ignored:
+                found.append(
+                    Candidate(
+                        opened.line_number, process, pid, opened.header, "announcement",
+                        tuple(opened.functions),
+                        _place(opened.place) if opened.place is not None else None,
+                        points_elsewhere=True,
+                    )
+                )  # fmt: skip
+        return sorted(found, key=lambda candidate: candidate.line_number)
+
+    def _from_tools(self) -> Cause | None:
+        """What a compiler or linker said before something failed."""
+        tools = [c for c in self._errors if c.kind == "tool"] if self.has_failed else []
+        first = _first_known(tools)
+        return first or (Cause(tools[0], None, {}, tools[0]) if tools else None)
+
+    def _from_known_errors(self) -> Cause | None:
+        return _first_known([c for c in self._errors if not c.points_elsewhere])
+
     def _from_errors(self, trusts_error_lines: bool) -> Cause | None:
-        errors = [c for c in self._errors if not c.points_elsewhere]
+        errors = [c for c in self._errors if not c.points_elsewhere and c.kind != "tool"]
         known = _first_known([c for c in errors if (m := _match(c)) and m.rule and m.rule.is_fatal])
         if known is None and trusts_error_lines and errors:
             return _first_known(errors) or Cause(errors[0], None, {}, errors[0])
@@ -333,10 +423,13 @@ def _kind(text: str, level: str | None, *, is_raised: bool) -> str | None:
     if text.startswith(_VALUE_ERROR) or (is_raised and _RAISED.match(text)):
         return "exception"
     if level is None:
-        if ": error: " in text[:160] and _USAGE.match(text):
-            return "usage"
-        return "plain" if is_plain_failure(text) else None
-    return "error"
+        if is_plain_failure(text):
+            return "plain"
+        if is_tool_failure(text):
+            return "tool"
+    if announces_end(text, level):
+        return "announcement"
+    return "error" if level is not None else None
 
 
 def _without_late_deaths(candidates: list[Candidate]) -> list[Candidate]:
@@ -347,6 +440,11 @@ def _without_late_deaths(candidates: list[Candidate]) -> list[Candidate]:
 
 def _is_death(cause: Cause) -> bool:
     return cause.candidate.kind == "death"
+
+
+def _is_of_a_tool(cause: Cause) -> bool:
+    """Whether a compiler or another program that was called failed, and said why itself."""
+    return _TOOL_CALL.search(cause.candidate.text) is not None
 
 
 def _place(frame: str) -> str:
@@ -368,6 +466,8 @@ def _explain(candidate: Candidate) -> Cause | None:
         entry = PROBLEM_RULES[place]
         if not entry.allows(candidate.functions, candidate.place):
             continue
+        if entry.is_of_usage and candidate.kind != "usage":
+            continue
         values = entry.match(whole)
         if values is not None:
             return Cause(candidate, entry, values, candidate)
@@ -376,7 +476,8 @@ def _explain(candidate: Candidate) -> Cause | None:
 
 def problem_of(text: str) -> ProblemRule | None:
     """The cause that a single line names, whatever raised it."""
-    found = _match(Candidate(0, None, None, text[:_MAX_TEXT], "exception"))
+    kind = "usage" if usage_program(text) is not None else "exception"
+    found = _match(Candidate(0, None, None, text[:_MAX_TEXT], kind))
     return found.rule if found is not None else None
 
 
@@ -386,7 +487,9 @@ def _last_resort(candidates: list[Candidate]) -> Cause:
         for candidate in candidates:
             if (values := entry.match(candidate.whole)) is not None:
                 return Cause(candidate, entry, values, candidate)
-    return Cause(candidates[0], None, {}, candidates[0])
+    first = candidates[0]
+    rule = LAST_RESORTS[-1] if first.kind == "announcement" else None
+    return Cause(first, rule, {}, first)
 
 
 def _first_known(candidates: list[Candidate]) -> Cause | None:

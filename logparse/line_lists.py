@@ -47,7 +47,8 @@ class ErrorLines:
         elif len(self.lines) < _MAX_LINES:
             shown = safe_text(found.text, _MAX_TEXT)
             process = found.process and safe_text(found.process)
-            self.lines[key] = ListedLine(number, process, found.kind, shown)
+            kind = found.kind if line.level is None or found.kind == "exception" else "error"
+            self.lines[key] = ListedLine(number, process, kind, shown)
 
 
 class PhaseLines:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from logparse.attempt import AttemptState
 from logparse.failures import Candidate, Cause
@@ -15,6 +16,7 @@ from logparse.line import LogLine, inside, seconds_between, split_line
 from logparse.llamacpp_rules import LLAMACPP_RULES
 from logparse.phases import PHASE_NAMES
 from logparse.problem_text import to_problem
+from logparse.problems import is_server_program, usage_program
 from logparse.progress import drop_overwritten, is_bar, is_bar_alone, read_bar
 from logparse.records import (
     Attempt,
@@ -47,7 +49,11 @@ _CUT = re.compile(
     r"|Tail of logs",
     re.IGNORECASE,
 )
-_VERSION, _BEGINS = Mark.VERSION, Mark.BEGINS  # reading them from the class is slow
+_VERSION, _BEGINS, _DIED = (
+    Mark.VERSION,
+    Mark.BEGINS,
+    Mark.DIED,
+)  # reading them from the class is slow
 _NOTHING: tuple[Event, ...] = ()
 _ACCESS = ' HTTP/1.1" '
 _VLLM_PROCESS = re.compile(
@@ -59,6 +65,16 @@ _MAX_PROCESSES = 256
 _MAX_ATTEMPTS = 100
 _MAX_ANNOUNCED = 8  # of one start; the first cause is among the first candidates
 _KEY_LINE = 400
+_WEAK_KINDS = ("error", "tool", "announcement")
+_LATER_MARKS = (Mark.SERVING, Mark.READY, Mark.STOPPING, Mark.STOPPED, Mark.DIED)
+
+
+class _Interrupted(NamedTuple):
+    """A start that goes on if the server's lines go on behind a refused command line."""
+
+    attempt: AttemptState
+    counts: dict[tuple[str, str | None], int]
+    counts_before: dict[tuple[str, str | None], int]
 
 
 class LogParser:
@@ -79,6 +95,7 @@ class LogParser:
         self._counts_before: dict[tuple[str, str | None], int] = {}
         self._attempt = AttemptState(first_line=1)
         self._earlier: list[Attempt] = []
+        self._interrupted: _Interrupted | None = None
         self._last_message: str | None = None
         self._announced = 0
 
@@ -158,6 +175,8 @@ class LogParser:
                 events.append(ProgressMade(self._line_number, *progress))
             return
         rules = _candidates(message[:LETTERS])
+        if self._interrupted is not None:
+            self._resume(rules, line)
         if rules:
             self._apply_those(rules, line, events)
         elif stamp is None and not message.endswith(" 200 OK") and _ACCESS in message:
@@ -181,8 +200,12 @@ class LogParser:
             if message.startswith(rule.starts) and (match := rule.find(message)):
                 is_known = True
                 mark = rule.mark
-                if mark is not None and (mark is _VERSION or mark is _BEGINS):
-                    self._begin(mark, line, events)
+                if mark is not None:
+                    if mark is _VERSION or mark is _BEGINS:
+                        self._begin(mark, line, events)
+                    elif mark is _DIED and line[2] is None:  # an ERROR line is read anyway
+                        failures = self._attempt.failures_now
+                        failures.announce(self._line_number, line[:2], message)
                 self._attempt.apply(rule, match, line[:2], self._line_number, events)
         return is_known
 
@@ -195,6 +218,8 @@ class LogParser:
             self._last_message = message
             return
         rules = _candidates(message[:LETTERS])
+        if self._interrupted is not None:
+            self._resume(rules, line)
         if rules and self._apply_those(rules, line, events):
             return
         if _may_say_cut(message):
@@ -224,8 +249,14 @@ class LogParser:
         if candidate is None:
             return
         if candidate.kind == "usage" and attempt.had_begun_before(candidate):
+            if not is_server_program(usage_program(candidate.text) or ""):
+                attempt.failures_now.forget(candidate)  # of a program beside the server
+                return
             # Somebody typed the next command.
+            attempt.failures_now.forget(candidate)
+            before = _Interrupted(attempt, dict(self._counts), self._counts_before)
             self._start_over(line)
+            self._interrupted = before
             attempt = self._attempt
             attempt.failures.observe(self._line_number, owner, level, message)
             if events is not None:
@@ -236,8 +267,8 @@ class LogParser:
             events += self._announce(candidate)
 
     def _announce(self, candidate: Candidate) -> list[Event]:
-        """Tell of the likely cause; ERROR lines alone wait for the report."""
-        if candidate.kind == "error" or self._announced >= _MAX_ANNOUNCED:
+        """Tell of the likely cause; what is none by itself waits for the report."""
+        if candidate.kind in _WEAK_KINDS or self._announced >= _MAX_ANNOUNCED:
             return []
         self._announced += 1
         cause = self._cause()
@@ -277,6 +308,27 @@ class LogParser:
         # The line that begins a start is counted before it is read.
         self._counts_before = {**self._counts, **self._without_this(line)}
         self._announced = 0
+
+    def _resume(self, rules: tuple[Rule, ...], line: LogLine) -> None:
+        """Back to the start that was left for a refused command line, if this line is of it."""
+        assert self._interrupted is not None
+        before = self._interrupted
+        message = line[4]
+        known = [rule for rule in rules if message.startswith(rule.starts) and rule.find(message)]
+        if any(rule.mark is _BEGINS or rule.mark is _VERSION for rule in known):
+            self._interrupted = None
+            return
+        is_later = _ACCESS in message or any(
+            rule.feeds
+            or rule.mark in _LATER_MARKS
+            or (rule.phase or 0) >= max(2, before.attempt.phases.current)
+            for rule in known
+        )
+        if is_later and (line.pid is None or line[:2] in before.counts):
+            self._interrupted = None
+            self._attempt, self._counts_before = before.attempt, before.counts_before
+            if self._earlier:
+                self._earlier.pop()
 
     def _without_this(self, line: LogLine) -> dict[tuple[str, str | None], int]:
         key = (line.process or "", line.pid)
@@ -363,6 +415,8 @@ def _engine_of(cause: Cause | None) -> str | None:
     if cause is None or cause.candidate.kind != "usage":
         return None
     text = cause.candidate.text[:200]
+    if "llama-server" in text:
+        return "llama.cpp"
     if "sglang" in text or text.startswith("launch_server.py"):
         return "sglang"
     if "vllm" in text or text.startswith("api_server.py"):

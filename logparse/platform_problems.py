@@ -215,8 +215,29 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
     ),
     ProblemRule(
+        "E40",
+        patterns(
+            r"(?:cannot find|unable to find library) -l(?P<driver>cuda)\b",
+            r"(?:cannot find|unable to find library) -l(?P<library>[\w.+-]{1,60})",
+        ),
+        (
+            "the linker does not find the driver's library (lib{driver})",
+            "the linker does not find lib{library}",
+        ),
+        "Kernels are built at run time and linked with it. A container or a machine without a "
+        "driver has the library under another name, or in a folder that the linker is not told of.",
+        (
+            (
+                "name the folder that holds the {driver} library",
+                "LIBRARY_PATH=/usr/local/cuda/lib64/stubs:/usr/lib/x86_64-linux-gnu {serve}",
+            ),
+            ("see where the library is", "ldconfig -p | grep lib{library}"),
+            ("do without compilation", "{serve} --enforce-eager"),
+        ),
+    ),
+    ProblemRule(
         "E10",
-        patterns(r"Failed to find C compiler", r"Python\.h: No such file", r"cannot find -lcuda"),
+        patterns(r"Failed to find C compiler", r"Python\.h: No such file"),
         ("there is no C compiler (or its headers)",),
         "Triton and torch.compile build small programs at start.",
         (

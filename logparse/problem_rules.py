@@ -50,6 +50,18 @@ LAST_RESORTS: tuple[ProblemRule, ...] = (
         (("start it again", "{serve}"),),
     ),
     ProblemRule(
+        "G11",
+        patterns(r"CANCELLED AT \S{1,40} DUE TO (?P<limit>[A-Z ]{1,40})", r"\bCANCELLED\b"),
+        ("Slurm ended the job: {limit}", "the job was cancelled"),
+        "The server did not end by itself.",
+        (
+            (
+                "see what the job was allowed and used",
+                "sacct -j <job> --format=State,Elapsed,MaxRSS",
+            ),
+        ),
+    ),
+    ProblemRule(
         "G1",
         patterns(
             r"Engine core initialization failed|Frontend process failed during engine core",

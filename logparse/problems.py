@@ -28,6 +28,7 @@ class ProblemRule:
     not_functions: frozenset[str] = frozenset()  # and none of these
     place: str = ""  # if a traceback is shown, it ends in a file of this path
     is_fatal: bool = False  # an ERROR line of this wording ends a start without any exception
+    is_of_usage: bool = False  # only a refused command line is explained by it
     is_general: bool = False  # a more exact one of the same process wins, also if it comes later
     derive: Callable[[Values], Values] | None = None
     engine: str = ""  # whose words they are, when the log holds nothing else
@@ -103,6 +104,9 @@ _WRAPPER_TEXTS = (
     "Received sigquit from a child process",
     "scheduler is dead. Please check",
     "Exception in worker VllmWorkerProcess",
+    "returned non-zero exit status",
+    "Ninja build failed",
+    "Error building extension",
 )
 _WRAPPER_CLASSES = re.compile(
     r"(?:[\w.]{0,200}\.)?(?:ValidationError: \d+ validation errors? for|SystemExit\b|"
@@ -118,6 +122,105 @@ def is_wrapper(text: str) -> bool:
     return (
         any(known in head for known in _WRAPPER_TEXTS) or _WRAPPER_CLASSES.match(head) is not None
     )
+
+
+# Lines that tell that a start has ended, whether or not the reason stands in the log. An ERROR line
+# may say it anywhere in its first words; a line without a level only in words of its own.
+_PART = (
+    r"\b(?:[Ee]ngine\w*|[Ww]orker\w*|[Ss]cheduler\w*|[Ss]erver|\w*[Pp]roc(?:ess)?|[Dd]etokenizer\w*"
+    r"|\w*[Mm]odel[Ww]orker\w*|\w*[Mm]anager\w*|\w*[Cc]ontroller)\b"
+)
+_END = (
+    r"(?:failed (?:to start|to initialize|during (?:start|init)\w*)|initialization failed"
+    r"|hit an exception|encountered a fatal error|failed\.?$"
+    r"|(?:has |was )?(?:died\b|crashed\b|killed\b)"
+    r"|is dead\b|(?:exited|terminated|died) unexpectedly)"
+)
+_ANNOUNCED = re.compile(
+    rf"[^\n]{{0,120}}?{_PART}[^\n.:]{{0,80}}?{_END}"
+    r"|Received sigquit from a child|Application startup failed\. Exiting"
+    r"|[^\n]{0,120}?Engine process failed to start"
+)
+_NOT_ZERO = r"(?:code|status)[ =:]{1,3}[1-9]\d{0,9}\b"
+_LAUNCHERS = re.compile(
+    r"[\w.-]{1,100} (?:\S{1,60} )?exited with "
+    + _NOT_ZERO
+    + r"|(?:##\[error\])?(?:Error: )?[Pp]rocess "
+    r"(?:completed|exited|failed|terminated) with (?:exit )?"
+    + _NOT_ZERO
+    + r"|ERROR: Job failed: exit "
+    + _NOT_ZERO
+    + r"|make(?:\[\d{1,3}\])?: \*\*\* .{1,200} Error [1-9]"
+    r"|srun: error: .{1,200}: (?:Exited with exit " + _NOT_ZERO + r"|Out Of Memory|Killed|Aborted"
+    r"|Segmentation fault)|slurmstepd: error: .{0,200}(?:CANCELLED|oom[-_]kill)"
+    r"|mpi(?:run|exec)\S{0,40} (?:noticed that process|detected that one or more processes exited)"
+    r"|\S{1,200}: Main process exited, code=exited, status=[1-9]"
+    r"|\S{1,200}: Failed with result '(?:exit-code|signal|core-dump)'"
+    r"|(?:\S{1,40} )?exited: \S{1,100} \((?:exit status [1-9]\d{0,4}; not expected|terminated by )"
+    r"|(?:Back-off restarting failed container|.{0,100}\bCrashLoopBackOff\b)"
+)
+_LOUD = ("xited", "xit code", "rror", "ailed", "noticed", "detected", "ack-off", "BackOff",
+         "sigquit", "dead", "died", "crash", "hit an exc", "termin")  # fmt: skip
+
+
+def announces_end(text: str, level: str | None) -> bool:
+    """Whether an ERROR line, or one without a level, tells that a start or a part of it ended."""
+    head = text[:600]
+    for word in _LOUD:  # a tenth of the price of the patterns
+        if word in head:
+            break
+    else:
+        return False
+    if level is None and _LAUNCHERS.match(head):
+        return True
+    if level is None and not _is_said_by_engine(head):
+        return False
+    return _ANNOUNCED.match(head) is not None
+
+
+def _is_said_by_engine(text: str) -> bool:
+    return any(known in text for known in _WRAPPER_TEXTS) or " hit an exception" in text
+
+
+# What a compiler, a linker or a build prints when it fails: alone no failure of a start, but the
+# reason when a start fails with it.
+_TOOL_FAILURES = re.compile(
+    r"(?:\S{0,200}[/\\])?(?:ld|lld|gold|mold|collect2|as|cc|gcc|g\+\+|c\+\+|cc1plus|clang|clang\+\+|nvcc"
+    r"|cicc|hipcc|ptxas|fatbinary|icpx|cl|link|ninja|cmake|CMake|make)(?:[.-][\w.]{1,20})?"
+    r"\s{0,4}:?\s{0,4}(?:fatal|error|Error|cannot find|build stopped|\*\*\*)\b"
+    r"|(?:\S{0,200}[/\\])?(?:ld|lld)(?:\.\w{1,10})?: \S{0,200}"
+    r"(?:cannot find|undefined reference|unable to find library)"
+    r"|\S{1,300}\(?:?\d{1,7}(?::\d{1,5})?\)?: (?:fatal )?error(?: \S{1,12})?: "
+    r"|FAILED: (?:\[code=\d{1,5}\] )?\S"
+)
+
+
+def is_tool_failure(text: str) -> bool:
+    """Whether a line without a level is a compiler's, a linker's or a build's complaint."""
+    return (
+        "rror" in text or "fatal" in text or "cannot find" in text or "FAILED: " in text
+        or "build stopped" in text or "undefined reference" in text
+    ) and _TOOL_FAILURES.match(text) is not None  # fmt: skip
+
+
+# Who refuses a command line and is a server; others do so beside one.
+_USAGE = re.compile(r"(?P<program>(?:[A-Za-z]:)?[\w./\\-][\w./\\ -]{0,120}?): error: (?=\S)")
+_SERVER_PROGRAM = re.compile(
+    r"(?:\S{0,200}[/\\])?(?:vllm(?: serve)?|api_server\.py|sglang(?: serve)?|launch_server\.py"
+    r"|llama-server(?:\.exe)?|stoker(?: \w{1,20})?|engine(?: serve)?)"
+    r"|(?:\S{0,200}[/\\])?python[\d.]{0,5}(?:\.exe)? -m (?:vllm|sglang|engine)\b.{0,80}"
+)
+
+
+def usage_program(text: str) -> str | None:
+    """The program that refuses its arguments in this line, None if none does."""
+    match = _USAGE.match(text) if ": error: " in text[:160] else None
+    return match["program"] if match is not None else None
+
+
+def is_server_program(program: str) -> bool:
+    """Whether it starts a server."""
+    return _SERVER_PROGRAM.fullmatch(program) is not None
 
 
 # What a shell or the kernel prints when a process is gone without a word of its own.

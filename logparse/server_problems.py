@@ -130,6 +130,7 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         "The value given to a flag is not one that it accepts, or an argument is missing.",
         (ASK_CLI,),
+        is_of_usage=True,
     ),
     ProblemRule(
         "F4",

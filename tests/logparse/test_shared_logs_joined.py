@@ -79,7 +79,8 @@ def test_a_log_that_breaks_off(path: Path) -> None:
             assert found[key] is None or _is_part_of(found[key], whole[key]), key
         if found["outcome"] != whole["outcome"]:
             assert found["outcome"] in ("running", "truncated", "not-a-server-log")
-        assert found["cause_id"] in (None, whole["cause_id"])
+        # G1: the failure was announced, and its reason is behind the cut.
+        assert found["cause_id"] in (None, whole["cause_id"], "G1")
 
 
 def _is_part_of(value: Any, whole: Any) -> bool:

@@ -105,12 +105,10 @@ def _listed(patterns: str | list[str] | tuple[str, ...]) -> list[str]:
 
 # Logs that are not read right yet, by what is asked of them. A log that is read right must leave.
 NOT_YET = {
-    "outcomes": "101 102 103 104 106 111 113 114 115 116 117 125",
-    "values": "105 107 109 110 111 112 113 124",
-    "cause lines": "101 102 103 104 107 108 109 114 115 116 117 120",
-    "other answers": (
-        "101 102 103 105 106 109 110 111 113 118 119 120 121 122 123 126 127 128 129"
-    ),
+    "outcomes": "103 104 106 125",
+    "values": "105 112 113 124",
+    "cause lines": "103 104 116",
+    "other answers": "102 103 105 106 113 118 119 120 121 122 123 126 127 128 129",
 }
 
 
