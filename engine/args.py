@@ -117,7 +117,10 @@ class EngineArgs:
         0, "Most prompt tokens one request gets per step; 0 is off."
     )
     scheduling_policy: str = _flag(
-        "fcfs", "Order of waiting requests.", choices=("fcfs", "priority")
+        "fcfs",
+        "Order of waiting requests. With `priority` a request waits for as long as more urgent "
+        "ones keep coming.",
+        choices=("fcfs", "priority"),
     )
     block_size: int | None = _flag(None, "Tokens per KV block; default 16.")
     gpu_memory_utilization: float = _flag(

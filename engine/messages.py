@@ -7,6 +7,8 @@ happen in the API server. A frame on the input socket is (request type byte, pay
 from __future__ import annotations
 
 import enum
+from array import array
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -87,6 +89,41 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     rank: int
 
 
+class PackedLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """TokenLogprobs of many positions, `width` entries each, as three arrays of the machine's kind.
+
+    4-byte integers and floats: a long prompt has millions of entries, which as objects would take
+    ten times the memory, and a tenth of a second to read out of a message.
+    """
+
+    width: int
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes  # one per position
+
+    @classmethod
+    def pack(cls, entries: Iterable[TokenLogprobs], width: int) -> PackedLogprobs:
+        """Those of `entries`, all `width` wide."""
+        ids, values, ranks = array("i"), array("f"), array("i")
+        for entry in entries:
+            ids.extend(entry.token_ids)
+            values.extend(entry.logprobs)
+            ranks.append(entry.rank)
+        return cls(width, ids.tobytes(), values.tobytes(), ranks.tobytes())
+
+    def __len__(self) -> int:
+        return len(self.ranks) // 4
+
+    def __iter__(self) -> Iterator[TokenLogprobs]:
+        ids, values, ranks = array("i"), array("f"), array("i")
+        ids.frombytes(self.token_ids)
+        values.frombytes(self.logprobs)
+        ranks.frombytes(self.ranks)
+        for index, rank in enumerate(ranks):
+            part = slice(index * self.width, (index + 1) * self.width)
+            yield TokenLogprobs(ids[part].tolist(), values[part].tolist(), rank)
+
+
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """New tokens of one request from one step. `stop_reason` is the stop token id, None for EOS.
 
@@ -103,7 +140,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     prefill_stats: PrefillStats | None = None
     num_preemptions: int = 0
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PackedLogprobs | None = None
     pooling_output: bytes | None = None
 
 

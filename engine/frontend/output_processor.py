@@ -17,7 +17,7 @@ from engine.frontend.iteration_stats import (
     ParentRequest,
     RequestTimes,
 )
-from engine.frontend.logprobs import spell, spell_prompt
+from engine.frontend.logprobs import LogprobsList
 from engine.frontend.outputs import OutputBox, RequestOutput
 from engine.frontend.stop_strings import StopStringMatcher
 from engine.frontend.tokenizer import Tokenizer
@@ -100,10 +100,10 @@ class OutputProcessor:
                 continue
             result = _to_request_output(state, output)
             if output.logprobs is not None:
-                result.logprobs = spell(self._tokenizer, output.logprobs)
+                result.logprobs = LogprobsList.of_tokens(self._tokenizer, output.logprobs)
             if output.prompt_logprobs is not None:
                 first = state.request.prompt_token_ids[0]
-                result.prompt_logprobs = spell_prompt(
+                result.prompt_logprobs = LogprobsList.of_prompt(
                     self._tokenizer, first, output.prompt_logprobs
                 )
             if result.is_finished:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from engine.errors import EngineError
-from engine.frontend.logprobs import PositionLogprobs
+from engine.frontend.logprobs import LogprobsList
 from engine.messages import FinishReason
 
 
@@ -26,8 +26,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    logprobs: list[PositionLogprobs] | None = None
-    prompt_logprobs: list[PositionLogprobs] | None = None
+    logprobs: LogprobsList | None = None
+    prompt_logprobs: LogprobsList | None = None
     pooling_output: bytes | None = None
 
     @property
@@ -42,8 +42,8 @@ class RequestOutput:
         self.num_cached_tokens = newer.num_cached_tokens
         self.finish_reason = newer.finish_reason
         self.stop_reason = newer.stop_reason
-        if self.logprobs is not None:
-            self.logprobs.extend(newer.logprobs or ())
+        if self.logprobs is not None and newer.logprobs is not None:
+            self.logprobs.extend(newer.logprobs)
 
 
 class OutputBox:

@@ -52,6 +52,7 @@ class Request:
 
     __slots__ = (
         "arrival_time",
+        "asks_logprobs",
         "block_hashes",
         "block_size",
         "cache_salt",
@@ -63,6 +64,7 @@ class Request:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "place",
         "pooling",
         "priority",
         "request_id",
@@ -89,6 +91,8 @@ class Request:
         self.cache_salt = message.cache_salt
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        params = message.sampling_params
+        self.asks_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         max_tokens = 0 if message.pooling else message.sampling_params.max_tokens
         assert max_tokens is not None, "the front end resolves max_tokens"
         self.max_tokens = max_tokens
@@ -96,6 +100,7 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # hits at first admission
         self.num_preemptions = 0
+        self.place = 0  # the scheduler numbers requests as they come
         self.grammar = grammar
         self.stop_reason: int | None = None
         self.events: list[EngineCoreEvent] = []

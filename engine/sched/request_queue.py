@@ -1,6 +1,6 @@
 """Waiting queues: first come first served, and priority.
 
-Both give O(log n) or better per operation.
+Taking what is next is cheap, and so is `add` where requests come in their order.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from engine.sched.request import Request
+from engine.sched.request import Request, RequestStatus
 
 
 class RequestQueue(Protocol):
     """Order in which waiting requests are admitted."""
 
     def add(self, request: Request) -> None:
-        """A new request."""
+        """A request that has not run yet; `place` says how many came before it."""
 
-    def add_preempted(self, request: Request) -> None:
-        """A preempted request: it comes back before new ones of its rank."""
+    def put_back(self, request: Request) -> None:
+        """One that was taken out or preempted: it comes back before all others of its rank."""
 
     def peek(self) -> Request:
         """The request that is next."""
@@ -37,16 +37,22 @@ class RequestQueue(Protocol):
 
 
 class FcfsQueue:
-    """Arrival order; preempted requests go to the front."""
+    """Order of arrival; requests that are put back go to the front."""
 
     def __init__(self) -> None:
         self._queue: deque[Request] = deque()
 
     def add(self, request: Request) -> None:
-        """Append."""
-        self._queue.append(request)
+        """Append; one whose grammar took its time goes before those that came after it."""
+        queue, index = self._queue, len(self._queue)
+        while index and _came_later(queue[index - 1], request):
+            index -= 1
+        if index == len(queue):
+            queue.append(request)
+        else:
+            queue.insert(index, request)
 
-    def add_preempted(self, request: Request) -> None:
+    def put_back(self, request: Request) -> None:
         """Put at the front."""
         self._queue.appendleft(request)
 
@@ -69,8 +75,17 @@ class FcfsQueue:
         return iter(self._queue)
 
 
+def _came_later(queued: Request, request: Request) -> bool:
+    """Nothing goes before preempted requests: they ran already."""
+    return queued.place > request.place and queued.status != RequestStatus.PREEMPTED
+
+
 class PriorityQueue:
-    """Ordered by (priority, arrival time, id), smaller first; a sorted list."""
+    """Ordered by (priority, arrival time, id), smaller first; a sorted list.
+
+    As in vLLM, waiting does not make a request more urgent: it may wait for as long as more urgent
+    ones keep coming.
+    """
 
     def __init__(self) -> None:
         self._queue: list[Request] = []
@@ -79,7 +94,7 @@ class PriorityQueue:
         """Insert at its rank."""
         bisect.insort(self._queue, request, key=lambda item: item.sort_key)
 
-    def add_preempted(self, request: Request) -> None:
+    def put_back(self, request: Request) -> None:
         """Its key is older than that of new requests of the same priority."""
         self.add(request)
 

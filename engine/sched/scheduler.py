@@ -19,6 +19,7 @@ from engine.messages import (
 )
 from engine.sched.grammar import Grammar
 from engine.sched.kv_cache_manager import KVCacheManager
+from engine.sched.logprobs_budget import LogprobsBudget
 from engine.sched.request import Request, RequestStatus
 from engine.sched.request_queue import create_request_queue
 from engine.sched.scheduler_output import (
@@ -29,9 +30,6 @@ from engine.sched.scheduler_output import (
 )
 
 logger = get_logger(__name__)
-
-_MAX_PROMPT_LOGPROBS = 512
-"""Prompt tokens of one step whose full rows of logits are wanted: such rows take much memory."""
 
 
 class Scheduler:
@@ -65,6 +63,8 @@ class Scheduler:
         self._structured: dict[str, Request] = {}  # every live request with a grammar
         self._rejected: list[EngineCoreOutput] = []
         self._finished_req_ids: list[str] = []
+        self._logprobs_budget = LogprobsBudget()
+        self._num_added = 0
         self._num_preemptions = 0
         self._num_queries = 0
         self._num_hits = 0
@@ -74,6 +74,8 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a new request."""
         request.record_event(EventType.QUEUED)
+        self._num_added += 1
+        request.place = self._num_added
         self.requests[request.request_id] = request
         if request.grammar is None:
             self.waiting.add(request)
@@ -118,6 +120,7 @@ class Scheduler:
         if self._compiling:
             self._admit_compiled()
         output = SchedulerOutput([], CachedRequestData(), {}, 0, [])
+        self._logprobs_budget = LogprobsBudget()
         budget = self.config.max_num_batched_tokens
         budget, has_preempted = self._schedule_running(output, budget)
         if not has_preempted:
@@ -144,8 +147,8 @@ class Scheduler:
             # The last position is never computed, only sampled, unless it is pooled.
             end = max_model_len if request.pooling else max_model_len - 1
             count = min(count, budget, end - request.num_computed_tokens)
-            if count > 1:
-                count = self._cap_prompt_logprobs(output, request, count)
+            if request.asks_logprobs and count > 0:
+                count = self._cap_logprobs(request, count)
             if count <= 0:
                 index += 1
                 continue
@@ -170,8 +173,13 @@ class Scheduler:
         return budget, has_preempted
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> int:
-        """Phase 2: admit from the head of the queue until something does not fit."""
+        """Phase 2: admit from the head of the queue until something does not fit.
+
+        Who waits for its share of something that others do not need is skipped, and keeps its
+        place.
+        """
         manager, threshold = self.kv_cache_manager, self.config.long_prefill_token_threshold
+        skipped: list[Request] = []
         while budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
             hits = None if request.needs_whole_prompt else manager.get_computed_blocks(request)
@@ -181,9 +189,12 @@ class Scheduler:
                 count = threshold
             if count > budget and not self.config.enable_chunked_prefill:
                 break
-            count = self._cap_prompt_logprobs(output, request, min(count, budget))
-            if count == 0:
-                break
+            count = min(count, budget)
+            if request.asks_logprobs:
+                count = self._cap_logprobs(request, count)
+            if count == 0:  # the step's share of log probabilities is taken: others need none
+                skipped.append(self.waiting.pop())
+                continue
             must_fit = request.num_tokens if self.config.reserve_full_isl else 0
             if manager.allocate_slots(request, count, hits, must_fit_tokens=must_fit) is None:
                 break
@@ -192,22 +203,15 @@ class Scheduler:
             output.new_requests.append(self._new_request_data(request))
             output.num_scheduled_tokens[request.request_id] = count
             budget -= count
+        for request in reversed(skipped):
+            self.waiting.put_back(request)
         return budget
 
-    def _cap_prompt_logprobs(self, output: SchedulerOutput, request: Request, count: int) -> int:
-        """Fewer tokens for a request that wants prompt logprobs, if others took the step's share.
-
-        A prompt that may not be split is left whole.
-        """
-        is_capped = request.sampling_params.prompt_logprobs is not None
-        if not is_capped or not self.config.enable_chunked_prefill:
-            return count
-        taken = sum(
-            tokens
-            for request_id, tokens in output.num_scheduled_tokens.items()
-            if self.requests[request_id].sampling_params.prompt_logprobs is not None
-        )
-        return max(0, min(count, _MAX_PROMPT_LOGPROBS - taken))
+    def _cap_logprobs(self, request: Request, count: int) -> int:
+        """Fewer tokens, or none, for a request whose log probabilities exceed the step's share."""
+        is_split = self.config.enable_chunked_prefill
+        is_alone = len(self.requests) == 1
+        return self._logprobs_budget.take(request, count, is_alone=is_alone, is_split=is_split)
 
     def _admit(self, request: Request, num_hit_tokens: int) -> None:
         if request.num_cached_tokens is None:
@@ -236,21 +240,24 @@ class Scheduler:
     # ---- structured output ---------------------------------------------------------------------
 
     def _admit_compiled(self) -> None:
-        """Queue requests whose grammar is ready; the others hold nobody up."""
+        """Queue requests whose grammar is ready; the others hold nobody up.
+
+        They take the place that their arrival gives them: before later ones, never before earlier
+        ones, who would starve behind a stream of structured requests.
+        """
         waiting, self._compiling = self._compiling, []
-        # Backwards, since they go to the front of the queue: they have waited already.
-        for request in reversed(waiting):
+        for request in waiting:
             grammar = request.grammar
             assert grammar is not None, "only requests with a grammar wait for one"
             if not grammar.is_ready:
-                self._compiling.insert(0, request)
+                self._compiling.append(request)
             elif grammar.error is not None:
                 logger.error("Grammar of %s is unusable: %s", request.request_id, grammar.error)
                 self._finish(request, RequestStatus.FINISHED_ERROR)
                 self._rejected.append(self._output(request, [], is_first=False))
             else:
                 request.status = RequestStatus.WAITING
-                self.waiting.add_preempted(request)
+                self.waiting.add(request)
 
     def take_rejected(self) -> list[EngineCoreOutput]:
         """Last outputs of requests that ended without running, since the previous call."""
@@ -285,7 +292,7 @@ class Scheduler:
         request.record_event(EventType.PREEMPTED)
         self._num_preemptions += 1
         self._finished_req_ids.append(request.request_id)
-        self.waiting.add_preempted(request)
+        self.waiting.put_back(request)
 
     def _unschedule(self, output: SchedulerOutput, request: Request) -> int:
         """Take a victim out of the step that is being planned; returns its tokens to the budget."""

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.messages import TokenLogprobs
+from engine.messages import PackedLogprobs, TokenLogprobs
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams
 
@@ -99,7 +99,7 @@ class ModelRunnerOutput:
     req_ids: list[str]
     sampled_token_ids: list[list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, PackedLogprobs] = field(default_factory=dict)
     pooled: dict[str, bytes] = field(default_factory=dict)  # little-endian float32
     forward_s: float = 0.0
     sampler_s: float = 0.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.input_processor import tokenize_bad_words
 from engine.frontend.iteration_stats import ParentRequest
-from engine.frontend.logprobs import PositionLogprobs
+from engine.frontend.logprobs import LogprobsList
 from engine.frontend.outputs import RequestOutput
 from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
@@ -54,17 +54,19 @@ class Job:
         """Prompt tokens; a prompt that is sampled n times counts once."""
         return sum(len(request.prompt_token_ids) for request in self.requests[:: self.n])
 
-    def shown_logprobs(self, part: Choice | RequestOutput) -> list[PositionLogprobs] | None:
+    def shown_logprobs(self, part: Choice | RequestOutput) -> LogprobsList | None:
         """The positions of the answer's text: an echoed prompt's come first."""
-        if part.logprobs is None or not self.has_echo:
+        if part.logprobs is None or part.prompt_logprobs is None or not self.has_echo:
             return part.logprobs
-        return [*(part.prompt_logprobs or ()), *part.logprobs]
+        shown = part.prompt_logprobs.copy()
+        shown.extend(part.logprobs)
+        return shown
 
     def visible(self, output: RequestOutput) -> RequestOutput:
         """The output as the client may see it."""
         if not self.is_prompt_only:
             return output
-        logprobs = None if output.logprobs is None else list[PositionLogprobs]()
+        logprobs = None if output.logprobs is None else output.logprobs.emptied()
         return dataclasses.replace(output, text="", token_ids=[], logprobs=logprobs)
 
 
@@ -77,13 +79,15 @@ class Choice:
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: list[PositionLogprobs] | None = None
-    prompt_logprobs: list[PositionLogprobs] | None = None
+    logprobs: LogprobsList | None = None
+    prompt_logprobs: LogprobsList | None = None
 
     def add(self, output: RequestOutput) -> None:
         """Append one output."""
-        if output.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+        if self.logprobs is None:
+            self.logprobs = output.logprobs
+        elif output.logprobs is not None:
+            self.logprobs.extend(output.logprobs)
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         self.texts.append(output.text)

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.logprobs import PositionLogprobs
+from engine.frontend.logprobs import LogprobsList
 from engine.server.errors import error_body, error_response, to_api_error
 from engine.server.generation import Choice, Job, run_job, usage
 
@@ -31,7 +31,7 @@ class Delta:
     """What one event of a choice adds; `usage` counts everything so far."""
 
     text: str
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: LogprobsList | None = None
     usage: dict[str, object] | None = None
 
     def usage_field(self) -> bytes:

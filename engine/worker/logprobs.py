@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.step_batch import IntArray, StepBatch
-from engine.messages import TokenLogprobs
+from engine.messages import PackedLogprobs, TokenLogprobs
 from engine.sched.scheduler_output import NewRequestData
 from engine.worker.input_batch import InputBatch
 
@@ -18,29 +19,49 @@ from engine.worker.input_batch import InputBatch
 @torch.inference_mode()
 def token_logprobs(logits: Tensor, token_ids: IntArray, num_top: IntArray) -> list[TokenLogprobs]:
     """One entry per row of `logits`: its token, then its `num_top` most likely ones."""
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    chosen = logits.gather(1, torch.from_numpy(token_ids).to(logits.device).unsqueeze(1))
-    ranks = (logits >= chosen).sum(-1)
-    top = logits.topk(min(int(num_top.max()), logits.shape[1]), dim=-1)
-    ids = top.indices.cpu().numpy()
-    values = (torch.cat((chosen, top.values), dim=1) - normaliser).cpu().numpy()
+    ids, values, ranks = _top_logprobs(logits, token_ids, int(num_top.max()))
     return [
-        TokenLogprobs([token, *top_ids[:count]], logprobs[: count + 1], rank)
-        for token, top_ids, logprobs, rank, count in zip(
-            token_ids.tolist(),
-            ids.tolist(),
-            values.tolist(),
-            ranks.tolist(),
-            num_top.tolist(),
-            strict=True,
+        TokenLogprobs(row_ids[: count + 1], logprobs[: count + 1], rank)
+        for row_ids, logprobs, rank, count in zip(
+            ids.tolist(), values.tolist(), ranks.tolist(), num_top.tolist(), strict=True
         )
     ]
 
 
+def _top_logprobs(
+    logits: Tensor, token_ids: IntArray, num_top: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+    """Ids and log probabilities [R, 1 + top] of each row's token and the best; the token's rank."""
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    chosen_ids = torch.from_numpy(token_ids).to(logits.device).unsqueeze(1)
+    chosen = logits.gather(1, chosen_ids)
+    ranks = (logits >= chosen).sum(-1)
+    top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
+    ids = torch.cat((chosen_ids, top.indices), dim=1).to(torch.int32)
+    values = torch.cat((chosen, top.values), dim=1) - normaliser
+    return ids.cpu().numpy(), values.cpu().numpy(), ranks.to(torch.int32).cpu().numpy()
+
+
 @dataclasses.dataclass(slots=True)
 class _Prompt:
+    """Arrays of the chunks so far; each has `width` entries per position."""
+
     num_top: int
-    found: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    width: int = 0
+    ids: list[bytes] = dataclasses.field(default_factory=list)
+    values: list[bytes] = dataclasses.field(default_factory=list)
+    ranks: list[bytes] = dataclasses.field(default_factory=list)
+
+    def collect(self, logits: Tensor, following: IntArray) -> None:
+        ids, values, ranks = _top_logprobs(logits, following, self.num_top)
+        self.width = ids.shape[1]
+        self.ids.append(ids.tobytes())
+        self.values.append(values.tobytes())
+        self.ranks.append(ranks.tobytes())
+
+    def packed(self) -> PackedLogprobs:
+        ids, values, ranks = map(b"".join, (self.ids, self.values, self.ranks))
+        return PackedLogprobs(self.width, ids, values, ranks)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,14 +119,15 @@ class PromptLogprobs:
     def collect(self, logits: Tensor, wanted: Sequence[PromptRows]) -> None:
         """Take the logits that `extend` asked for."""
         for entry in wanted:
-            prompt, count = self._prompts[entry.req_id], len(entry.following)
+            count = len(entry.following)
             if count:
                 part = logits[entry.first : entry.first + count]
-                tops = np.full(count, prompt.num_top)
-                prompt.found += token_logprobs(part, entry.following, tops)
+                self._prompts[entry.req_id].collect(part, entry.following)
 
-    def take(self, req_ids: Sequence[str]) -> dict[str, list[TokenLogprobs]]:
+    def take(self, req_ids: Sequence[str]) -> dict[str, PackedLogprobs]:
         """Those of the given requests, whose prompts are complete now."""
         return {
-            req_id: self._prompts.pop(req_id).found for req_id in req_ids if req_id in self._prompts
+            req_id: self._prompts.pop(req_id).packed()
+            for req_id in req_ids
+            if req_id in self._prompts
         }

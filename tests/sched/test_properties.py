@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup
+from engine.sampling_params import SamplingParams
 from engine.sched.request import RequestStatus
 from engine.sched.scheduler import Scheduler
+from tests.sched.test_structured_requests import ScriptedGrammar
 from tests.sched.workload import Run, make_request, make_scheduler
 
 _REQUESTS = st.lists(
@@ -117,3 +119,58 @@ def test_random_workloads_keep_every_invariant(
     for request_id, tokens in run.outputs.items():
         expected = alone.outputs[request_id]
         assert tokens == (expected[: len(tokens)] if request_id in aborted else expected)
+
+
+_MIXED = st.lists(
+    st.tuples(
+        st.integers(1, 40),  # prompt tokens
+        st.integers(1, 8),  # output tokens
+        st.integers(0, 6),  # arrives before this step
+        st.sampled_from(["plain", "structured", "prompt_logprobs", "logprobs"]),
+        st.integers(0, 6),  # steps until its grammar is compiled
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_MIXED, st.integers(1, 3), st.integers(8, 64))
+def test_every_request_is_scheduled_and_each_kind_in_its_order(
+    work: list[tuple[int, int, int, str, int]], seqs: int, tokens: int
+) -> None:
+    """While each seat of a step is taken again and again by those who keep coming."""
+    scheduler = make_scheduler(num_blocks=2000, seqs=seqs, tokens=tokens)
+    run, step, admitted = Run(scheduler), 0, list[str]()
+    todo = sorted(enumerate(work), key=lambda item: item[1][2])
+    arrived: list[str] = []
+    compiling: list[tuple[int, ScriptedGrammar]] = []
+    while len(admitted) < len(work):
+        while todo and todo[0][1][2] <= step:
+            number, (prompt, output, _, kind, delay) = todo.pop(0)
+            params = SamplingParams(max_tokens=output, **_ASKED.get(kind, {}))
+            request = make_request(scheduler, str(number), prompt, output, params=params)
+            if kind == "structured":
+                request.grammar = ScriptedGrammar(length=output, is_ready=delay == 0)
+                compiling.append((step + delay, request.grammar))
+            scheduler.add_request(request)
+            arrived.append(str(number))
+        for ready_at, grammar in compiling:
+            grammar.is_ready = ready_at <= step
+        late = ScriptedGrammar(length=2)
+        request = make_request(scheduler, f"late-{step}", 3, 2)
+        request.grammar = late
+        scheduler.add_request(request)
+        planned, _ = run.step()
+        admitted += [n for n in planned.num_scheduled_tokens if n in arrived and n not in admitted]
+        step += 1
+        assert step < 2000, f"{set(arrived) - set(admitted)} starve"
+    for kind in ("plain", "prompt_logprobs"):
+        mine = [name for name in arrived if work[int(name)][3] == kind]
+        assert [name for name in admitted if name in mine] == mine
+
+
+_ASKED: dict[str, dict[str, Any]] = {
+    "prompt_logprobs": {"prompt_logprobs": 5000},
+    "logprobs": {"logprobs": 9000},
+}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engine.messages import EventType, TokenLogprobs
+from engine.messages import EventType, PackedLogprobs, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.sched.request import RequestStatus
 from engine.sched.scheduler_output import ModelRunnerOutput
@@ -200,8 +200,11 @@ def test_prompts_that_want_logprobs_share_a_part_of_the_step() -> None:
     for name, params in (("a", asking), ("b", asking), ("c", None)):
         scheduler.add_request(make_request(scheduler, name, 700, 1, params=params))
     run = Run(scheduler)
-    assert run.step()[0].num_scheduled_tokens == {"a": 512}  # b waits, and c stands behind it
-    assert run.step()[0].num_scheduled_tokens == {"a": 188, "b": 324, "c": 700}
+    assert run.step()[0].num_scheduled_tokens == {"a": 128, "c": 700}  # b waits, c need not
+    for _ in range(4):
+        assert run.step()[0].num_scheduled_tokens == {"a": 128}
+    assert run.step()[0].num_scheduled_tokens == {"a": 60, "b": 68}
+    assert run.step()[0].num_scheduled_tokens == {"b": 512}  # nobody else waits for the step
     run.finish()
     assert set(run.reasons) == {"a", "b", "c"}
 
@@ -221,15 +224,16 @@ def test_logprobs_end_with_the_tokens_and_reach_their_request() -> None:
         scheduler.add_request(request)
     planned = scheduler.schedule()
     entries = [TokenLogprobs([token], [-1.0], 1) for token in (7, 8, 9)]
+    packed = PackedLogprobs.pack(entries, 1)
     result = ModelRunnerOutput(
         ["stops", "goes-on"],
         [[7, 8, 9], [7]],
         {"stops": entries, "goes-on": entries[:1]},
-        {"goes-on": entries},
+        {"goes-on": packed},
     )
     first, second = scheduler.update_from_output(planned, result)
     assert (first.new_token_ids, first.logprobs) == ([7, 8], entries[:2])
-    assert (second.logprobs, second.prompt_logprobs) == (entries[:1], entries)
+    assert (second.logprobs, second.prompt_logprobs) == (entries[:1], packed)
     assert first.prompt_logprobs is None
 
 

@@ -75,6 +75,34 @@ def test_an_uncompiled_grammar_holds_up_its_own_request_only(policy: str) -> Non
     assert slower.status == RequestStatus.RUNNING
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_compiled_grammar_never_passes_those_who_came_before(policy: str) -> None:
+    scheduler = make_scheduler(policy=policy, seqs=1)
+    grammar = ScriptedGrammar(is_ready=False)
+    for number, name in enumerate(("runs", "first", "structured", "last")):
+        own = grammar if name == "structured" else None
+        add(scheduler, name, own, max_tokens=2, arrival=float(number))
+    run, order = Run(scheduler), list[str]()
+    while scheduler.has_unfinished_requests():
+        order += [name for name in run.step()[0].num_scheduled_tokens if name not in order]
+        grammar.is_ready = True
+    assert order == ["runs", "first", "structured", "last"]
+
+
+def test_plain_requests_are_served_beside_an_endless_stream_of_structured_ones() -> None:
+    scheduler = make_scheduler(seqs=2)
+    run, num_structured = Run(scheduler), 0
+    for number in range(4):
+        add(scheduler, f"plain-{number}", None, max_tokens=3)
+    for _ in range(40):
+        while sum(name.startswith("s") for name in scheduler.requests) < 6:
+            num_structured += 1
+            add(scheduler, f"s-{num_structured}", ScriptedGrammar(length=3))
+        run.step()
+    assert {f"plain-{number}" for number in range(4)} <= set(run.reasons)
+    assert len(run.reasons) > 20
+
+
 def test_only_requests_that_get_a_token_need_a_row() -> None:
     scheduler = make_scheduler(tokens=10)
     add(scheduler, "long", ScriptedGrammar(), prompt=25)

@@ -22,6 +22,7 @@ from engine.messages import (
     EventType,
     FinishReason,
     HandshakeReady,
+    PackedLogprobs,
     PrefillStats,
     SchedulerStats,
     TokenLogprobs,
@@ -179,7 +180,8 @@ class FakeCore:
             num_top = running.request.sampling_params.prompt_logprobs
             if num_top is not None:
                 following = running.request.prompt_token_ids[1:]
-                output.prompt_logprobs = [fake_logprobs(token, num_top) for token in following]
+                entries = [fake_logprobs(token, num_top) for token in following]
+                output.prompt_logprobs = PackedLogprobs.pack(entries, num_top + 1)
         if running.request.pooling is not None:
             vector = fake_vector(running.request.prompt_token_ids)
             output.pooling_output = struct.pack(f"<{len(vector)}f", *vector)
