@@ -14,6 +14,7 @@ from app.client.errors import (
     InvalidKeyFile,
     InvalidRecording,
     InvalidUrl,
+    ServerLoading,
     Unauthorized,
     Unreachable,
 )
@@ -21,6 +22,7 @@ from app.errors import ExitCode, StokerError
 
 START_ONE = "start one with `stoker serve`, or give the address of another: http://HOST:PORT"
 API_KEY = "API key into STOKER_API_KEY, or into a file for --api-key-file"
+LOADING = "the server is there and loads its model: ask again in a moment"
 _MISTAKES = (InvalidUrl, InvalidKeyFile, InvalidRecording)
 
 
@@ -53,6 +55,8 @@ def explained(
     if isinstance(error, Unauthorized):
         hint = f"this one is refused; put the right {key}" if api_key else f"put the {key}"
         return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)
+    if isinstance(error, ServerLoading):
+        return StokerError(str(error), hint=LOADING, exit_code=ExitCode.UNREACHABLE)
     if isinstance(error, BadStatus) and error.url.endswith("/metrics"):
         return _without_metrics(error)
     if isinstance(error, BadStatus) and error.status == 404 and "model" in error.detail:

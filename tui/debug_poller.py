@@ -59,11 +59,7 @@ class DebugPoller:
             sample = await self._source.fetch()
         except ClientError as error:
             self._post(DebugFailed(error))
-            return max(self._interval_s, _REFUSED_INTERVAL_S if is_refusal(error) else 0.0)
+            is_refusal = isinstance(error, BadStatus) and error.is_refusal
+            return max(self._interval_s, _REFUSED_INTERVAL_S if is_refusal else 0.0)
         self._post(DebugArrived(sample))
         return 0.0 if isinstance(self._source, PacedSource) else self._interval_s
-
-
-def is_refusal(error: ClientError) -> bool:
-    """The server is there and will not tell, now or later."""
-    return isinstance(error, BadStatus) and error.status in (401, 403, 404, 405)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from app.client import formatting
 from app.client.debug import DebugSample, SchedulerState, Step
-from app.client.errors import BadStatus, ClientError, Unauthorized
-from tui import formatting
-from tui.debug_poller import is_refusal
+from app.client.errors import BadStatus, ClientError, EngineInStep, Unauthorized
 from tui.widgets.server_header import ENGINE_NAMES
 
 STALL_S = 5.0
@@ -50,11 +49,11 @@ class EngineState:
 
 def after_failure(state: EngineState, error: ClientError, engine: str | None) -> EngineState:
     """The state once a question was not answered; a refusal takes the last sample away."""
-    if is_refusal(error):
+    if isinstance(error, BadStatus) and error.is_refusal:
         return EngineState(None, _refusal(error, engine))
-    is_in_step = isinstance(error, BadStatus) and "not ended its step" in error.detail
-    reason = error.detail if isinstance(error, BadStatus) and is_in_step else str(error)
-    return EngineState(state.sample, reason, is_in_step)
+    if isinstance(error, EngineInStep):
+        return EngineState(state.sample, error.detail, is_in_step=True)
+    return EngineState(state.sample, str(error))
 
 
 def _refusal(error: ClientError, engine: str | None) -> str:

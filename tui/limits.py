@@ -5,7 +5,7 @@ Our own engine names its limit itself (tui/engine_state.py); here it is inferred
 
 from __future__ import annotations
 
-from tui import formatting
+from app.client import formatting
 from tui.history import Snapshot
 
 _FULL = 0.95

@@ -20,9 +20,10 @@ class SampleArrived(Message):
 class Disconnected(Message):
     """A scrape failed; the next one comes after `retry_in_s`."""
 
-    def __init__(self, reason: str, num_failures: int, retry_in_s: float) -> None:
+    def __init__(self, error: ClientError, num_failures: int, retry_in_s: float) -> None:
         super().__init__()
-        self.reason = reason
+        self.error = error
+        self.reason = str(error)
         self.num_failures = num_failures
         self.retry_in_s = retry_in_s
 

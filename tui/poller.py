@@ -51,7 +51,7 @@ class MetricsPoller:
         except ClientError as error:
             self._num_failures += 1
             delay_s = backoff_s(self.interval_s, self._num_failures)
-            self._post(Disconnected(str(error), self._num_failures, delay_s))
+            self._post(Disconnected(error, self._num_failures, delay_s))
             return delay_s
         self._num_failures = 0
         self._post(SampleArrived(sample))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from app.client import formatting as fmt
 from app.client.histograms import Histogram
 from app.client.metrics import MetricsSample
 from app.client.sample_record import FRACTIONS
-from tui import formatting as fmt
 
 
 def sample_text(url: str, sample: MetricsSample) -> str:

@@ -55,6 +55,8 @@ def metrics_hint(status: int | None) -> str | None:
     """What to start a server with that answers /metrics with this error status."""
     if status == 501:
         return "start llama-server with --metrics"
+    if status == 503:
+        return "the server is there and serves nothing yet: ask again in a moment"
     if status == 404:
         return "SGLang needs --enable-metrics; other servers may have no /metrics"
     return None

@@ -6,7 +6,10 @@ ClientError
 ├── InvalidRecording  a recording cannot be written or read
 ├── Unreachable     no connection, a time-out, or the connection broke
 ├── BadStatus       an answer with an HTTP error status
-│   └── Unauthorized  401 or 403: the API key is missing or wrong
+│   ├── Unauthorized  401 or 403: the API key is missing or wrong
+│   ├── ServerLoading  503: it is there and does not serve yet; waiting helps
+│   ├── EngineInStep  503: the engine has not ended a step for so long that it could not answer
+│   └── ModelNotNamed  400: a router of several models wants to know which
 └── BadAnswer       an answer that is not what the endpoint promises, or an error inside a stream
 """
 
@@ -46,9 +49,26 @@ class BadStatus(ClientError):
         self.status = status
         self.detail = detail
 
+    @property
+    def is_refusal(self) -> bool:
+        """The server is there and will not tell, now or later."""
+        return self.status in (401, 403, 404, 405)
+
 
 class Unauthorized(BadStatus):
     """The server wants an API key, or another one."""
+
+
+class ServerLoading(BadStatus):
+    """The server is starting: its model is being loaded."""
+
+
+class EngineInStep(BadStatus):
+    """The server answers, and its engine has been in one step for long."""
+
+
+class ModelNotNamed(BadStatus):
+    """A router serves several models, and the question is about one."""
 
 
 class BadAnswer(ClientError):
@@ -57,8 +77,34 @@ class BadAnswer(ClientError):
 
 def status_error(url: str, status: int, body: str) -> BadStatus:
     """The error for an answer with `status`, with the message taken out of its body."""
-    kind = Unauthorized if status in (401, 403) else BadStatus
-    return kind(url, status, error_text(body))
+    detail = error_text(body)
+    return _kind(status, error_code(body), detail.lower())(url, status, detail)
+
+
+def error_code(body: str) -> str | None:
+    """The `code` of an error body where it is a word; our engine's words are the errors' kinds."""
+    try:
+        document: object = json.loads(body)
+    except ValueError:
+        return None
+    error = document.get("error") if isinstance(document, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) else None
+
+
+def _kind(status: int, code: str | None, words: str) -> type[BadStatus]:
+    """Other engines have no codes: of theirs the words decide, here and nowhere else."""
+    if status in (401, 403):
+        return Unauthorized
+    if status == 503 and code == "engine_in_step":
+        return EngineInStep
+    # llama-server says "Loading model" while it loads; our /health says "starting".
+    is_loading = any(word in words for word in ("loading", "starting", "not ready"))
+    if status == 503 and (code == "server_starting" or (code is None and is_loading)):
+        return ServerLoading
+    if status == 400 and "model" in words and ("missing" in words or "required" in words):
+        return ModelNotNamed
+    return BadStatus
 
 
 def error_text(body: str, limit: int = 300) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ class Sample(NamedTuple):
     value: float
 
 
+Once = Callable[[Iterable[Sample]], list[Sample]]
 KnownSeries = dict[str, tuple[str, Mapping[str, str]]]
 """Name and labels by the text before a value: a server repeats them in every scrape."""
 
@@ -59,17 +60,20 @@ class Exposition:
         """The samples called `name`, or that name with the `_total` of counters."""
         return self.samples.get(name) or self.samples.get(f"{name}_total") or ()
 
-    def histogram(self, name: str) -> Histogram | None:
-        """The histogram `name`, summed over every label but `le`; None when it is absent."""
+    def histogram(self, name: str, once: Once = list) -> Histogram | None:
+        """The histogram `name`, summed over every label but `le`; None when it is absent.
+
+        `once` leaves out series that repeat others.
+        """
         counts: dict[float, float] = {}
-        for sample in self.samples.get(f"{name}_bucket", ()):
+        for sample in once(self.samples.get(f"{name}_bucket", ())):
             bound = _number(sample.labels.get("le", ""))
             if bound is not None and not math.isnan(sample.value):
                 counts[bound] = counts.get(bound, 0.0) + sample.value
         if not counts:
             return None
         bounds = tuple(sorted(counts))
-        sums = [sample.value for sample in self.samples.get(f"{name}_sum", ())]
+        sums = [sample.value for sample in once(self.samples.get(f"{name}_sum", ()))]
         return Histogram(bounds, tuple(counts[bound] for bound in bounds), sum(sums))
 
 
@@ -92,6 +96,21 @@ def parse_exposition(text: str, known: KnownSeries | None = None) -> Exposition:
     return Exposition(frozen, types, num_skipped)
 
 
+def with_label(text: str, name: str, value: str) -> str:
+    """The text of a scrape with one more label in every sample."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return "\n".join(_labelled(line, f'{name}="{escaped}"') for line in text.splitlines())
+
+
+def _labelled(line: str, label: str) -> str:
+    match = None if line.lstrip().startswith("#") else _SAMPLE.match(line)
+    if match is None:
+        return line
+    labels = (match["labels"] or "").rstrip().removesuffix(",")
+    all_labels = f"{labels},{label}" if labels else label
+    return f"{match['name']}{{{all_labels}}} {line[match.start('value') :]}"
+
+
 def _note_type(line: str, types: dict[str, str]) -> None:
     words = line.lstrip()[1:].split()
     if len(words) == 3 and words[0] == "TYPE":
@@ -108,7 +127,8 @@ def _note_sample(line: str, samples: dict[str, list[Sample]], known: KnownSeries
         return False
     samples.setdefault(match["name"], []).append(Sample(labels, value))
     head, _, number = line.rpartition(" ")
-    if number == match["value"]:
+    # A time stamp or an exemplar after the value would be read as the value next time.
+    if match.end("value") == len(line) and number == match["value"]:
         known[head] = match["name"], labels
     return True
 

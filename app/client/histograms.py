@@ -34,6 +34,11 @@ class Histogram:
         """How many observations there are."""
         return round(self.counts[-1]) if self.counts else 0
 
+    @property
+    def mean(self) -> float | None:
+        """Of all observations; None without any, or where the server tells no sum."""
+        return self.sum / self.n if self.n and math.isfinite(self.sum) and self.sum else None
+
     def is_continued_by(self, later: Histogram) -> bool:
         """Whether `later` can be the same histogram further on (no restart in between)."""
         return self.bounds == later.bounds and all(

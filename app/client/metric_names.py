@@ -5,6 +5,8 @@ The first name that a server exposes counts. A trailing `_total` may be there or
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 
 from app.client.exposition import Exposition
@@ -52,6 +54,11 @@ class MetricNames:
     step_tokens: tuple[str, ...] = ()
     prompt_length: tuple[str, ...] = ()
     output_length: tuple[str, ...] = ()
+    kv_used_tokens: tuple[str, ...] = ()
+    max_running: tuple[str, ...] = ()
+    max_model_len: tuple[str, ...] = ()
+    reported_prompt_rate: tuple[str, ...] = ()  # tokens/s
+    reported_generation_rate: tuple[str, ...] = ()
 
 
 CACHE_CONFIG = "vllm:cache_config_info"
@@ -66,6 +73,7 @@ TOTALS = (
     *("prompt_tokens", "generation_tokens", "cached_prompt_tokens", "finished", "rejected"),
     *("external_queries", "external_hits", "media_queries", "media_hits"),
     *("spec_drafts", "spec_draft_tokens", "spec_accepted_tokens"),
+    *("max_running", "reported_prompt_rate", "reported_generation_rate"),
 )
 """Fields whose value is the sum over a name's series."""
 
@@ -74,6 +82,12 @@ HISTOGRAMS = (
     *("inference_time", "step_tokens", "prompt_length", "output_length"),
 )
 """Fields that are histograms."""
+
+_GAUGES = (
+    *("running", "waiting", "kv_usage", "kv_blocks_total", "kv_capacity_tokens"),
+    *("kv_cached_tokens", "kv_used_tokens", "block_size", "prefix_hit_rate"),
+    *("max_running", "max_model_len", "reported_prompt_rate", "reported_generation_rate"),
+)
 
 _VLLM = MetricNames(
     running=("vllm:num_requests_running",),
@@ -106,6 +120,8 @@ _VLLM = MetricNames(
     step_tokens=("vllm:iteration_tokens_total",),
     prompt_length=("vllm:request_prompt_tokens",),
     output_length=("vllm:request_generation_tokens",),
+    reported_prompt_rate=("vllm:avg_prompt_throughput_toks_per_s",),
+    reported_generation_rate=("vllm:avg_generation_throughput_toks_per_s",),
 )
 
 _SGLANG = MetricNames(
@@ -128,6 +144,10 @@ _SGLANG = MetricNames(
     queue=("sglang:queue_time_seconds",),
     prompt_length=("sglang:prompt_tokens_histogram",),
     output_length=("sglang:generation_tokens_histogram",),
+    kv_used_tokens=("sglang:num_used_tokens", "sglang:kv_used_tokens"),
+    max_running=("sglang:max_running_requests",),
+    max_model_len=("sglang:context_len",),
+    reported_generation_rate=("sglang:gen_throughput",),
 )
 
 _LLAMACPP = MetricNames(
@@ -137,6 +157,9 @@ _LLAMACPP = MetricNames(
     prompt_tokens=("llamacpp:prompt_tokens_total",),
     generation_tokens=("llamacpp:tokens_predicted_total",),
     cached_prompt_tokens=("llamacpp:prompt_tokens_cached_total",),
+    kv_used_tokens=("llamacpp:kv_cache_tokens",),
+    reported_prompt_rate=("llamacpp:prompt_tokens_seconds",),
+    reported_generation_rate=("llamacpp:predicted_tokens_seconds",),
     spec_drafts=("llamacpp:spec_decode_num_drafts",),
     spec_draft_tokens=("llamacpp:spec_decode_num_draft_tokens",),
     spec_accepted_tokens=("llamacpp:spec_decode_num_accepted_tokens",),
@@ -166,6 +189,16 @@ _BY_PREFIX = (
 ENGINES = tuple(names for _, _, names in _BY_PREFIX)
 """The names of every engine."""
 
+GAUGE_NAMES = frozenset(
+    name for names in ENGINES for field in _GAUGES for name in getattr(names, field)
+)
+"""Names of what goes up and down."""
+
+MODEL_LABELS = ("model_name", "served_model_name", "model", "model_id", "name")
+"""Labels that hold the model's name, today's first; SGLang's first versions wrote `name`."""
+
+_FOREIGN_SPELLING = re.compile(r"(?:ray_)?(vllm|sglang|llamacpp)[:_](?=\w)")
+
 OWN_READING = (
     *(CACHE_CONFIG, FREE_BLOCKS, CACHED_BLOCKS),
     *(WAITING_BY_REASON, SLEEP_STATE, PROCESS_START),
@@ -185,6 +218,27 @@ NOT_READ = {
     "vllm:estimated_write_bytes_per_gpu": "an estimate that moves only with --enable-mfu-metrics",
 }
 """What vLLM exposes without further flags and nobody reads here, with the reason."""
+
+
+def is_of_an_engine(name: str) -> bool:
+    """Whether a metric of this name is one of an engine's own."""
+    return name.startswith(tuple(prefix for prefix, _, _ in _BY_PREFIX))
+
+
+def spelled_as_engines_do(exposition: Exposition) -> Exposition:
+    """The same scrape under the engines' own names.
+
+    Collectors that allow no colon write `vllm_x`, and Ray puts its own word before the name.
+    """
+    if any(is_of_an_engine(name) for name in exposition.samples):
+        return exposition
+    renamed = {
+        _FOREIGN_SPELLING.sub(r"\1:", name, count=1)
+        if _FOREIGN_SPELLING.match(name)
+        else name: found
+        for name, found in exposition.samples.items()
+    }
+    return dataclasses.replace(exposition, samples=renamed)
 
 
 def recognise(exposition: Exposition) -> tuple[str, MetricNames] | None:

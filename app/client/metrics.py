@@ -1,16 +1,19 @@
 """One frozen sample of a server's state, and the rates between two samples.
 
-What a server does not expose is None, never 0. Values are summed over data-parallel engines.
+What a server does not expose is None, never 0. Values are summed over data-parallel engines, and
+`engines` keeps each of them: a mean hides the one that is full.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from app.client import metric_names
+from app.client import metric_names, series
 from app.client.exposition import (
     Exposition,
     KnownSeries,
@@ -21,6 +24,20 @@ from app.client.exposition import (
 from app.client.histograms import Histogram
 from app.client.metric_names import MetricNames
 from app.client.terminal_text import strip_escapes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """One engine of a server that has several, or one model of a router."""
+
+    name: str
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None  # 0..1
+    kv_blocks_total: int | None = None
+    kv_capacity_tokens: int | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,18 @@ class MetricsSample:
     step_tokens: Histogram | None = None  # tokens per engine step
     prompt_length: Histogram | None = None
     output_length: Histogram | None = None
+    kv_used_tokens: int | None = None
+    max_running: float | None = None  # requests that may run at once
+    max_model_len: int | None = None  # tokens of one request
+    reported_prompt_rate: float | None = None  # tokens/s as the server averages it
+    reported_generation_rate: float | None = None
+    engines: tuple[EngineLoad, ...] = ()  # in order of their ranks; empty with one engine
+
+    @property
+    def fullest(self) -> EngineLoad | None:
+        """The engine whose KV cache is fullest; None with one engine, or where none tells."""
+        known = [engine for engine in self.engines if engine.kv_usage is not None]
+        return max(known, key=lambda engine: engine.kv_usage or 0.0, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +131,7 @@ def read_sample(text: str, time_s: float, known: KnownSeries | None = None) -> M
 
 def sample_from(exposition: Exposition, time_s: float) -> MetricsSample | None:
     """The sample in one scrape's lines; None if they are no metrics of a known engine."""
+    exposition = metric_names.spelled_as_engines_do(exposition)
     recognised = metric_names.recognise(exposition)
     if recognised is None:
         return None
@@ -172,7 +202,7 @@ def _per_second(before: float | None, after: float | None, interval_s: float) ->
     return None if increase is None or interval_s <= 0 else increase / interval_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Reader:
     exposition: Exposition
     engine: str
@@ -184,7 +214,9 @@ class _Reader:
         }
         for name in metric_names.HISTOGRAMS:
             values[name] = self.histogram(getattr(self.names, name))
-        blocks, usage = self.blocks_total(), self.kv_usage()
+        blocks, capacity = self.blocks_total(), self.capacity_tokens()
+        used_tokens = self.count(self.names.kv_used_tokens)
+        usage = self.kv_usage(used_tokens, capacity)
         finished = self.by_label(self.names.finished, "finished_reason")
         return MetricsSample(
             time_s=time_s,
@@ -193,29 +225,37 @@ class _Reader:
             kv_usage=usage,
             kv_blocks_total=blocks,
             kv_blocks_used=self.blocks_used(blocks, usage),
-            kv_cached_share=self.cached_share(blocks),
+            kv_cached_share=self.cached_share(blocks, capacity),
             block_size=self.block_size(),
-            kv_capacity_tokens=self.capacity_tokens(),
+            kv_capacity_tokens=capacity,
+            kv_used_tokens=used_tokens,
             prefix_hit_rate=self.hit_rate(values["prefix_queries"], values["prefix_hits"]),
             finished_by_reason=finished,
             failed=finished.get("error") if finished else self.total(self.names.failed),
             waiting_deferred=self.waiting_deferred(),
             sleep_state=self.sleep_state(),
             max_concurrency=self.max_concurrency(),
-            start_time_s=self.total((metric_names.PROCESS_START,)),
+            start_time_s=self.largest((metric_names.PROCESS_START,)),
+            max_model_len=self.largest_count(self.names.max_model_len),
+            engines=self.engines(),
             **values,
         )
 
     def samples(self, names: Sequence[str]) -> list[Sample]:
-        """The samples of the first name that is exposed: finite values of whole series."""
+        """The finite samples of the first name that has any, each thing once."""
         for name in names:
-            found = self.exposition.get(name)
+            # A gauge has no twin with `_total`: that would be the counter of something else.
+            is_gauge = name in metric_names.GAUGE_NAMES
+            exposed = (
+                self.exposition.samples.get(name, ()) if is_gauge else self.exposition.get(name)
+            )
+            found = [s for s in exposed if math.isfinite(s.value)]
             if found:
-                return [s for s in found if math.isfinite(s.value) and _is_whole(s)]
+                return series.counted_once(found)
         return []
 
     def total(self, names: Sequence[str]) -> float | None:
-        found = self.samples(names)
+        found = series.totals(self.samples(names))
         return sum(sample.value for sample in found) if found else None
 
     def waiting_deferred(self) -> float | None:
@@ -224,7 +264,7 @@ class _Reader:
     def by_label(self, names: Sequence[str], label: str) -> dict[str, float] | None:
         """The sum per value of `label`; None where no series has that label."""
         sums: dict[str, float] = {}
-        for sample in self.samples(names):
+        for sample in series.totals(self.samples(names)):
             if label in sample.labels:
                 key = strip_escapes(sample.labels[label])
                 sums[key] = sums.get(key, 0.0) + sample.value
@@ -237,42 +277,62 @@ class _Reader:
         return active[0] if len(active) == 1 else None
 
     def max_concurrency(self) -> float | None:
-        texts = (s.labels.get("kv_cache_max_concurrency", "") for s in self.cache_configs())
-        numbers = [number for text in texts if (number := finite_number(text)) is not None]
-        return sum(numbers) if numbers else None
+        return self.config_sum("kv_cache_max_concurrency")
 
     def count(self, names: Sequence[str]) -> int | None:
         total = self.total(names)
         return None if total is None else round(total)
 
+    def largest(self, names: Sequence[str]) -> float | None:
+        """For what every engine has alike, such as a length."""
+        return max((sample.value for sample in self.samples(names)), default=None)
+
+    def largest_count(self, names: Sequence[str]) -> int | None:
+        largest = self.largest(names)
+        return None if largest is None else round(largest)
+
     def histogram(self, names: Sequence[str]) -> Histogram | None:
-        found = (self.exposition.histogram(name) for name in names)
+        found = (self.exposition.histogram(name, series.totals) for name in names)
         return next((histogram for histogram in found if histogram), None)
 
     def model(self) -> str | None:
-        for samples in self.exposition.samples.values():
-            for sample in samples:
-                if sample.labels.get("model_name"):
-                    return strip_escapes(sample.labels["model_name"])
+        """The name under the first of the labels that servers have used for it; all of a router."""
+        several = [label for label in metric_names.MODEL_LABELS if label in self.telling_labels]
+        if several:
+            return ", ".join(engine.name for engine in self.engines())
+        for label in metric_names.MODEL_LABELS:
+            for name, samples in self.exposition.samples.items():
+                for sample in samples if metric_names.is_of_an_engine(name) else ():
+                    if sample.labels.get(label):
+                        return strip_escapes(sample.labels[label])
         return None
 
-    def cache_configs(self) -> tuple[Sample, ...]:
-        return self.exposition.get(metric_names.CACHE_CONFIG)
+    # ---- the KV cache --------------------------------------------------------------------------
 
-    def cache_config_numbers(self, label: str) -> Iterator[int]:
-        for sample in self.cache_configs():
-            text = sample.labels.get(label, "")
-            if text.isascii() and text.isdigit():
-                yield int(text)
+    def config_numbers(self, label: str) -> dict[series.EngineKey, float]:
+        """A number among the labels of vLLM's cache configuration, per engine.
+
+        Before its cache is sized an engine may expose the configuration with "None" in it.
+        """
+        found: dict[series.EngineKey, float] = {}
+        for sample in self.exposition.get(metric_names.CACHE_CONFIG):
+            number = finite_number(sample.labels.get(label, ""))
+            if number is not None and number > 0:
+                key = series.engine_key(sample.labels, self.telling_labels)
+                found[key] = max(number, found.get(key, 0.0))
+        return found
+
+    def config_sum(self, label: str) -> float | None:
+        numbers = self.config_numbers(label).values()
+        return sum(numbers) if numbers else None
 
     def blocks_total(self) -> int | None:
-        return sum(self.cache_config_numbers("num_gpu_blocks")) or self.count(
-            self.names.kv_blocks_total
-        )
+        total = self.config_sum("num_gpu_blocks")
+        return self.count(self.names.kv_blocks_total) if total is None else round(total)
 
     def blocks_usable(self, total: int) -> int:
         """Each vLLM block pool keeps its null block to itself."""
-        return total - len(self.cache_configs())
+        return total - len(self.config_numbers("num_gpu_blocks"))
 
     def blocks_used(self, total: int | None, usage: float | None) -> int | None:
         if total is None:
@@ -282,50 +342,99 @@ class _Reader:
             return self.blocks_usable(total) - free
         return None if usage is None else round(usage * self.blocks_usable(total))
 
-    def cached_share(self, total: int | None) -> float | None:
+    def cached_share(self, total: int | None, capacity: int | None) -> float | None:
         cached = self.total((metric_names.CACHED_BLOCKS,))
         if cached is not None and total is not None and self.blocks_usable(total) > 0:
             return cached / self.blocks_usable(total)
-        tokens, capacity = self.total(self.names.kv_cached_tokens), self.capacity_tokens()
+        tokens = self.total(self.names.kv_cached_tokens)
         return tokens / capacity if tokens is not None and capacity else None
 
     def block_size(self) -> int | None:
-        return next(self.cache_config_numbers("block_size"), None) or self.count(
-            self.names.block_size
-        )
+        sizes = self.config_numbers("block_size").values()
+        return round(max(sizes)) if sizes else self.largest_count(self.names.block_size)
 
     def capacity_tokens(self) -> int | None:
-        """As reported; blocks x size would be wrong for hybrid models, so it is not computed."""
-        return sum(self.cache_config_numbers("kv_cache_size_tokens")) or self.count(
-            self.names.kv_capacity_tokens
-        )
+        """As reported; else blocks times their size, unless layers differ in what they keep."""
+        capacities = self.capacities().values()
+        return round(sum(capacities)) if capacities else self.count(self.names.kv_capacity_tokens)
 
-    def kv_usage(self) -> float | None:
+    def capacities(self) -> dict[series.EngineKey, float]:
+        reported = self.config_numbers("kv_cache_size_tokens")
+        if reported or self.is_hybrid():
+            return reported
+        blocks, sizes = (self.config_numbers(key) for key in ("num_gpu_blocks", "block_size"))
+        return {key: number * sizes[key] for key, number in blocks.items() if key in sizes}
+
+    def is_hybrid(self) -> bool:
+        """Whether some layers keep a window or a state: a block is no fixed number of tokens."""
+        configs = self.exposition.get(metric_names.CACHE_CONFIG)
+        telling = ("sliding_window", "mamba_block_size", "mamba_page_size_padded")
+        return any(s.labels.get(label, "None") != "None" for s in configs for label in telling)
+
+    def kv_usage(self, used_tokens: int | None, capacity: int | None) -> float | None:
         """The mean over engines, weighted by their blocks where these are known."""
-        found = self.samples(self.names.kv_usage)
+        found = _as_shares(series.totals(self.samples(self.names.kv_usage)))
         if not found:
-            return None
-        weights = [self._num_blocks_of(sample.labels.get("engine")) for sample in found]
+            return used_tokens / capacity if used_tokens is not None and capacity else None
+        blocks = self.config_numbers("num_gpu_blocks")
+        telling = self.telling_labels
+        weights = [blocks.get(series.engine_key(s.labels, telling), 0.0) for s in found]
         if not all(weights):
-            weights = [1] * len(found)
+            weights = [1.0] * len(found)
         weighted = sum(s.value * weight for s, weight in zip(found, weights, strict=True))
         return weighted / sum(weights)
-
-    def _num_blocks_of(self, engine: str | None) -> int:
-        for sample in self.cache_configs():
-            text = sample.labels.get("num_gpu_blocks", "")
-            if sample.labels.get("engine") == engine and text.isascii() and text.isdigit():
-                return int(text)
-        return 0
 
     def hit_rate(self, queries: float | None, hits: float | None) -> float | None:
         if queries is not None and hits is not None:
             return hits / queries if queries > 0 else None
-        reported = [s.value for s in self.samples(self.names.prefix_hit_rate) if s.value >= 0]
-        return sum(reported) / len(reported) if reported else None
+        # Switched off it is -1.
+        reported = [s for s in self.samples(self.names.prefix_hit_rate) if s.value >= 0]
+        shares = _as_shares(series.totals(reported))
+        return sum(s.value for s in shares) / len(shares) if shares else None
+
+    # ---- each engine ---------------------------------------------------------------------------
+
+    @cached_property
+    def load_samples(self) -> dict[str, list[Sample]]:
+        names = ("running", "waiting", "kv_usage", "prompt_tokens", "generation_tokens")
+        return {name: self.samples(getattr(self.names, name)) for name in names}
+
+    @cached_property
+    def telling_labels(self) -> tuple[str, ...]:
+        return series.engine_labels(self.load_samples.values())
+
+    def engines(self) -> tuple[EngineLoad, ...]:
+        telling = self.telling_labels
+        if not telling:
+            return ()
+        families = {**self.load_samples, "kv_usage": _as_shares(self.load_samples["kv_usage"])}
+        values: dict[series.EngineKey, dict[str, Any]] = {}
+        for name, samples in families.items():
+            for sample in samples:
+                if key := series.engine_key(sample.labels, telling):
+                    entry = values.setdefault(key, {})
+                    combine = max if name == "kv_usage" else operator.add
+                    entry[name] = combine(entry.get(name, 0.0), sample.value)
+        blocks, capacities = self.config_numbers("num_gpu_blocks"), self.capacities()
+        for key, entry in values.items():
+            if key in blocks:
+                entry["kv_blocks_total"] = round(blocks[key])
+            if key in capacities:
+                entry["kv_capacity_tokens"] = round(capacities[key])
+        return tuple(
+            EngineLoad(strip_escapes(series.engine_name(key)), **values[key])
+            for key in sorted(values, key=series.natural_order)
+        )
 
 
-def _is_whole(sample: Sample) -> bool:
-    """SGLang repeats a series per priority and per rank; the total is under the empty label."""
-    labels = sample.labels
-    return not labels.get("priority") and labels.get("tp_rank", "0") in ("0", "")
+_ROUNDED_UP = 1.001
+
+
+def _as_shares(samples: list[Sample]) -> list[Sample]:
+    """Shares of 1: some versions expose per cent under the same name.
+
+    A server that reports more than 1 for one engine writes per cent for all of them.
+    """
+    is_percent = any(sample.value > _ROUNDED_UP for sample in samples)
+    divisor = 100.0 if is_percent else 1.0
+    return [Sample(s.labels, min(1.0, s.value / divisor)) for s in samples]

@@ -10,7 +10,7 @@ from app.client.debug import DebugSource
 from app.client.errors import ClientError
 from app.client.metrics import MetricsSample
 from app.client.recording import RecordingWriter
-from app.client.server import MetricsSource, sample_of
+from app.client.server import MetricsSource
 
 _REFUSED_PAUSE = 10  # scrapes between two questions to a server that does not tell
 
@@ -32,7 +32,7 @@ class RecordedSource:
         documents = asyncio.create_task(self._documents())
         try:
             text, time_s = await self._source.fetch()
-            sample = sample_of(text, time_s, "this address")
+            sample = await self._source.read(text, time_s)
         except ClientError as error:
             documents.cancel()
             self._writer.failed(self._server, time.monotonic(), error)

@@ -42,6 +42,11 @@ _VALUES = {
     "spec_drafts_total": "spec_drafts",
     "spec_draft_tokens_total": "spec_draft_tokens",
     "spec_accepted_tokens_total": "spec_accepted_tokens",
+    "kv_used_tokens": "kv_used_tokens",
+    "max_running_requests": "max_running",
+    "max_model_len": "max_model_len",
+    "reported_prompt_tokens_per_s": "reported_prompt_rate",
+    "reported_generation_tokens_per_s": "reported_generation_rate",
     "sleep_state": "sleep_state",
     "start_time_s": "start_time_s",
 }
@@ -67,6 +72,21 @@ def record_of(sample: MetricsSample) -> dict[str, Any]:
         "model": sample.model,
         **{key: getattr(sample, field) for key, field in _VALUES.items()},
         **{key: percentiles(getattr(sample, field)) for key, field in _HISTOGRAMS.items()},
+        **_engines_record(sample),
+    }
+
+
+def _engines_record(sample: MetricsSample) -> dict[str, Any]:
+    """Each engine of a server that has several, by name; of one with a single engine nothing."""
+    if not sample.engines:
+        return {}
+    fields = {key: field for key, field in _VALUES.items() if hasattr(sample.engines[0], field)}
+    return {
+        "fullest_engine": sample.fullest.name if sample.fullest else None,
+        "engines": {
+            engine.name: {key: getattr(engine, field) for key, field in fields.items()}
+            for engine in sample.engines
+        },
     }
 
 
@@ -137,7 +157,8 @@ def percentiles(histogram: Histogram | None) -> dict[str, Any] | None:
     """`value` is interpolated inside the bucket (lower, upper]; the last has no upper bound."""
     if histogram is None:
         return None
-    document: dict[str, Any] = {"n": histogram.n}
+    mean = histogram.mean
+    document: dict[str, Any] = {"n": histogram.n, "mean": None if mean is None else round(mean, 6)}
     for name, fraction in FRACTIONS:
         found = histogram.percentile(fraction)
         document[name] = found and {
@@ -166,6 +187,9 @@ def _reason(key: str, sample: MetricsSample) -> str:
         return "above the last bound of the server's histogram"
     if key.rpartition(".")[2] in dict(FRACTIONS):
         return "no observations yet"
+    if key.rpartition(".")[2] == "mean":
+        return "no observations yet, or no sum of them"
     if key == "prefix_hit_rate" and sample.prefix_queries is not None:
         return "no observations yet"
+    key = key.rpartition(".")[2] if key.startswith("engines.") else key
     return why_absent(_VALUES.get(key) or _HISTOGRAMS.get(key) or key, sample.engine)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.client.errors import BadAnswer, status_error
+from app.client.server import shown_name
 from app.client.transport import DEFAULT_TIMEOUT_S, connection_errors, open_client
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ class ServedModel:
 
     @property
     def shown_name(self) -> str:
-        """The id; of a path, which llama-server takes for one, the last part."""
-        return self.id.rsplit("/", 1)[-1] if self.id.startswith("/") else self.id
+        """The id as a screen shows it."""
+        return shown_name(self.id)
 
 
 def served_model(

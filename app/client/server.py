@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import enum
 import time
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from app.client.errors import BadAnswer, ClientError, status_error
-from app.client.exposition import KnownSeries
+from app.client.errors import (
+    BadAnswer,
+    BadStatus,
+    ClientError,
+    ModelNotNamed,
+    ServerLoading,
+    status_error,
+)
+from app.client.exposition import KnownSeries, with_label
 from app.client.metrics import MetricsSample, read_sample
 from app.client.transport import (
     DEFAULT_TIMEOUT_S,
@@ -22,9 +31,6 @@ from app.client.transport import (
 
 if TYPE_CHECKING:
     import httpx
-
-# Our engine says "starting"; llama-server says "Loading model" while it loads.
-_STARTING_WORDS = ("starting", "loading")
 
 
 class HealthStatus(enum.Enum):
@@ -52,9 +58,8 @@ def check_health(
         return HealthStatus.READY
     if response.status_code < 500:
         return HealthStatus.UNREACHABLE  # something answers, but it is no inference server
-    body = response.text.lower()
-    is_starting = response.status_code == 503 and any(word in body for word in _STARTING_WORDS)
-    return HealthStatus.STARTING if is_starting else HealthStatus.DEAD
+    error = status_error(str(response.url), response.status_code, response.text)
+    return HealthStatus.STARTING if isinstance(error, ServerLoading) else HealthStatus.DEAD
 
 
 def list_models(
@@ -66,10 +71,7 @@ def list_models(
 ) -> list[str]:
     """The ids that GET /v1/models lists, in its order."""
     response = _get_ok(base_url, "/v1/models", api_key, timeout_s, transport)
-    try:
-        return [str(entry["id"]) for entry in response.json()["data"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadAnswer(f"{response.url} did not answer with a list of models") from error
+    return _model_ids(response)
 
 
 def first_model(
@@ -134,22 +136,56 @@ class MetricsSource:
         )
         self._client: httpx.AsyncClient | None = None
         self._known: KnownSeries = {}
+        self._model: str | None = None
+        self._has_asked_model = False
 
     async def scrape(self) -> MetricsSample:
         """One sample; raises ClientError when the server is away or refuses."""
-        text, time_s = await self.fetch()
-        return sample_of(text, time_s, f"{self._base_url}/metrics", self._known)
+        return await self.read(*await self.fetch())
+
+    async def read(self, text: str, time_s: float) -> MetricsSample:
+        """The sample in what `fetch` brought; a model that it does not name is asked for once."""
+        sample = sample_of(text, time_s, f"{self._base_url}/metrics", self._known)
+        if sample.model is None and not self._has_asked_model:
+            self._has_asked_model = True
+            with contextlib.suppress(ClientError):
+                self._model = await self._first_model()
+        return sample if sample.model else dataclasses.replace(sample, model=self._model)
 
     async def fetch(self) -> tuple[str, float]:
         """The text of one scrape and the time of its arrival; raises like `scrape`."""
         if self._client is None:
             # Importing and opening takes a tenth of a second, in which a screen can draw.
             self._client = await asyncio.to_thread(self._open)
+        try:
+            text = (await self._get("/metrics")).text
+        except ModelNotNamed:
+            text = await self._pages_of_models()
+        return text, time.monotonic()
+
+    async def _get(self, path: str, **query: str) -> httpx.Response:
+        assert self._client is not None, "opened by `fetch`"
         with connection_errors(self._base_url):
-            response = await self._client.get("/metrics")
+            response = await self._client.get(path, params=query)
         if response.is_error:
             raise status_error(str(response.url), response.status_code, response.text)
-        return response.text, time.monotonic()
+        return response
+
+    async def _first_model(self) -> str | None:
+        names = _model_ids(await self._get("/v1/models"))
+        return shown_name(names[0]) if names else None
+
+    async def _pages_of_models(self) -> str:
+        """A router's pages, one per model that is loaded: to ask for another would load it."""
+        names = _loaded_models(await self._get("/models"))
+        pages = []
+        for name in names:
+            with contextlib.suppress(BadStatus):  # it was unloaded meanwhile
+                response = await self._get("/metrics", model=name, autoload="false")
+                pages.append(with_label(response.text, "model_name", shown_name(name)))
+        if not pages:
+            raise ServerLoading(f"{self._base_url}/metrics", 503, "the router has no model loaded")
+        return "\n".join(pages)
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -167,6 +203,32 @@ class MetricsSource:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+def shown_name(model: str) -> str:
+    """The id; of a path, which llama-server takes for one, the last part."""
+    return model.rsplit("/", 1)[-1] if model.startswith("/") else model
+
+
+def _model_ids(response: httpx.Response) -> list[str]:
+    try:
+        return [str(entry["id"]) for entry in response.json()["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadAnswer(f"{response.url} did not answer with a list of models") from error
+
+
+def _loaded_models(response: httpx.Response) -> list[str]:
+    """The models whose `status` says that they run; a server that tells none of them runs all."""
+    names = _model_ids(response)
+    states = [_load_state(entry) for entry in response.json()["data"]]
+    running = ("loaded", "ready", "running", None)
+    return [name for name, state in zip(names, states, strict=True) if state in running]
+
+
+def _load_state(entry: Any) -> str | None:
+    status = entry.get("status")
+    value = status.get("value") if isinstance(status, dict) else status
+    return value if isinstance(value, str) else None
 
 
 def sample_of(

@@ -44,6 +44,7 @@ def test_json(server: LocalServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert (document["kv_blocks_used"], document["kv_blocks_total"]) == (50, 101)
     assert document["time_to_first_token_s"] == {
         "n": 4,
+        "mean": None,
         "p50": {"value": 0.75, "lower": 0.5, "upper": 1.0},
         "p90": {"value": 0.95, "lower": 0.5, "upper": 1.0},
         "p99": {"value": 0.995, "lower": 0.5, "upper": 1.0},

@@ -111,7 +111,7 @@ def test_sums_over_data_parallel_engines() -> None:
     assert found.kv_blocks_total == 402
     assert found.kv_usage == pytest.approx((0.5 * 101 + 0.1 * 301) / 402)
     assert found.kv_blocks_used == 80
-    assert found.kv_capacity_tokens is None
+    assert found.kv_capacity_tokens == 402 * 16
 
 
 def test_own_engine_adds_free_and_cached_blocks() -> None:

@@ -8,7 +8,7 @@ import pytest
 from textual.command import CommandPalette
 from textual.widget import Widget
 
-from app.client.errors import BadStatus, Unreachable
+from app.client.errors import Unreachable, status_error
 from app.client.metrics import MetricsSample, read_sample
 from app.client.server import MetricsSource
 from tests.client.local_server import Answer, Call, LocalServer
@@ -297,7 +297,7 @@ async def test_version_is_asked_once_of_a_server_that_answers(source: ScriptedSo
 
 async def test_start_without_a_log(app: DashboardApp, source: ScriptedSource) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
-        source.then(BadStatus(f"{URL}/metrics", 503, "Loading model"))
+        source.then(status_error(f"{URL}/metrics", 503, "Loading model"))
         await until(pilot, lambda: "○ starting" in screen_text(app))
         await until(pilot, lambda: "tell the phases" in screen_text(app))
 

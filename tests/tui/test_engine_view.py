@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.client.debug import BlockState, DebugSample
-from app.client.errors import BadStatus, Unauthorized, Unreachable
+from app.client.errors import BadStatus, EngineInStep, Unauthorized, Unreachable
 from app.client.metrics import MetricsSample
 from app.client.slots import Slot
 from app.client.trace import read_trace
@@ -447,7 +447,9 @@ def test_failures_keep_or_drop_the_last_sample() -> None:
     away = after_failure(state, Unreachable("no server answers"), "stoker")
     assert away.sample is state.sample
     assert activity_text(away) == "n/a: no server answers"
-    stuck = BadStatus(URL, 503, "The engine has not ended its step for 2 s (3 requests in flight).")
+    stuck = EngineInStep(
+        URL, 503, "The engine has not ended its step for 2 s (3 requests in flight)."
+    )
     in_step = after_failure(state, stuck, "stoker")
     assert in_step.activity is Activity.STALLED
     assert "3 requests in flight" in activity_text(in_step)

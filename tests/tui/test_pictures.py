@@ -138,7 +138,7 @@ def look_starting(app: OneScreen) -> None:
 def look_disconnected(app: OneScreen) -> None:
     feed(app, is_busy=True)
     error = Unreachable(f"no server answers at {URL} (connection refused)")
-    app.dashboard.on_disconnected(Disconnected(str(error), 2, 4.0))
+    app.dashboard.on_disconnected(Disconnected(error, 2, 4.0))
 
 
 LOOKS: dict[str, Callable[[OneScreen], None]] = {

@@ -19,9 +19,9 @@ from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from app.client.errors import ClientError
+from app.client import formatting
+from app.client.errors import ClientError, ServerLoading
 from app.client.watched import PacedSource
-from tui import formatting
 from tui.debug_poller import DebugSampleSource
 from tui.history import WINDOWS_S, MetricHistory, Snapshot
 from tui.host_sample import HostSample, HostSampler
@@ -374,7 +374,7 @@ class DashboardScreen(Screen[None]):
         if self._start is not None and self._start.is_starting:
             return True
         if self._failure is not None:
-            return "503" in self._failure.reason and "oading" in self._failure.reason
+            return isinstance(self._failure.error, ServerLoading)
         return self._shown is not None and self._shown.sample.engine == "stoker"
 
     def _connection(self) -> Connection:

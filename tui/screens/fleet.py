@@ -18,9 +18,9 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
+from app.client import formatting
 from app.client.errors import ClientError
 from app.client.watched import WatchedServer
-from tui import formatting
 from tui.history import MetricHistory, Snapshot
 from tui.messages import Disconnected, SampleArrived, ServerChosen
 from tui.poller import MetricsPoller

@@ -13,10 +13,10 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from app.client import formatting
 from app.client.debug import LiveRequest
 from app.client.errors import BadStatus, ClientError
 from app.client.trace import NOT_MEASURED, Hop, Trace, walk
-from tui import formatting
 
 _REFRESH_S = 1.0
 _WIDE = 110

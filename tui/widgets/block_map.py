@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar
 
+from app.client import formatting
 from app.client.debug import BlockMap, BlockState
 from app.client.slots import Slot
-from tui import formatting
 from tui.engine_state import EngineState
 from tui.widgets.history_graph import bar
 from tui.widgets.panel import Panel

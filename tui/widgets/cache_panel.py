@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tui import formatting
+from app.client import formatting
 from tui.history import Snapshot
 from tui.widgets.panel import Panel, pair
 from tui.widgets.rows import Row

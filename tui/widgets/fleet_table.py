@@ -11,8 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
+from app.client import formatting
 from app.client.metrics import MetricsSample
-from tui import formatting
 from tui.history import Snapshot
 from tui.widgets.server_header import ENGINE_NAMES
 

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from typing import ClassVar
 
-from tui import formatting
+from app.client import formatting
 from tui.host_sample import GpuUse, HostSample, ProcessUse
 from tui.widgets.history_graph import bar
 from tui.widgets.panel import Panel

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from app.client import formatting
 from app.client.absence import why_absent
 from app.client.metrics import MetricsSample
-from tui import formatting
 from tui.history import Snapshot
 from tui.widgets.history_graph import bar, columns, graph_rows
 from tui.widgets.panel import Panel

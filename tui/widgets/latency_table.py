@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from app.client import formatting
 from app.client.absence import why_absent
 from app.client.histograms import Histogram
-from tui import formatting
 from tui.history import Latency, Snapshot
 from tui.widgets.panel import Panel, wrapped
 from tui.widgets.rows import Row, styled

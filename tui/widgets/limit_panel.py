@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import ClassVar
 
-from tui import formatting
+from app.client import formatting
 from tui.history import Snapshot
 from tui.limits import limit_from_metrics
 from tui.widgets.panel import Panel

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from app.client import formatting
 from app.client.absence import why_absent
-from tui import formatting
 from tui.history import Snapshot
 from tui.widgets.history_graph import columns, graph_rows
 from tui.widgets.panel import Panel, wrapped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tui import formatting
+from app.client import formatting
 from tui.history import Snapshot
 from tui.widgets.history_graph import columns, graph_rows
 from tui.widgets.panel import Panel, pair

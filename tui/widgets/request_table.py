@@ -14,9 +14,9 @@ from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
+from app.client import formatting
 from app.client.debug import DebugSample, LiveRequest
 from app.client.slots import Slot
-from tui import formatting
 from tui.messages import CancelAsked, DetailsAsked, FilterAsked
 
 MAX_ROWS = 200

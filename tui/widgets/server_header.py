@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
 
-from tui import formatting
+from app.client import formatting
 from tui.widgets.rows import Row, RowWidget
 
 ENGINE_NAMES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tui import formatting
+from app.client import formatting
 from tui.engine_state import EngineState, activity_text, limit_text, step_text
 from tui.limits import limit_from_metrics
 from tui.widgets.panel import Panel

@@ -1,4 +1,4 @@
-"""Numbers as text. Unknown is "-", never 0. Pure functions, no widget."""
+"""Numbers as text, one form for every screen and command. Unknown is "-", never 0."""
 
 from __future__ import annotations
 

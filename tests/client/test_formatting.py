@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from app.client import formatting
 from app.client.histograms import Percentile
-from tui import formatting
 from tui.keys import key_text
 from tui.widgets.history_graph import bar, columns, graph_rows
 
