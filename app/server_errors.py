@@ -19,8 +19,8 @@ from app.client.errors import (
     Unreachable,
 )
 from app.errors import ExitCode, StokerError
+from app.targets import absent_hint
 
-START_ONE = "start one with `stoker serve`, or give the address of another: http://HOST:PORT"
 API_KEY = "API key into STOKER_API_KEY, or into a file for --api-key-file"
 LOADING = "the server is there and loads its model: ask again in a moment"
 _MISTAKES = (InvalidUrl, InvalidKeyFile, InvalidRecording)
@@ -28,7 +28,7 @@ _MISTAKES = (InvalidUrl, InvalidKeyFile, InvalidRecording)
 
 @contextlib.contextmanager
 def client_errors(
-    api_key: str | None = None, *, absent: str = START_ONE, key: str = API_KEY
+    api_key: str | None = None, *, absent: str | None = None, key: str = API_KEY
 ) -> Iterator[None]:
     """Turn the client's errors into the command's."""
     try:
@@ -41,17 +41,19 @@ def explained(
     error: ClientError,
     api_key: str | None = None,
     *,
-    absent: str = START_ONE,
+    absent: str | None = None,
     key: str = API_KEY,
 ) -> StokerError:
     """The error with its exit code, and what to do about it.
 
-    `absent` is what to do when nothing answers, `key` which secret it wants and where that goes.
+    `absent` is what to do when nothing answers, else the servers here are named; `key` is which
+    secret it wants and where that goes.
     """
     if isinstance(error, _MISTAKES):
         return StokerError(str(error), exit_code=ExitCode.USAGE)
     if isinstance(error, Unreachable):
-        return StokerError(str(error), hint=absent, exit_code=ExitCode.UNREACHABLE)
+        hint = absent or absent_hint(str(error))
+        return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)
     if isinstance(error, Unauthorized):
         hint = f"this one is refused; put the right {key}" if api_key else f"put the {key}"
         return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)
@@ -68,5 +70,5 @@ def _without_metrics(error: BadStatus) -> StokerError:
     """It answers, but there is nothing to watch."""
     from app.client.absence import metrics_hint
 
-    hint = metrics_hint(error.status) or START_ONE
+    hint = metrics_hint(error.status) or absent_hint(error.url)
     return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)

@@ -15,14 +15,12 @@ from app.client.errors import BadStatus, ClientError
 from app.server_errors import client_errors
 
 
-def find_target(
-    word: str, model: str | None, api_key: str | None, is_chat: bool, timeout_s: float
+def proved_target(
+    url: str, model: str | None, api_key: str | None, is_chat: bool, timeout_s: float
 ) -> Target:
     """The server, proved to answer, and the model it serves."""
     from app.client.server import first_model
-    from app.ops.find_server import base_url_of
 
-    url = base_url_of(word)
     with client_errors(api_key):
         served = first_model(url, api_key=api_key)
     return Target(url, model or served, api_key, is_chat, timeout_s)

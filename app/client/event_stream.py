@@ -96,7 +96,7 @@ def post_events(
     """Yield the events of one answer; closing the generator aborts the request."""
     client = open_client(base_url, api_key=api_key, timeout_s=timeout_s, transport=transport)
     with (
-        connection_errors(str(client.base_url).rstrip("/")),
+        connection_errors(base_url),
         client,
         client.stream("POST", path, content=_encoded(body), headers=_JSON) as response,
     ):
@@ -127,7 +127,7 @@ async def post_events_async(
 ) -> AsyncGenerator[Event, None]:
     """The asynchronous twin of `post_events`; cancelling its task aborts the request at once."""
     client = open_async_client(base_url, api_key=api_key, timeout_s=timeout_s, transport=transport)
-    with connection_errors(str(client.base_url).rstrip("/")):
+    with connection_errors(base_url):
         sent = _encoded(body)
         async with client, client.stream("POST", path, content=sent, headers=_JSON) as response:
             if response.is_error:

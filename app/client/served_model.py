@@ -40,7 +40,7 @@ def served_model(
     A name that is not listed is kept: some gateways list nothing.
     """
     client = open_client(base_url, api_key=api_key, timeout_s=timeout_s, transport=transport)
-    with connection_errors(str(client.base_url).rstrip("/")), client:
+    with connection_errors(base_url), client:
         response = client.get("/v1/models")
         if response.is_error and not (model and response.status_code == 404):
             raise status_error(str(response.url), response.status_code, response.text)

@@ -249,7 +249,7 @@ def _get(
     transport: httpx.BaseTransport | None,
 ) -> httpx.Response:
     client = open_client(base_url, api_key=api_key, timeout_s=timeout_s, transport=transport)
-    with connection_errors(str(client.base_url).rstrip("/")), client:
+    with connection_errors(base_url), client:
         return client.get(path)
 
 

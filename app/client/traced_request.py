@@ -106,7 +106,7 @@ def trace_request(
         "stream_options": {"include_usage": True},
     }
     client = open_client(base_url, api_key=api_key, timeout_s=STREAM_TIMEOUT_S, transport=transport)
-    with connection_errors(str(client.base_url).rstrip("/")), client:
+    with connection_errors(base_url), client:
         seen = _run(client, body)
         trace, reason = _fetch_trace(client, seen.answer_id)
     times = seen.text_times_s

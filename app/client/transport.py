@@ -6,6 +6,7 @@ Tests enter through `transport` (httpx.MockTransport). Owns no endpoint.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,12 +23,18 @@ STREAM_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 3.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+_UNIX = "unix:"
 _ENDPOINT_SUFFIXES = ("/v1", "/metrics", "/health", "/v1/models", "/v1/chat/completions")
 
 
 def normalise_base_url(text: str) -> str:
-    """`localhost:8000`, `:8000`, `8000`, `http://h:p/v1/` and the like as `http://host:port`."""
+    """`localhost:8000`, `:8000`, `8000`, `http://h:p/v1/` and the like as `http://host:port`.
+
+    `unix:PATH`, the socket of a server's --uds, stays one, with an absolute path.
+    """
     address = text.strip()
+    if address.startswith(_UNIX):
+        return _UNIX + _socket_path(text, address)
     if address.isdigit():
         address = f":{address}"
     if "://" not in address:
@@ -41,6 +48,19 @@ def normalise_base_url(text: str) -> str:
     host = _ANY_ADDRESS.get(parts.hostname or "", parts.hostname or "")
     netloc = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{netloc}{f':{port}' if port else ''}{_prefix(parts.path)}"
+
+
+def unix_socket(base_url: str) -> str | None:
+    """The path of the Unix socket that a normalised address names; None for host and port."""
+    return base_url.removeprefix(_UNIX) if base_url.startswith(_UNIX) else None
+
+
+def _socket_path(text: str, address: str) -> str:
+    path = address.removeprefix(_UNIX)
+    path = path.removeprefix("//") if path.startswith("//") else path
+    if not path:
+        raise InvalidUrl(_refusal(text, "it names no socket"))
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _prefix(path: str) -> str:
@@ -77,7 +97,10 @@ def open_client(
     """A client whose relative paths start at `base_url`; the caller closes it."""
     import httpx
 
-    return httpx.Client(transport=transport, **_options(base_url, api_key, timeout_s))
+    options = _options(base_url, api_key, timeout_s)
+    if transport is None and (path := unix_socket(normalise_base_url(base_url))):
+        transport = httpx.HTTPTransport(uds=path)
+    return httpx.Client(transport=transport, **options)
 
 
 def open_async_client(
@@ -90,7 +113,10 @@ def open_async_client(
     """The asynchronous twin of `open_client`."""
     import httpx
 
-    return httpx.AsyncClient(transport=transport, **_options(base_url, api_key, timeout_s))
+    options = _options(base_url, api_key, timeout_s)
+    if transport is None and (path := unix_socket(normalise_base_url(base_url))):
+        transport = httpx.AsyncHTTPTransport(uds=path)
+    return httpx.AsyncClient(transport=transport, **options)
 
 
 def _options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:
@@ -111,6 +137,8 @@ def _checked_base_url(base_url: str) -> str:
     import httpx
 
     base = normalise_base_url(base_url)
+    if unix_socket(base) is not None:
+        return "http://localhost"  # what stands in the Host header; the socket decides
     try:
         httpx.URL(base)
     except httpx.InvalidURL as error:
@@ -132,6 +160,7 @@ def connection_errors(base_url: str) -> Iterator[None]:
     """Turn httpx's transport errors into `Unreachable`, with the reason in words."""
     import httpx
 
+    base_url = normalise_base_url(base_url)
     try:
         yield
     except httpx.TimeoutException as error:

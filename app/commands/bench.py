@@ -21,8 +21,9 @@ def bench(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[URL|NAME] | compare A.json B.json",
-            help="Server under test. Default: $STOKER_URL, else http://127.0.0.1:8000.",
+            metavar="[SERVER] | compare A.json B.json",
+            help="Server under test: name, pid, :port or URL. "
+            "Default: $STOKER_URL, else the one that runs here.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -60,7 +61,7 @@ def bench(
         str | None,
         typer.Option(
             help="A second server: rounds alternate, the ratio is printed.",
-            metavar="URL|NAME",
+            metavar="SERVER",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -152,17 +153,17 @@ def bench(
     from app.bench.report import parse_slo
     from app.bench.round import Amount
     from app.bench.run import BenchPlan, parse_loads
-    from app.bench.server import find_target
-    from app.ops.find_server import api_key_from
+    from app.bench.server import proved_target
+    from app.targets import api_key_from, find_target
 
-    addresses = [_one_address(words), *([vs] if vs else [])]
+    urls = [find_target(word).url for word in (_one_word(words), *([vs] if vs else []))]
     loads, limits = parse_loads(concurrency, rate), parse_slo(slo)
     lengths = parse_range("--prompt-tokens", prompt_tokens)
     outputs = parse_range("--output-tokens", output_tokens)
     is_chat = chat or (dataset is not None and _holds_messages(dataset))
     key = api_key_from(api_key_file)
     plan = BenchPlan(
-        targets=tuple(find_target(word, model, key, is_chat, timeout) for word in addresses),
+        targets=tuple(proved_target(url, model, key, is_chat, timeout) for url in urls),
         loads=loads,
         amount=Amount(num_prompts, duration),
         repeats=repeat,
@@ -231,8 +232,7 @@ def _compare(files: list[str], tolerance: float, as_json: bool, plain: bool) -> 
     return report.exit_code
 
 
-def _one_address(words: list[str]) -> str:
-    from app.client.transport import DEFAULT_URL
+def _one_word(words: list[str]) -> str | None:
     from app.errors import ExitCode, StokerError
 
     if len(words) > 1:
@@ -241,7 +241,7 @@ def _one_address(words: list[str]) -> str:
             hint=f"for two that take turns: stoker bench {words[0]} --vs {words[1]}",
             exit_code=ExitCode.USAGE,
         )
-    return words[0] if words else os.environ.get("STOKER_URL") or DEFAULT_URL
+    return words[0] if words else None
 
 
 def _holds_messages(dataset: Path) -> bool:

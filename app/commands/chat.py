@@ -26,8 +26,9 @@ def chat(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[URL|NAME] [PROMPT]",
-            help="Server and question. Default server: $STOKER_URL, else http://127.0.0.1:8000.",
+            metavar="[SERVER] [PROMPT]",
+            help="Server (name, pid, :port or URL) and question. "
+            "Default server: $STOKER_URL, else the one that runs here.",
         ),
     ] = None,
     message: Annotated[
@@ -84,12 +85,13 @@ def chat(
 
     In a terminal: a conversation. `git diff | stoker chat "review this"` prints the answer alone.
     """
-    from app.chat_target import find_target, split_words
     from app.client.chat_session import ChatSession, ChatTarget
     from app.client.served_model import served_model
+    from app.prompt_words import chat_words
     from app.server_errors import client_errors
+    from app.targets import api_key_from, find_target
 
-    word, prompt = split_words(words or (), has_message=message is not None)
+    word, prompt = chat_words(words or (), has_message=message is not None)
     is_conversation = message is None and prompt is None and sys.stdin.isatty()
     question = None if is_conversation else _question(message, prompt)
     if temperature is None and question is not None:
@@ -104,7 +106,7 @@ def chat(
         seed=seed,
     )
     definitions = _tools(tools)
-    base_url, api_key = find_target(word, api_key_file)
+    base_url, api_key = find_target(word).url, api_key_from(api_key_file)
     with client_errors(api_key):
         served = served_model(base_url, model, api_key=api_key)
     target = ChatTarget(base_url, served, api_key, definitions)
@@ -130,8 +132,8 @@ def chat(
 
 def _question(message: str | None, prompt: str | None) -> str:
     """The message alone, or the prompt and what is piped in."""
-    from app.chat_target import read_stdin
     from app.errors import ExitCode, StokerError
+    from app.prompt_words import read_stdin
 
     if message is not None:
         parts = [message]

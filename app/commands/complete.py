@@ -11,14 +11,17 @@ import typer
 
 
 def complete(
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to go on with; without it, or for -, the input.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SERVER] [TEXT]",
+            help="Server (name, pid, :port or URL) and text to go on with; without a text, or "
+            "for -, the input. Default server: $STOKER_URL, else the one that runs here.",
+        ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(
-            "--url", "-u", help="Server address or name. Default: $STOKER_URL, else port 8000."
-        ),
+        typer.Option("--url", "-u", metavar="SERVER", help="The server, as an option."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model id. Default: the first that the server lists.")
@@ -50,15 +53,16 @@ def complete(
     `stoker complete "def add(a, b):" -n 40`; the continuation alone goes to stdout.
     """
     from app.chat_lines import print_answer
-    from app.chat_target import find_target
     from app.client.answers import AnswerBuilder
     from app.client.completions import stream_completion
     from app.client.served_model import served_model
     from app.client.terminal_text import strip_escapes
     from app.server_errors import client_errors
+    from app.targets import api_key_from, find_target
 
+    server, prompt = _server_and_prompt(words or [], url)
     text = _prompt(prompt)
-    base_url, api_key = find_target(url, api_key_file)
+    base_url, api_key = find_target(server).url, api_key_from(api_key_file)
     with client_errors(api_key):
         served = served_model(base_url, model, api_key=api_key)
         if echo:
@@ -79,10 +83,26 @@ def complete(
             print_answer(deltas, AnswerBuilder(splits_thinking=False))
 
 
+def _server_and_prompt(words: list[str], url: str | None) -> tuple[str | None, str | None]:
+    """With --url every word is text."""
+    from app.errors import ExitCode, StokerError
+    from app.prompt_words import server_and_text
+
+    if url is None:
+        return server_and_text(words)
+    if len(words) > 1:
+        raise StokerError(
+            f"{len(words)} texts; one can be continued",
+            hint='put the text into quotes: stoker complete "Once upon a time"',
+            exit_code=ExitCode.USAGE,
+        )
+    return url, (words[0] if words else None)
+
+
 def _prompt(prompt: str | None) -> str:
     """The argument, else the input without the newline that `echo` adds."""
-    from app.chat_target import read_stdin
     from app.errors import ExitCode, StokerError
+    from app.prompt_words import read_stdin
 
     text = prompt
     if prompt is None or prompt == "-":

@@ -305,8 +305,8 @@ def _print_launch(spec: LaunchSpec) -> int:
 
 
 def _api_key(request: ServeRequest, key_file: str | None) -> str | None:
-    from app.ops.find_server import api_key_from
     from app.output import say
+    from app.targets import api_key_from
 
     if request.api_key:
         say("note: other users see --api-key in the process list; STOKER_API_KEY is private")
@@ -335,9 +335,9 @@ def _run(
     exit_when_ready: bool = False,
     note_start: Callable[[ManagedServer], None] | None = None,
 ) -> int:
-    from app.ops.find_server import open_registry
     from app.ops.log_sink import new_log_path
     from app.ops.managed_server import ManagedServer
+    from app.ops.server_registry import open_registry
     from app.ops.serving import serve_until_stopped
     from app.ops.start_history import StartHistory
     from app.paths import START_TIMES, logs_dir, state_dir
@@ -376,8 +376,7 @@ def _run_detached(
     """Start in the background; the start is shown here until it is over."""
     from app.cli import exit_code_of
     from app.ops.background import follow_start, start_in_background
-    from app.ops.find_server import open_registry
-    from app.ops.server_registry import NOT_READY_STATES, STARTING
+    from app.ops.server_registry import NOT_READY_STATES, STARTING, open_registry
     from app.output import say
     from app.paths import logs_dir
 

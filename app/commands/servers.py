@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +12,10 @@ import typer
 if TYPE_CHECKING:
     from app.ops.orphans import OrphanEngine
     from app.ops.server_registry import ServerRecord
+    from app.ops.server_state import ServerState
     from app.ops.supervisor import StopReport
 
-_ONE = "Name or pid; not needed when one server runs."
+_ONE = "Name, pid, :port or URL; not needed when one server runs."
 _Json = Annotated[bool, typer.Option("--json", help="One JSON document; unknown is null.")]
 _Plain = Annotated[bool, typer.Option("--plain", help="Tab-separated lines; unknown is -.")]
 _Name = Annotated[str | None, typer.Argument(metavar="[SERVER]", help=_ONE)]
@@ -44,24 +45,36 @@ def ps(
 def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False) -> int:
     """Say how one server is; exit code 0 when it serves, 7 when it is stalled.
 
+    A server that `stoker serve` did not start, named by its address, says itself how it is.
+
     \b
     Examples:
       stoker status
       stoker status tiny --json
+      stoker status http://gpu-host:8000
     """
-    from app.ops.find_server import find_server, open_registry
-    from app.ops.server_state import describe, server_state
-    from app.output import print_json, print_plain, printable, require_one_form
+    from app.ops.server_state import describe, describe_address, server_state
+    from app.output import print_json, print_plain, require_one_form
+    from app.targets import api_key_from, find_target
 
     require_one_form(as_json, as_plain)
-    record = find_server(name, open_registry().all())
-    state, document = server_state(record), describe(record)
+    target = find_target(name, failed_too=True, must_run_here=True)
+    if target.record is None:
+        state, document = describe_address(target.url, api_key_from(None))
+    else:
+        state, document = server_state(target.record), describe(target.record)
     if as_json:
         print_json("stoker.status", document)
-        return state.exit_code
-    if as_plain:
+    elif as_plain:
         print_plain(document.items())
-        return state.exit_code
+    elif target.record is None:
+        _print_rows([("server", f"{target.url}: {state.name}"), ("model", document["model"])])
+    else:
+        _print_status(target.record, state, document)
+    return state.exit_code
+
+
+def _print_status(record: ServerRecord, state: ServerState, document: Mapping[str, object]) -> None:
     detail = f" ({state.detail})" if state.detail else ""
     supervisor = document["supervisor_pid"]
     rows = [
@@ -74,9 +87,14 @@ def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False)
         ("probes", record.status_url or record.status_socket or "-"),
         ("log", record.log_path + _log_note(record)),
     ]
+    _print_rows(rows)
+
+
+def _print_rows(rows: Sequence[tuple[str, object]]) -> None:
+    from app.output import printable
+
     for label, text in rows:
-        print(f"{label:<10}  {printable(text)}")
-    return state.exit_code
+        print(f"{label:<10}  {printable('-' if text is None else str(text))}")
 
 
 def _log_note(record: ServerRecord) -> str:
@@ -107,15 +125,16 @@ def stop(
       stoker stop --orphans
     """
     from app.errors import ExitCode, StokerError
-    from app.ops.find_server import find_server, open_registry
+    from app.ops.server_registry import open_registry
     from app.output import one_line
+    from app.targets import find_record
 
     if sum((name is not None, everything, orphans)) > 1:
         raise StokerError("choose one: a server, --all or --orphans", exit_code=ExitCode.USAGE)
     if orphans:
         return _list_orphans(False, False) if dry_run else _stop_orphans(yes)
-    records = open_registry().all()
-    for record in records if everything else (find_server(name, records),):
+    records = open_registry().all() if everything else (find_record(name, failed_too=True),)
+    for record in records:
         if dry_run:
             where = f"{record.model} at {record.url}, pid {record.pid}"
             print(one_line(f"would stop {record.name}: {where}"))
@@ -136,9 +155,9 @@ def restart(
     """
     from app.cli import run
     from app.errors import ExitCode, StokerError
-    from app.ops.find_server import find_server, open_registry
+    from app.targets import find_record
 
-    record = find_server(name, open_registry().all())
+    record = find_record(name, failed_too=True)
     has_key = "STOKER_API_KEY" in os.environ or "--api-key-file" in record.serve_args
     if record.needs_key and not has_key:
         raise StokerError(
@@ -167,9 +186,9 @@ def attach(
     """
     from app.commands.top import has_screen, open_dashboard
     from app.errors import ExitCode, StokerError
-    from app.ops.find_server import api_key_from, find_server, open_registry
+    from app.targets import api_key_from, find_record
 
-    record = find_server(name, open_registry().running())
+    record = find_record(name)
     if not has_screen():
         raise StokerError(
             "the dashboard needs a terminal",
@@ -186,7 +205,7 @@ def attach(
 
 
 def _list_servers(as_json: bool, as_plain: bool) -> int:
-    from app.ops.find_server import open_registry
+    from app.ops.server_registry import open_registry
     from app.ops.server_state import describe
     from app.output import print_json, print_plain, say
 
@@ -229,8 +248,7 @@ def _list_orphans(as_json: bool, as_plain: bool) -> int:
 
 def _stop(record: ServerRecord, now: bool) -> None:
     from app.errors import ExitCode, StokerError
-    from app.ops.find_server import open_registry
-    from app.ops.server_registry import FAILED
+    from app.ops.server_registry import FAILED, open_registry
     from app.ops.stopping import stop_server
     from app.output import say
 

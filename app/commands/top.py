@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from app.client.recording import Recording, RecordingWriter
     from app.client.replay import Replay
     from app.client.watched import Scraped, WatchedServer
-    from app.watch_targets import WatchTarget
+    from app.targets import ServerTarget
 
 _THEMES = ("dark", "light", "16")
 
@@ -30,8 +30,8 @@ def top(
     servers: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="URL|NAME",
-            help="Servers by address or name. Default: $STOKER_URL, else those that "
+            metavar="SERVER",
+            help="Servers by name, pid, :port or URL. Default: $STOKER_URL, else those that "
             "`stoker serve` runs, else http://127.0.0.1:8000.",
         ),
     ] = None,
@@ -98,8 +98,8 @@ def top(
       stoker top --prometheus http://monitor:9090 --selector 'job="vllm"'
     """
     from app.errors import ExitCode, StokerError
-    from app.ops.find_server import api_key_from
-    from app.watch_targets import find_targets, watch_prometheus, watch_targets
+    from app.targets import api_key_from, find_targets
+    from app.watch_targets import watch_prometheus, watch_targets
 
     _dress(theme, ascii_only)
     asked = {"--replay": replay, "--mock": mock, "--prometheus": prometheus}
@@ -115,7 +115,7 @@ def top(
     if prometheus is not None:
         found = watch_prometheus(prometheus, selector, prometheus_login_file, interval)
         return _print(found, form, True) if wants_text else _open(found, interval, read_only)
-    targets = find_targets(servers or (), os.environ.get("STOKER_URL"))
+    targets = find_targets(servers or ())
     api_key = api_key_from(api_key_file)
     if record is not None:
         is_quiet = steps is not None or not has_screen()
@@ -227,7 +227,7 @@ def _open(
 
 
 def _record(
-    targets: Sequence[WatchTarget],
+    targets: Sequence[ServerTarget],
     api_key: str | None,
     path: Path,
     interval_s: float,
@@ -259,7 +259,7 @@ def _record(
 
 @contextlib.contextmanager
 def _recorder(
-    targets: Sequence[WatchTarget], path: Path, interval_s: float
+    targets: Sequence[ServerTarget], path: Path, interval_s: float
 ) -> Iterator[RecordingWriter]:
     from app.client.recording import RecordingWriter
     from app.server_errors import client_errors

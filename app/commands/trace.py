@@ -19,11 +19,14 @@ SCHEMA = "stoker.trace"
 
 
 def trace(
-    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
-    server: Annotated[
-        str | None,
-        typer.Argument(help="URL or name. Default: $STOKER_URL, else http://127.0.0.1:8000."),
-    ] = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[SERVER] PROMPT",
+            help="Server (name, pid, :port or URL) and what to ask; - reads it from stdin. "
+            "Default server: $STOKER_URL, else the one that runs here.",
+        ),
+    ],
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens that the answer may have at most.")
     ] = 32,
@@ -39,20 +42,22 @@ def trace(
     The engine's part needs `stoker serve --enable-debug-endpoints`; the client's part works
     with every OpenAI-compatible server.
     """
-    from app.chat_target import find_target
     from app.client.traced_request import trace_request
     from app.errors import ExitCode, StokerError
+    from app.prompt_words import server_and_text
     from app.server_errors import client_errors
+    from app.targets import api_key_from, find_target
 
-    url, api_key = find_target(server, api_key_file)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    server, prompt = server_and_text(words) if len(words) > 1 else (None, words[0])
+    url, api_key = find_target(server).url, api_key_from(api_key_file)
+    text = sys.stdin.read() if prompt == "-" else prompt or ""
     if not text.strip():
         raise StokerError(
             "the prompt is empty",
             hint='write it as one word: stoker trace "Why is the sky blue?"',
             exit_code=ExitCode.USAGE,
         )
-    with client_errors(api_key, absent="start one with `stoker serve --enable-debug-endpoints`"):
+    with client_errors(api_key):
         traced = trace_request(url, text, max_tokens=max_tokens, api_key=api_key)
     if as_json:
         _print_json(url, traced)

@@ -119,7 +119,7 @@ def _configuration(environ: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(environ):
         if _VARIABLES.fullmatch(name):
             yield f"{name}={'***' if _SECRET_NAME.search(name) else environ[name]}"
-    from app.ops.find_server import open_registry
+    from app.ops.server_registry import open_registry
 
     for record in open_registry().running():
         yield f"running: {record.name}, {record.engine}, {record.model} at {record.url}"

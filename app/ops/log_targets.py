@@ -1,4 +1,4 @@
-"""Which log a person means: a file, standard input, or a server of Stoker by name or pid."""
+"""Which log a person means: a file, standard input, or a server of ours (`app.targets`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError
-from app.ops.server_registry import ServerRecord
 
 EXAMPLE = "stoker logs server.log, or: vllm serve ... 2>&1 | stoker logs -"
+_LOG_ENDINGS = (".log", ".gz", ".zst", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,32 +21,49 @@ class LogTarget:
 
 
 def find_logs(wanted: list[str]) -> list[LogTarget]:
-    """One target for each word; none at all means standard input, if something is piped into it."""
+    """One target for each word; without one, what is piped in, at a terminal the one server's."""
     if not wanted:
-        if sys.stdin.isatty():
-            raise StokerError("no log to read", hint=EXAMPLE, exit_code=ExitCode.USAGE)
-        wanted = ["-"]
+        return [_server_log(None) if sys.stdin.isatty() else LogTarget("standard input", None)]
     if wanted.count("-") > 1:
         raise StokerError("standard input can be read once", exit_code=ExitCode.USAGE)
     return [_find(word) for word in wanted]
 
 
 def _find(word: str) -> LogTarget:
+    from app.paths import logs_dir
+
     if word == "-":
         return LogTarget("standard input", None)
     path = Path(word)
     if path.exists():
         return LogTarget(word, path)
-    from app.ops.find_server import open_registry
-    from app.paths import logs_dir
+    if _looks_like_file(word):
+        raise StokerError(
+            f"cannot read {word}: No such file or directory", hint=EXAMPLE, exit_code=ExitCode.USAGE
+        )
+    try:
+        return _server_log(word)
+    except StokerError:
+        if "/" not in word and (last := _last_log(word, logs_dir())) is not None:
+            return LogTarget(f"{word}, its last start", last)
+        raise
 
-    running = open_registry().running()
-    for record in running:
-        if word == record.name or word in (str(record.pid), str(record.supervisor_pid)):
-            return LogTarget(f"{record.name} (pid {record.pid})", Path(record.log_path))
-    if "/" not in word and (last := _last_log(word, logs_dir())) is not None:
-        return LogTarget(f"{word}, its last start", last)
-    raise _no_such(word, running)
+
+def _looks_like_file(word: str) -> bool:
+    is_path = "/" in word and "://" not in word and not word.startswith("unix:")
+    return is_path or word.endswith(_LOG_ENDINGS)
+
+
+def _server_log(word: str | None) -> LogTarget:
+    from app.targets import find_record
+
+    try:
+        record = find_record(word, failed_too=True)
+    except StokerError as error:
+        message = f"no file and {error}" if word else f"no log to read: {error}"
+        hint = f"{error.hint}; {EXAMPLE}" if error.hint else EXAMPLE
+        raise StokerError(message, hint=hint, exit_code=ExitCode.USAGE) from error
+    return LogTarget(f"{record.name} (pid {record.pid})", Path(record.log_path))
 
 
 def _last_log(name: str, folder: Path) -> Path | None:
@@ -55,16 +72,3 @@ def _last_log(name: str, folder: Path) -> Path | None:
         path for path in folder.glob("*.log") if path.name.rsplit("-", 2)[0] == name
     ]  # a log that begins within the same second as another one carries a pid and is left out
     return max(logs, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def _no_such(word: str, running: tuple[ServerRecord, ...]) -> StokerError:
-    if "/" in word or word.endswith((".log", ".gz", ".zst", ".txt")):
-        return StokerError(
-            f"cannot read {word}: No such file or directory", hint=EXAMPLE, exit_code=ExitCode.USAGE
-        )
-    names = ", ".join(f"{record.name} (pid {record.pid})" for record in running)
-    return StokerError(
-        f"no file and no server called {word}",
-        hint=f"servers that run now: {names}" if names else f"no server runs now; {EXAMPLE}",
-        exit_code=ExitCode.USAGE,
-    )

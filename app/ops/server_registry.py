@@ -143,6 +143,13 @@ class ServerRegistry:
         return self._folder / (re.sub(r"[^A-Za-z0-9._-]+", "_", name) + ".json")
 
 
+def open_registry() -> ServerRegistry:
+    """The records of this user on this machine."""
+    from app.paths import SERVERS, runtime_dir
+
+    return ServerRegistry(runtime_dir() / SERVERS)
+
+
 def is_same_process(pid: int, create_time: float) -> bool:
     """True when `pid` lives, is no zombie, and started at `create_time`."""
     import psutil

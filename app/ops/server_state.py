@@ -17,6 +17,31 @@ _EXIT_CODES = {
     FAILED: ExitCode.ENGINE_DIED,
 }
 
+# The keys of a server's document.
+_KEYS = (
+    "name",
+    "state",
+    "detail",
+    "engine",
+    "model",
+    "url",
+    "port",
+    "pid",
+    "start_time",
+    "supervisor_pid",
+    "supervisor_start_time",
+    "up_s",
+    "restarts",
+    "status_socket",
+    "status_url",
+    "log_path",
+    "log_lost_bytes",
+    "log_error",
+    "command",
+    "serve_args",
+    "folder",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
@@ -71,3 +96,25 @@ def describe(record: ServerRecord) -> dict[str, object]:
         "serve_args": list(record.serve_args),
         "folder": record.folder,
     }
+
+
+def describe_address(url: str, api_key: str | None) -> tuple[ServerState, dict[str, object]]:
+    """The same keys for a server without a record: what it says itself, the rest None.
+
+    Unreachable where nothing answers.
+    """
+    from app.client.errors import ClientError
+    from app.client.server import HealthStatus, check_health, first_model
+    from app.server_errors import client_errors
+
+    health, model = check_health(url, api_key=api_key), None
+    try:
+        model = first_model(url, api_key=api_key)
+    except ClientError as error:
+        if health is HealthStatus.UNREACHABLE:
+            with client_errors(api_key):
+                raise error
+    else:
+        health = HealthStatus.READY  # some servers have no /health
+    state = ServerState(health.value, None)
+    return state, {**dict.fromkeys(_KEYS), "state": state.name, "model": model, "url": url}

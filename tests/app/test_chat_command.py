@@ -22,8 +22,7 @@ import pytest
 
 from app.cli import run
 from app.client.conversations import ConversationStore
-from app.ops.find_server import open_registry
-from app.ops.server_registry import ServerRecord
+from app.ops.server_registry import ServerRecord, open_registry
 from app.paths import state_dir
 from tests.client.local_server import Answer, Call, LocalServer, serving
 

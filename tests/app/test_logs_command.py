@@ -243,7 +243,7 @@ def test_a_running_server_by_name_and_pid(tmp_path: Path, monkeypatch: pytest.Mo
         assert b"is ready" in done.stdout
     done = stoker_logs("other")
     assert done.returncode == 2
-    assert f"servers that run now: mine (pid {os.getpid()})" in done.stderr.decode()
+    assert "hint: servers: mine (http://127.0.0.1:1); stoker logs" in done.stderr.decode()
 
 
 def test_the_last_log_of_a_server_that_is_gone(

@@ -8,8 +8,7 @@ import psutil
 import pytest
 
 from app.cli import run
-from app.ops.find_server import open_registry
-from app.ops.server_registry import ServerRecord
+from app.ops.server_registry import ServerRecord, open_registry
 from app.watch_targets import SupervisedStates
 from tests.client.local_server import Answer, LocalServer, serving
 

@@ -117,6 +117,6 @@ def test_broken_answers(
 
 def test_no_server_and_no_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["trace", "x", "http://127.0.0.1:9"]) == 4
-    assert "--enable-debug-endpoints" in capsys.readouterr().err
+    assert "start one with `stoker serve`" in capsys.readouterr().err
     assert run(["trace", "  "]) == 2
     assert run(["trace", "x", "ftp://host"]) == 2
