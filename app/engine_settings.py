@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
@@ -30,7 +31,8 @@ def engine_setting_schemas() -> dict[str, Any]:
     found: dict[str, Any] = {_MODEL: schema_of(str, DEFAULT_MODEL, "MODEL of the command line.")}
     for entry in dataclasses.fields(EngineArgs):
         meta, default = entry.metadata, entry.default
-        kind = str if meta["parse"] and not meta["nargs"] else kinds[entry.name]
+        is_list = meta["nargs"] or isinstance(default, tuple)
+        kind = str if meta["parse"] and not is_list else kinds[entry.name]
         schema = schema_of(kind, default, meta["help"])
         found[entry.name] = {**schema, "enum": meta["choices"]} if meta["choices"] else schema
     del found["api_key"]
@@ -100,6 +102,8 @@ def _words(key: str, setting: Setting) -> list[str]:
         return [flag if _is_true(key, setting) else f"--no-{flag[2:]}"]
     if _takes_list(key):
         return [flag, *_texts(key, setting)]
+    if isinstance(setting.value, list) and isinstance(engine_setting_defaults()[key], tuple):
+        return [f"{flag}={json.dumps(_texts(key, setting))}"]
     return [f"{flag}={text_of(_SECTION, key, setting)}"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,17 @@ def _model_len(text: str) -> int:
     return -1 if text in ("auto", "-1") else human_readable_int(text)
 
 
+def _json_words(text: str) -> tuple[str, ...]:
+    """`["https://a.example"]`, as vLLM takes lists of words; a bare word is a list of one."""
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else [text]
+    except ValueError:
+        value = None
+    if isinstance(value, list) and all(isinstance(word, str) and word for word in value):
+        return tuple(value)
+    raise argparse.ArgumentTypeError(f'{text!r} is not a JSON list of words like ["a", "b"]')
+
+
 def _flag(
     default: Any,
     help_text: str,
@@ -83,6 +95,24 @@ class EngineArgs:
     port: int = _flag(8000, "TCP port.")
     api_key: str | None = _flag(
         None, "Key that /v1 requests must carry; better given as STOKER_API_KEY."
+    )
+    allowed_origins: tuple[str, ...] = _flag(
+        (),
+        'Web pages that may use this server (CORS), a JSON list; ["*"] is every page.',
+        parse=_json_words,
+    )
+    allowed_methods: tuple[str, ...] = _flag(
+        ("*",), "HTTP methods that those pages may use, a JSON list.", parse=_json_words
+    )
+    allowed_headers: tuple[str, ...] = _flag(
+        ("*",), "Request headers that those pages may send, a JSON list.", parse=_json_words
+    )
+    allow_credentials: bool = _flag(False, "Let those pages send cookies and HTTP logins.")
+    allowed_hosts: tuple[str, ...] = _flag(
+        (),
+        "Names under which a keyless server on loopback may be called, beside localhost and "
+        'this machine\'s, a JSON list; ["*"] is any.',
+        parse=_json_words,
     )
     dtype: str = _flag("auto", "Number format of weights and activations.", choices=_DTYPES)
     device: str = _flag("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
@@ -157,7 +187,9 @@ class EngineArgs:
     pooler_config: str | None = _flag(
         None, 'How embeddings are pooled: {"pooling_type": "LAST"} (default) or "MEAN".'
     )
-    chat_template: str | None = _flag(None, "File with a Jinja chat template.")
+    chat_template: str | None = _flag(
+        None, "File with a Jinja chat template, or chatml for that plain form."
+    )
     enable_auto_tool_choice: bool = _flag(
         False, "Let the model choose whether it calls a tool; needs --tool-call-parser."
     )
@@ -176,6 +208,9 @@ class EngineArgs:
     )
     show_prompts: bool = _flag(
         False, "Tell the prompt's text in /debug too; needs --enable-debug-endpoints."
+    )
+    enable_tokenizer_info_endpoint: bool = _flag(
+        False, "Answer /tokenizer_info: tokenizer_config.json and the chat template."
     )
     enable_log_requests: bool = _flag(False, "Log the parameters of each request.")
     disable_log_stats: bool = _flag(False, "No throughput line and no engine metrics.")

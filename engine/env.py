@@ -6,6 +6,7 @@ Memory.
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import os
 import platform
 import re
@@ -35,6 +36,16 @@ def user_cache_dir() -> Path:
     import platformdirs
 
     return platformdirs.user_cache_path("stoker", appauthor=False)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def detect_device() -> HostDevice:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,14 +22,13 @@ from app.ops.child_process import engine_command
 from app.ops.model_catalogue import CATALOGUE, DEFAULT_MODEL
 from app.ops.ports import url_host
 from engine.args import EngineArgs, with_dashes
-from engine.env import detect_device
+from engine.env import detect_device, is_loopback
 from engine.errors import ConfigError, ModelError
 from engine.model_config import ModelConfig
 
 STOKER, VLLM, LLAMA_CPP = "stoker", "vllm", "llama.cpp"
 ENGINES = (STOKER, VLLM, LLAMA_CPP)
 API_KEY_VARIABLE = "STOKER_API_KEY"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ALIASES = {"llamacpp": LLAMA_CPP, "llama-cpp": LLAMA_CPP, "llama-server": LLAMA_CPP}
 _END_OF_FLAGS = "--"
 _SECRET_FLAGS = ("--api-key", "--hf-token", "-hft")  # other users can read an argument list
@@ -125,7 +125,7 @@ def with_debug_endpoints(
 ) -> ServeRequest:
     """For the dashboard of this server: /debug, unless refused or open to others without a key."""
     is_refused = "--no-enable-debug-endpoints" in map(with_dashes, words)
-    is_open = api_key is None and request.args.host not in _LOOPBACK
+    is_open = api_key is None and not is_loopback(request.args.host)
     if request.engine != STOKER or is_refused or is_open:
         return request
     args = dataclasses.replace(request.args, enable_debug_endpoints=True)
@@ -171,8 +171,10 @@ def as_flags(args: EngineArgs) -> list[str]:
         option = entry.name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{option}" if value else f"--no-{option}")
-        elif isinstance(value, tuple):
+        elif isinstance(value, tuple) and entry.metadata["nargs"]:
             flags += [f"--{option}", *map(str, value)]
+        elif isinstance(value, tuple):
+            flags.append(f"--{option}={json.dumps(value)}")
         else:
             flags.append(f"--{option}={value}")
     return flags
@@ -190,9 +192,14 @@ def engine_flag_help() -> list[tuple[str, str]]:
             option += " " + "|".join(choices)
         else:
             option += " VALUE"
-        shown = "" if entry.default is None else f" [default: {entry.default}]"
+        shown = "" if entry.default in (None, ()) else f" [default: {_typed(entry.default)}]"
         records.append((option, entry.metadata["help"] + shown))
     return records
+
+
+def _typed(value: object) -> object:
+    """A default as one would type it."""
+    return json.dumps(value) if isinstance(value, tuple) else value
 
 
 class _EngineFlagParser(argparse.ArgumentParser):

@@ -33,6 +33,7 @@ _VALUE_FLAGS = {
 _FIXED_FLAGS: dict[tuple[str, Any], tuple[str, ...]] = {
     ("device", "cpu"): ("--device", "none"),
     ("enable_prefix_caching", False): ("--no-cache-prompt",),
+    ("chat_template", "chatml"): ("--chat-template", "chatml"),
     ("runner", "pooling"): ("--embeddings",),
     ("runner", "generate"): (),
 }
@@ -137,10 +138,10 @@ def _context_flags(args: EngineArgs) -> list[str]:
 
 
 def _translated(name: str, value: Any) -> tuple[str, ...]:
-    if name in _VALUE_FLAGS:
-        return (_VALUE_FLAGS[name], str(value))
     if (name, value) in _FIXED_FLAGS:
         return _FIXED_FLAGS[name, value]
+    if name in _VALUE_FLAGS:
+        return (_VALUE_FLAGS[name], str(value))
     flag = f"{'no-' if value is False else ''}{name.replace('_', '-')}"
     said = f"--{flag}" if isinstance(value, bool) else f"--{flag} {value}"
     raise _usage(f"llama-server has no equal of {said}", _HINTS.get(name))

@@ -22,11 +22,13 @@ _OURS_ALONE = {
     "device": "the vLLM build decides it; CUDA_VISIBLE_DEVICES or `-- --device-ids` picks GPUs",
     "num_threads": "name the cores in VLLM_CPU_OMP_THREADS_BIND, e.g. 0-7",
     "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
+    "allowed_hosts": "leave it out; vLLM answers under every name",
     "show_prompts": "leave it out; vLLM has no /debug",
     "kernels": "choose one of vLLM's own: -- --attention-backend NAME",
 }
 _OUR_VALUES = {
     ("model_impl", "stoker"): "leave it out, or use transformers",
+    ("chat_template", "chatml"): "give a file that holds the template",
     ("tool_call_parser", "json"): "use hermes or llama3_json, or: -- --tool-call-parser NAME",
 }
 

@@ -6,6 +6,7 @@ llguidance is imported on first use: most servers never see a structured request
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 from engine.sampling_params import StructuredOutputsParams
@@ -18,6 +19,9 @@ _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"\x20?|\n[\x20\t]{0,
 
 A schema's own `x-guidance` goes before.
 """
+
+
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def grammar_of(spec: StructuredOutputsParams) -> str:
@@ -33,8 +37,19 @@ def grammar_of(spec: StructuredOutputsParams) -> str:
     if spec.choice is not None:
         return grammar_from("choice", json.dumps(spec.choice))
     if spec.grammar is not None:
-        return grammar_from("grammar", spec.grammar)
+        return _free_grammar(spec.grammar)
     raise ValueError("no structure is asked for")
+
+
+def _free_grammar(text: str) -> str:
+    """A grammar in llguidance's JSON, in GBNF (`root ::= ...`) or else in Lark."""
+    from llguidance import LLMatcher, grammar_from
+
+    if text.lstrip().startswith("{"):
+        return text
+    if _GBNF_RULE.search(text):
+        return grammar_from("gbnf", text)
+    return LLMatcher.grammar_from_lark(text)
 
 
 def grammar_error(spec: StructuredOutputsParams) -> str | None:

@@ -18,8 +18,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import ConfigError, CorruptModelError, RequestError
 from engine.frontend.tokenizer import read_tokenizer_config
+from engine.model_config import read_optional_json
 
 ChatMessage = dict[str, Any]
+
+CHATML = "chatml"
+"""Value of --chat-template for the plain form that most models without a template understand."""
+
+_CHATML_SOURCE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 # What a template can raise on messages that it was not written for.
 _RENDER_ERRORS = (
@@ -46,18 +55,21 @@ class ChatTemplate:
         except TemplateError as error:
             raise CorruptModelError(f"The chat template cannot be compiled: {error}.") from error
         self._special_tokens = special_tokens
+        self.source = source
 
     def render(
         self,
         messages: Sequence[ChatMessage],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template_args: dict[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt for `messages`; RequestError when the template refuses them.
 
         `tools` are definitions in OpenAI's form. A template that knows no tools leaves them out.
+        With `continue_final_message` the prompt ends where the last message's text does.
         """
         variables: dict[str, Any] = {
             "documents": None,
@@ -68,11 +80,29 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return (self._tool_template if tools else self._template).render(variables)
+            prompt = (self._tool_template if tools else self._template).render(variables)
         except _RENDER_ERRORS as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
+        return _open_ended(prompt, messages) if continue_final_message else prompt
+
+
+def _open_ended(prompt: str, messages: Sequence[ChatMessage]) -> str:
+    """`prompt` without what the template wrote behind the last message's text."""
+    text = messages[-1]["content"] if messages else ""
+    bare = text.strip()
+    start = prompt.rfind(bare)
+    if not bare or start < 0:
+        raise RequestError(
+            "continue_final_message goes on with the text of the last message, and "
+            + ("the chat template does not write it out." if bare else "that one has none."),
+            param="messages",
+        )
+    # Templates that strip messages have taken blanks at the end away; others have not.
+    blanks = text[len(text.rstrip()) :]
+    end = start + len(bare)
+    return prompt[:end] + (blanks if prompt.startswith(blanks, end) else "")
 
 
 def plain_text(content: str | Sequence[dict[str, Any]] | None) -> str:
@@ -96,13 +126,20 @@ def _part_text(part: dict[str, Any]) -> str:
 def load_chat_template(
     folder: Path, special_tokens: dict[str, str], override: str | None = None
 ) -> ChatTemplate | None:
-    """That of `override`, chat_template.jinja or tokenizer_config.json; None without any."""
+    """That of `override`, chat_template.jinja, chat_template.json or tokenizer_config.json.
+
+    None without any.
+    """
+    if override == CHATML:
+        return ChatTemplate(_CHATML_SOURCE, special_tokens)
     if override is not None:
         return ChatTemplate(_read_override(Path(override)), special_tokens)
     jinja_file = folder / "chat_template.jinja"
     if jinja_file.is_file():
         return ChatTemplate(jinja_file.read_text(encoding="utf-8"), special_tokens)
-    value = read_tokenizer_config(folder).get("chat_template")
+    # Processors of transformers before version 5 wrote it into a JSON file of its own.
+    value = read_optional_json(folder / "chat_template.json").get("chat_template")
+    value = value or read_tokenizer_config(folder).get("chat_template")
     source = _named_template(value, "default")
     if source is None:
         return None

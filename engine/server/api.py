@@ -22,12 +22,14 @@ from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
 from engine.server import introspection
 from engine.server.auth import BearerAuth
+from engine.server.browsers import BrowserAccess, add_browser_rules
 from engine.server.chat import ChatFormat, make_chat_job
 from engine.server.completions import CompletionFormat, make_completion_job
 from engine.server.debug import add_debug_routes
 from engine.server.embeddings import EmbeddingBody, make_embedding_job
 from engine.server.errors import ApiError, error_response, to_api_error
 from engine.server.generation import Job, collect_job
+from engine.server.http_metrics import count_http_requests
 from engine.server.openapi import openapi_document
 from engine.server.protocol import (
     ChatBody,
@@ -44,6 +46,8 @@ logger = get_logger(__name__)
 MAX_BODY_BYTES = 16 << 20
 """Far above what any context length needs, far below what hurts the host."""
 
+_NO_BROWSERS = BrowserAccess()
+
 T = TypeVar("T")
 
 
@@ -52,7 +56,12 @@ class _ClientGone(Exception):
 
 
 def create_app(
-    state: ServerState, api_key: str | None = None, *, has_debug_routes: bool = False
+    state: ServerState,
+    api_key: str | None = None,
+    *,
+    has_debug_routes: bool = False,
+    has_tokenizer_info: bool = False,
+    browsers: BrowserAccess = _NO_BROWSERS,
 ) -> FastAPI:
     """The application over `state`; with a key, /v1 and /debug need it."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
@@ -76,6 +85,10 @@ def create_app(
         app.add_api_route(path, endpoint, methods=methods, response_model=None)
     if has_debug_routes:
         add_debug_routes(app, state.require_ready)
+    if has_tokenizer_info:
+        app.add_api_route(
+            "/tokenizer_info", routes.tokenizer_info, methods=["GET"], response_model=None
+        )
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(EngineError, _on_engine_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -84,6 +97,8 @@ def create_app(
     app.add_middleware(_LastResort)
     if api_key:
         app.add_middleware(BearerAuth, api_key=api_key)
+    count_http_requests(app, state.registry)
+    add_browser_rules(app, browsers)
     return app
 
 
@@ -123,6 +138,9 @@ class _Routes:
             services, parse_body(DetokenizeBody, await _read_body(request))
         )
 
+    async def tokenizer_info(self) -> Response:
+        return introspection.tokenizer_info(self._state.require_ready())
+
     async def reset_prefix_cache(self) -> Response:
         return await introspection.reset_prefix_cache(self._state.require_ready())
 
@@ -136,7 +154,8 @@ class _Routes:
         body = parse_body(ChatBody, await _read_body(request))
         marks.note("read")
         job, plan = await make_chat_job(services, body, marks)
-        return await _answer(services, request, job, ChatFormat(job, plan), stream=body.stream)
+        answer = ChatFormat(job, plan, body.answer_role)
+        return await _answer(services, request, job, answer, stream=body.stream)
 
     async def completions(self, request: Request) -> Response:
         services = self._state.require_ready()

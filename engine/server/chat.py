@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import RequestError
-from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.chat_template import CHATML, ChatTemplate
+from engine.frontend.logprobs import PositionLogprobs
 from engine.frontend.request_traces import Marks
 from engine.server.generation import Choice, Job, make_job, usage
 from engine.server.logprobs import chat_logprobs, prompt_logprobs
@@ -24,7 +25,6 @@ _GOES_ON = b'"finish_reason":null'
 async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tuple[Job, ToolPlan]:
     """Render the template, tokenize, check."""
     services.check_model(body.model)
-    body.check_supported()
     plan = plan_tools(
         body.tools,
         body.tool_choice,
@@ -34,8 +34,9 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
     prompt = render_chat(
         services.chat_template,
         body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        template_args=body.chat_template_kwargs,
+        add_generation_prompt=body.adds_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        template_args=body.template_args,
         tools=plan.for_template,
     )
     marks.note("rendered")
@@ -54,6 +55,7 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         id_prefix="chatcmpl",
         prompt_param="messages",
         logprobs_param="top_logprobs",
+        echoes=[body.echoed_text],
         marks=marks,
     )
     return job, plan
@@ -64,6 +66,7 @@ def render_chat(
     messages: Sequence[Message],
     *,
     add_generation_prompt: bool,
+    continue_final_message: bool = False,
     template_args: dict[str, object] | None = None,
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> str:
@@ -71,12 +74,14 @@ def render_chat(
     if template is None:
         raise RequestError(
             "This model has no chat template, so it cannot chat; use /v1/completions, or start the "
-            "server with --chat-template FILE.",
+            f"server with --chat-template FILE (or --chat-template {CHATML}, the plain form that "
+            "most chat models understand).",
             param="messages",
         )
     return template.render(
         [message.for_template() for message in messages],
         add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
         template_args=template_args,
         tools=tools,
     )
@@ -85,8 +90,9 @@ def render_chat(
 class ChatFormat:
     """Chat completion objects and chunks of one job."""
 
-    def __init__(self, job: Job, plan: ToolPlan) -> None:
+    def __init__(self, job: Job, plan: ToolPlan, role: str = "assistant") -> None:
         self._job = job
+        self._role = role
         self._tools = [ToolAnswer(plan) for _ in job.requests if plan.make_parser]
         self._head = (
             b'data: {"id":"%s","object":"chat.completion.chunk","created":%d,"model":%s,"choices":['
@@ -104,10 +110,13 @@ class ChatFormat:
                 "choices": [
                     {
                         "index": index,
-                        "message": self._message(index, "".join(choice.texts)),
-                        "logprobs": chat_logprobs(choice.logprobs) if choice.logprobs else None,
+                        "message": self._message(
+                            index, self._job.echoes[index] + "".join(choice.texts)
+                        ),
+                        "logprobs": self._logprobs(choice.logprobs) if choice.logprobs else None,
                         "finish_reason": self._finish_reason(index, choice),
                         "stop_reason": choice.stop_reason,
+                        **self._job.token_id_fields(choice),
                     }
                     for index, choice in enumerate(choices)
                 ],
@@ -115,13 +124,17 @@ class ChatFormat:
                 "prompt_logprobs": prompt_logprobs(choices[0].prompt_logprobs)
                 if choices[0].prompt_logprobs
                 else None,
+                **self._job.prompt_id_fields(0),
             }
         )
+
+    def _logprobs(self, positions: Sequence[PositionLogprobs]) -> dict[str, object]:
+        return chat_logprobs(positions, as_ids=self._job.tokens_as_ids)
 
     def _message(self, index: int, text: str) -> dict[str, object]:
         if self._tools:
             return self._tools[index].message(text)
-        return {"role": "assistant", "content": text}
+        return {"role": self._role, "content": text}
 
     def _finish_reason(self, index: int, choice: Choice) -> str | None:
         if self._tools:
@@ -130,7 +143,8 @@ class ChatFormat:
 
     def opening(self, index: int) -> bytes:
         """The chunk that names the role."""
-        return self._chunk(index, b'{"role":"assistant","content":""}', Delta(""))
+        content = b'{"role":%s,"content":""}' % encode_json(self._role)
+        return self._chunk(index, content, Delta(""), tail=self._job.prompt_id_tail(index))
 
     def event(self, index: int, delta: Delta) -> bytes:
         """A chunk with text, or several with pieces of tool calls."""
@@ -168,7 +182,7 @@ class ChatFormat:
             chunks.append(
                 self._chunk(index, encode_json(piece), delta, reasons if is_last else _GOES_ON)
             )
-            delta = Delta("", None, delta.usage)
+            delta = Delta("", usage=delta.usage)
         return b"".join(chunks)
 
     def _chunk(
@@ -177,12 +191,15 @@ class ChatFormat:
         content: bytes,
         delta: Delta,
         reasons: bytes = _GOES_ON,
+        tail: bytes = b"",
     ) -> bytes:
-        return b'%s{"index":%d,"delta":%s,"logprobs":%s,%s}]%s}\n\n' % (
+        return b'%s{"index":%d,"delta":%s,"logprobs":%s,%s%s}]%s%s}\n\n' % (
             self._head,
             index,
             content,
-            encode_json(chat_logprobs(delta.logprobs)) if delta.logprobs else b"null",
+            encode_json(self._logprobs(delta.logprobs)) if delta.logprobs else b"null",
             reasons,
+            delta.token_ids_field(),
+            tail,
             delta.usage_field(),
         )

@@ -37,6 +37,7 @@ async def make_completion_job(services: Services, body: CompletionBody, marks: M
         id_prefix="cmpl",
         prompt_param="prompt",
         echoes=[_as_text(tokenizer, prompt) for prompt in prompts] if body.echo else None,
+        has_echo=body.echo,
         is_prompt_only=body.is_prompt_only,
         marks=marks,
     )
@@ -57,7 +58,7 @@ class CompletionFormat:
             b'data: {"id":"%s","object":"text_completion","created":%d,"model":%s,"choices":['
             % (job.id.encode(), job.created, encode_json(job.model))
         )
-        self._logprobs = [CompletionLogprobs() for _ in job.requests]
+        self._logprobs = [CompletionLogprobs(as_ids=job.tokens_as_ids) for _ in job.requests]
 
     def document(self, choices: Sequence[Choice]) -> bytes:
         """The answer that is not streamed."""
@@ -77,6 +78,8 @@ class CompletionFormat:
                         "prompt_logprobs": prompt_logprobs(choice.prompt_logprobs)
                         if choice.prompt_logprobs
                         else None,
+                        **self._job.token_id_fields(choice),
+                        **self._job.prompt_id_fields(index),
                     }
                     for index, choice in enumerate(choices)
                     for positions in (self._job.shown_logprobs(choice),)
@@ -86,8 +89,9 @@ class CompletionFormat:
         )
 
     def opening(self, index: int) -> bytes:
-        """Completions have no opening chunk."""
-        return b""
+        """Completions have no opening chunk, unless it brings the prompt's token ids."""
+        tail = self._job.prompt_id_tail(index)
+        return self._chunk(index, Delta(""), b'"finish_reason":null' + tail) if tail else b""
 
     def event(self, index: int, delta: Delta) -> bytes:
         """A chunk with text."""
@@ -107,11 +111,12 @@ class CompletionFormat:
 
     def _chunk(self, index: int, delta: Delta, reasons: bytes) -> bytes:
         writer = self._logprobs[index]
-        return b'%s{"index":%d,"text":%s,"logprobs":%s,%s}]%s}\n\n' % (
+        return b'%s{"index":%d,"text":%s,"logprobs":%s,%s%s}]%s}\n\n' % (
             self._head,
             index,
             encode_json(delta.text),
             encode_json(writer.write(delta.logprobs)) if delta.logprobs else b"null",
             reasons,
+            delta.token_ids_field(),
             delta.usage_field(),
         )

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from engine.args import EngineArgs
+from engine.env import is_loopback
 from engine.errors import ConfigError
 from engine.frontend.async_llm import AsyncLLM
 from engine.server.errors import ApiError, unavailable
@@ -23,8 +24,6 @@ from engine.server.state import Services
 
 ANSWER_TIMEOUT_S = 2.0
 """EngineCore answers between two steps; a step that lasts longer than this is worth telling."""
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 T = TypeVar("T")
 
@@ -41,7 +40,7 @@ def check_debug_flags(args: EngineArgs) -> None:
 
 def check_debug_access(host: str, api_key: str | None) -> None:
     """ConfigError where whoever reaches the port could look at and end others' requests."""
-    if api_key is None and host not in _LOOPBACK:
+    if api_key is None and not is_loopback(host):
         raise ConfigError(
             f"--enable-debug-endpoints lets whoever reaches {host} end requests, and there is no "
             "API key; set STOKER_API_KEY, or use --host 127.0.0.1."

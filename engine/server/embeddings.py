@@ -16,8 +16,8 @@ from engine.errors import RequestError
 from engine.frontend.embeddings import Embedding, check_dimensions
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
-from engine.server.prompts import encode
-from engine.server.protocol import Body, TokenIds
+from engine.server.prompts import encode, truncated
+from engine.server.protocol import Body, PromptLimit, TokenIds
 from engine.server.state import Services
 from engine.server.streaming import encode_json
 
@@ -28,7 +28,7 @@ MAX_INPUTS = 2048
 
 
 class EmbeddingBody(Body):
-    """POST /v1/embeddings. From `messages` on: vLLM's fields, at values that change nothing."""
+    """POST /v1/embeddings. Beside those, vLLM's at values that change nothing."""
 
     input: str | list[str] | TokenIds | list[TokenIds]
     model: str | None = None
@@ -39,7 +39,7 @@ class EmbeddingBody(Body):
     cache_salt: str | None = None
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     messages: None = None
-    truncate_prompt_tokens: None = None
+    truncate_prompt_tokens: PromptLimit | None = None
     embed_dtype: Literal["float32"] = "float32"
     endianness: Literal["native", "little"] = "native"
     normalize: Literal[True] = True
@@ -113,6 +113,13 @@ async def make_embedding_job(services: Services, body: EmbeddingBody) -> Embeddi
             if isinstance(entry, str)
             else entry
         )
+        if body.truncate_prompt_tokens is not None:
+            token_ids = truncated(
+                token_ids,
+                body.truncate_prompt_tokens,
+                services.llm.input_processor.max_model_len,
+                keeps_end=False,
+            )
         requests.append(
             services.llm.input_processor.process_pooling(
                 f"{job_id}-{index}",

@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.input_processor import tokenize_bad_words
 from engine.frontend.iteration_stats import ParentRequest
@@ -23,6 +25,7 @@ from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
 from engine.sampling_params import SamplingParams
+from engine.server.prompts import truncated
 from engine.server.protocol import GenerationBody
 from engine.server.state import Services
 
@@ -35,7 +38,9 @@ ChoiceOutput = tuple[int, RequestOutput]
 class Job:
     """One API request. `requests[i]` makes choice `i`; `echoes` is what choice `i` begins with.
 
-    `is_prompt_only` leaves out what is generated, so that only the echo remains.
+    With `has_echo` that is the whole prompt. `is_prompt_only` leaves out what is generated, so that
+    only the echo remains. `shows_token_ids` adds vLLM's `token_ids` and `prompt_token_ids`,
+    `tokens_as_ids` writes `token_id:7` for a token in logprobs.
     """
 
     id: str
@@ -48,6 +53,8 @@ class Job:
     echoes: list[str]
     has_echo: bool
     is_prompt_only: bool
+    shows_token_ids: bool = False
+    tokens_as_ids: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -62,6 +69,22 @@ class Job:
         shown.extend(part.logprobs)
         return shown
 
+    def token_id_fields(self, choice: Choice) -> dict[str, object]:
+        """The generated tokens of one choice as a field, when they are asked for."""
+        return {"token_ids": choice.token_ids} if self.shows_token_ids else {}
+
+    def prompt_id_fields(self, index: int) -> dict[str, object]:
+        """The prompt of choice `index` as a field, when it is asked for."""
+        shown = self.shows_token_ids
+        return {"prompt_token_ids": self.requests[index].prompt_token_ids} if shown else {}
+
+    def prompt_id_tail(self, index: int) -> bytes:
+        """The same as the end of an event's object."""
+        if not self.shows_token_ids:
+            return b""
+        ids = msgspec.json.encode(self.requests[index].prompt_token_ids)
+        return b',"prompt_token_ids":' + ids
+
     def visible(self, output: RequestOutput) -> RequestOutput:
         """The output as the client may see it."""
         if not self.is_prompt_only:
@@ -75,6 +98,7 @@ class Choice:
     """What has come of one choice so far."""
 
     texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: str | None = None
@@ -91,6 +115,7 @@ class Choice:
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         self.texts.append(output.text)
+        self.token_ids += output.token_ids
         self.num_tokens += len(output.token_ids)
         self.num_cached_tokens = output.num_cached_tokens
         self.stop_reason = output.stop_reason
@@ -100,6 +125,7 @@ class Choice:
     def forget_content(self) -> None:
         """Keep the counts only."""
         self.texts[:] = [""]
+        self.token_ids.clear()
         self.logprobs = self.prompt_logprobs = None
 
 
@@ -126,11 +152,23 @@ def make_job(
     marks: Marks,
     logprobs_param: str = "logprobs",
     echoes: Sequence[str] | None = None,
+    has_echo: bool = False,
     is_prompt_only: bool = False,
 ) -> Job:
     """Check every prompt and make the sub-requests; RequestError refuses the whole request."""
     body.check_choices(len(prompts))
     params = tokenize_bad_words(services.llm.tokenizer, params)
+    if body.truncate_prompt_tokens is not None:
+        prompts = [
+            truncated(
+                prompt,
+                body.truncate_prompt_tokens,
+                services.llm.input_processor.max_model_len,
+                reserved=params.max_tokens or 1,
+                keeps_end=True,
+            )
+            for prompt in prompts
+        ]
     job_id = f"{id_prefix}-{uuid.uuid4().hex}"
     now = time.time()
     requests = [
@@ -160,8 +198,10 @@ def make_job(
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
         echoes=[echo for echo in echoes or [""] * len(prompts) for _ in range(body.n)],
-        has_echo=echoes is not None,
+        has_echo=has_echo,
         is_prompt_only=is_prompt_only,
+        shows_token_ids=body.return_token_ids,
+        tokens_as_ids=body.return_tokens_as_token_ids,
     )
 
 

@@ -72,7 +72,8 @@ async def tokenize(services: Services, body: TokenizeBody) -> Response:
         text = render_chat(
             services.chat_template,
             body.messages,
-            add_generation_prompt=body.add_generation_prompt,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
             template_args=body.chat_template_kwargs,
             tools=template_tools(body.tools),
         )
@@ -88,6 +89,11 @@ async def tokenize(services: Services, body: TokenizeBody) -> Response:
             "token_strs": tokenizer.token_strings(token_ids) if body.return_token_strs else None,
         }
     )
+
+
+def tokenizer_info(services: Services) -> Response:
+    """The model's tokenizer_config.json, with the class and the chat template that are in use."""
+    return json_response(dict(services.tokenizer_info))
 
 
 async def reset_prefix_cache(services: Services) -> Response:

@@ -18,11 +18,13 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from engine.args import EngineArgs
+from engine.env import is_loopback
 from engine.errors import ConfigError, EngineError
 from engine.frontend.engine_start import ClientFactory, real_client
 from engine.logger import get_logger, setup_logging
 from engine.server.api import create_app
 from engine.server.binding import bind_socket, explain_bind_error, socket_url
+from engine.server.browsers import browser_access
 from engine.server.debug import check_debug_flags
 from engine.server.http_log import http_event, setup_http_logging
 from engine.server.metrics import create_registry
@@ -69,7 +71,13 @@ async def _serve(
     stop.install()
     _log_invocation(model, args)
     state = ServerState(create_registry())
-    app = create_app(state, args.api_key, has_debug_routes=args.enable_debug_endpoints)
+    app = create_app(
+        state,
+        args.api_key,
+        has_debug_routes=args.enable_debug_endpoints,
+        has_tokenizer_info=args.enable_tokenizer_info_endpoint,
+        browsers=browser_access(args),
+    )
     async with _serving_http(app, args, listener):
         start = asyncio.create_task(start_engine(model, args, state, client_factory))
         await _wait_any(start, stop.requested.wait())
@@ -92,7 +100,7 @@ async def _serve(
 def _log_invocation(model: str, args: EngineArgs) -> None:
     logger.info("Stoker server version %s, serving model %s", __version__, model)
     logger.info("non-default args: %s", {"model_tag": model, "model": model, **args.non_default()})
-    if args.api_key is None and args.host not in ("127.0.0.1", "localhost", "::1"):
+    if args.api_key is None and not is_loopback(args.host):
         logger.warning(
             "Listening on %s without an API key: whoever reaches this port can use the model; set "
             "STOKER_API_KEY or use --host 127.0.0.1.",

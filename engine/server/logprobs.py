@@ -10,13 +10,15 @@ import msgspec
 from engine.frontend.logprobs import Logprob, PositionLogprobs
 
 
-def chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, object]:
-    """`choices[].logprobs` of a chat completion."""
+def chat_logprobs(
+    positions: Sequence[PositionLogprobs], *, as_ids: bool = False
+) -> dict[str, object]:
+    """`choices[].logprobs` of a chat completion; `as_ids` writes tokens as `token_id:7`."""
     content = [
         _written(
             {
-                **_chat_token(position.chosen),
-                "top_logprobs": [_chat_token(top) for top in position.top],
+                **_chat_token(position.chosen, as_ids),
+                "top_logprobs": [_chat_token(top, as_ids) for top in position.top],
             }
         )
         for position in positions
@@ -24,8 +26,13 @@ def chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, object]:
     return {"content": content, "refusal": None}
 
 
-def _chat_token(item: Logprob) -> dict[str, object]:
-    return {"token": item.token, "logprob": item.logprob, "bytes": list(item.raw)}
+def _chat_token(item: Logprob, as_ids: bool) -> dict[str, object]:
+    return {"token": _word(item, as_ids), "logprob": item.logprob, "bytes": list(item.raw)}
+
+
+def _word(item: Logprob, as_ids: bool) -> str:
+    """Text does not always say which token it was: two may have the same, or none be whole."""
+    return f"token_id:{item.token_id}" if as_ids else item.token
 
 
 def prompt_logprobs(positions: Sequence[PositionLogprobs]) -> list[msgspec.Raw | None]:
@@ -54,7 +61,8 @@ class CompletionLogprobs:
     character share an offset.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_ids: bool = False) -> None:
+        self._as_ids = as_ids
         self._num_chars = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -63,8 +71,8 @@ class CompletionLogprobs:
         return {
             "text_offset": [self._offset(position.chosen) for position in positions],
             "token_logprobs": [position.chosen.logprob for position in positions],
-            "tokens": [position.chosen.token for position in positions],
-            "top_logprobs": [_by_token(position) for position in positions],
+            "tokens": [_word(position.chosen, self._as_ids) for position in positions],
+            "top_logprobs": [_by_token(position, self._as_ids) for position in positions],
         }
 
     def _offset(self, item: Logprob) -> int:
@@ -73,11 +81,12 @@ class CompletionLogprobs:
         return offset
 
 
-def _by_token(position: PositionLogprobs) -> msgspec.Raw | None:
+def _by_token(position: PositionLogprobs, as_ids: bool) -> msgspec.Raw | None:
     """The most likely tokens, and the chosen one even if it is not among them."""
     if position.chosen.logprob is None:
         return None
-    return _written({item.token: item.logprob for item in (*position.top, position.chosen)})
+    logprobs = {_word(item, as_ids): item.logprob for item in (*position.top, position.chosen)}
+    return _written(logprobs)
 
 
 def _written(value: object) -> msgspec.Raw:

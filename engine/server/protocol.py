@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -25,28 +25,21 @@ MAX_CHOICES = 128
 # Field -> values that ask for nothing beyond what this server does anyway.
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,),
-    "logprob_token_ids": ([],),
-    "guided_whitespace_pattern": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "logprob_token_ids": ([],),
+    "guided_whitespace_pattern": (),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "use_beam_search": (False,),
-    "best_of": (1,),
     "suffix": ("",),
-    "truncate_prompt_tokens": (),
     "prompt_embeds": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
     "chat_template": (),
     "reasoning_effort": ("none",),
     "thinking_token_budget": (),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "web_search_options": (),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
     "return_prompt_text": (False,),
     "spaces_between_special_tokens": (True,),
     "repetition_detection": (),
@@ -77,6 +70,9 @@ _Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # strict: `true` is no token
 TokenIds = list[_TokenId]
 """Token ids of a request; whether the vocabulary has them is checked later."""
+
+PromptLimit = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+"""`truncate_prompt_tokens`: most tokens of a prompt; -1 is what fits beside the answer."""
 
 
 class Body(BaseModel):
@@ -124,6 +120,10 @@ class GenerationBody(Body, StructuredFields):
     stream_options: StreamOptions | None = None
     priority: _Int32 = 0
     cache_salt: str | None = None
+    best_of: _Int32 | None = None
+    truncate_prompt_tokens: PromptLimit | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -173,6 +173,13 @@ class GenerationBody(Body, StructuredFields):
                 f"request may ask for 1 to {MAX_CHOICES}.",
                 param="n",
             )
+        if self.best_of not in (None, self.n):
+            raise RequestError(
+                f"best_of={self.best_of} with n={self.n} asks for answers that are thrown away, "
+                "which this server does not do; leave best_of out.",
+                param="best_of",
+                code="unsupported",
+            )
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream=true.", param="stream_options")
 
@@ -209,7 +216,9 @@ class ChatBody(GenerationBody):
     top_logprobs: _Count = 0
     echo: bool = False
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: bool = False
+    documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tools: list[ToolDefinition] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
@@ -222,9 +231,28 @@ class ChatBody(GenerationBody):
             return self.max_completion_tokens
         return self.max_tokens
 
-    def check_supported(self) -> None:
-        """Refuse chat-only fields that this server does not implement."""
-        _require_neutral("echo", self.echo, (False,))
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the model begins a new message; False where it goes on with the last one."""
+        if self.continue_final_message and self._has("add_generation_prompt"):
+            _refuse_two_ends(self.add_generation_prompt)
+        return self.add_generation_prompt and not self.continue_final_message
+
+    @property
+    def answer_role(self) -> str:
+        """Who speaks: the assistant, or whoever wrote the message that goes on."""
+        return "assistant" if self.adds_generation_prompt else self.messages[-1].role
+
+    @property
+    def echoed_text(self) -> str:
+        """What the answer begins with: with `echo`, the message that it goes on with."""
+        goes_on = self.echo and self.messages[-1].role == self.answer_role
+        return plain_text(self.messages[-1].content) if goes_on else ""
+
+    @property
+    def template_args(self) -> dict[str, Any]:
+        """Variables of the chat template beside the messages."""
+        return {"documents": self.documents, **self.chat_template_kwargs}
 
     def _own_settings(self) -> dict[str, int | None]:
         if self.top_logprobs and not self.logprobs:
@@ -272,7 +300,7 @@ class CompletionBody(GenerationBody):
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: a text or a chat. The last two: vLLM's fields, at values without effect."""
+    """POST /tokenize: a text or a chat. The last one: vLLM's field, at the value without effect."""
 
     model: str | None = None
     prompt: str | None = None
@@ -282,7 +310,7 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tools: list[ToolDefinition] = Field(default_factory=list)
     return_token_strs: bool = False
-    continue_final_message: Literal[False] = False
+    continue_final_message: bool = False
     chat_template: None = None
 
 
@@ -316,6 +344,15 @@ def _field_path(location: tuple[int | str, ...]) -> str | None:
 
     steps = itertools.takewhile(is_field, location)
     return ".".join(str(step) for step in steps) or None
+
+
+def _refuse_two_ends(add_generation_prompt: bool) -> None:
+    if add_generation_prompt:
+        raise RequestError(
+            "continue_final_message goes on with the last message, add_generation_prompt begins a "
+            "new one; send one of them.",
+            param="continue_final_message",
+        )
 
 
 def _require_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:

@@ -9,13 +9,15 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.args import EngineArgs
 from engine.config import EngineConfig, ObservabilityConfig
 from engine.errors import ConfigError
 from engine.frontend.async_llm import AsyncLLM, EngineCoreClient
-from engine.frontend.engine_start import ClientFactory, start_async_llm
+from engine.frontend.engine_start import ClientFactory, StartedEngine, start_async_llm
 from engine.frontend.iteration_stats import StatSink
+from engine.frontend.tokenizer import read_tokenizer_config
 from engine.messages import HandshakeReady
 from engine.server.metrics import EngineMetrics
 from engine.server.stat_logger import StatLogger
@@ -64,10 +66,20 @@ async def start_engine(
             sampling_defaults=started.sampling_defaults,
             tool_call_parser=args.tool_call_parser if args.enable_auto_tool_choice else None,
             tasks=started.config.tasks,
+            tokenizer_info=_tokenizer_info(started) if args.enable_tokenizer_info_endpoint else {},
         ),
         stat_logger=next((sink for sink in sinks if isinstance(sink, StatLogger)), None),
         stats_interval_s=interval_s,
     )
+
+
+def _tokenizer_info(started: StartedEngine) -> dict[str, object]:
+    """What lm-eval and others ask a server for; vLLM's /tokenizer_info."""
+    info: dict[str, object] = read_tokenizer_config(Path(started.config.model.path))
+    info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+    if started.chat_template is not None:
+        info["chat_template"] = started.chat_template.source
+    return info
 
 
 def _create_sinks(

@@ -41,6 +41,7 @@ class Services:
     log_requests: bool = False
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     tool_call_parser: str | None = None
+    tokenizer_info: Mapping[str, object] = field(default_factory=dict)
     tasks: TaskConfig = field(default_factory=TaskConfig)
 
     def require_generation(self) -> None:

@@ -28,15 +28,23 @@ encode_json = msgspec.json.encode
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one event of a choice adds; `usage` counts everything so far."""
+    """What one event of a choice adds; `usage` counts everything so far.
+
+    `token_ids` are None unless the client asked for them.
+    """
 
     text: str
     logprobs: LogprobsList | None = None
     usage: dict[str, object] | None = None
+    token_ids: list[int] | None = None
 
     def usage_field(self) -> bytes:
         """The end of the event's object; empty without counts."""
         return b"" if self.usage is None else b',"usage":' + encode_json(self.usage)
+
+    def token_ids_field(self) -> bytes:
+        """The end of a choice's object; empty without token ids."""
+        return b"" if self.token_ids is None else b',"token_ids":' + encode_json(self.token_ids)
 
 
 class AnswerFormat(Protocol):
@@ -69,11 +77,12 @@ async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGene
                 text = job.echoes[index] + text
             choice.add(output)
             counts = usage(job, choices) if job.continuous_usage else None
-            delta = Delta(text, job.shown_logprobs(output), counts)
+            token_ids = output.token_ids if job.shows_token_ids else None
+            delta = Delta(text, job.shown_logprobs(output), counts, token_ids)
             if output.is_finished:
                 yield head + answer.closing(index, delta, choice)
-            elif text or head or delta.logprobs:
-                has_news = text or delta.logprobs
+            elif text or head or delta.logprobs or token_ids:
+                has_news = text or delta.logprobs or token_ids
                 yield head + (answer.event(index, delta) if has_news else b"")
             if llm.traces is not None:
                 llm.traces.note_event(output.request_id)

@@ -59,8 +59,11 @@ class StructuredFields(BaseModel):
 
 
 def structured_outputs_of(body: StructuredFields) -> StructuredOutputsParams | None:
-    """What the output must look like; RequestError when more than one thing is asked for."""
-    asked = _asked(body)
+    """What the output must look like; RequestError when more than one thing is asked for.
+
+    The same structure under its new and its old name is one: clients send both, for any server.
+    """
+    asked = list({spec: (name, spec) for name, spec in _asked(body)}.values())
     if len(asked) > 1:
         names = ", ".join(name for name, _ in asked)
         raise RequestError(

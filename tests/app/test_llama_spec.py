@@ -49,6 +49,7 @@ def refusal(*words: str) -> StokerError:
         (("--max-num-batched-tokens", "1k"), ["--metrics", "--batch-size", "1000"]),
         (("--seed", "7"), ["--metrics", "--seed", "7"]),
         (("--chat-template", "t.jinja"), ["--metrics", "--chat-template-file", "t.jinja"]),
+        (("--chat-template", "chatml"), ["--metrics", "--chat-template", "chatml"]),
         (("--no-enable-prefix-caching",), ["--metrics", "--no-cache-prompt"]),
         (("--device", "cpu"), ["--metrics", "--device", "none"]),
         (("--runner", "pooling"), ["--metrics", "--embeddings"]),

@@ -112,7 +112,8 @@ def test_an_option_has_the_value_of_the_strongest_source(values: dict[str, int])
 
 def test_spellings_lists_and_switches() -> None:
     settings = settings_of(
-        "[serve]\nmax_model_len = '4k'\nenforce-eager = true\ncudagraph-capture-sizes = [1, 2]\n",
+        "[serve]\nmax_model_len = '4k'\nenforce-eager = true\ncudagraph-capture-sizes = [1, 2]\n"
+        "allowed-origins = ['https://a.example']\n",
         STOKER_SERVE__ENABLE_PREFIX_CACHING="0",
         STOKER_SERVE__BLOCK_SIZE="",
     )
@@ -121,6 +122,7 @@ def test_spellings_lists_and_switches() -> None:
     assert (args.max_model_len, args.enforce_eager) == (4000, True)
     assert (args.enable_prefix_caching, args.block_size) == (False, None)
     assert args.cudagraph_capture_sizes == (1, 2)
+    assert args.allowed_origins == ("https://a.example",)
     assert served(settings, "--no-enforce-eager").args.enforce_eager is False
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from app.errors import ExitCode, StokerError
 from app.ops.launch_specs import VLLM, LaunchSpec, parse_serve_request
-from app.ops.vllm_spec import find_vllm, require_vllm_model, vllm_spec
+from app.ops.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
 
 
 def spec(*words: str, api_key: str | None = None) -> LaunchSpec:
@@ -145,3 +145,9 @@ def test_a_gguf_file_is_refused() -> None:
     with pytest.raises(StokerError, match="no GGUF loader") as caught:
         require_vllm_model(Path("model.gguf"))
     assert "--engine llama.cpp" in str(caught.value.hint)
+
+
+def test_lists_of_words_pass_as_json() -> None:
+    origins = '["https://a.example", "https://b.example"]'
+    request = parse_serve_request(["org/m", "--allowed-origins", origins])
+    assert f"--allowed-origins={origins}" in vllm_flags(request)

@@ -85,12 +85,21 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert _loaded(tmp_path) is None
     _config(tmp_path, [{"name": "default", "template": "named"}])
     assert _loaded(tmp_path) == "named"
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "from json"}')
+    assert _loaded(tmp_path) == "from json"
     (tmp_path / "chat_template.jinja").write_text("from file")
     assert _loaded(tmp_path) == "from file"
     (tmp_path / "mine.jinja").write_text("mine")
     assert _loaded(tmp_path, str(tmp_path / "mine.jinja")) == "mine"
     with pytest.raises(ConfigError, match="--chat-template"):
         _loaded(tmp_path, str(tmp_path / "absent"))
+
+
+def test_chatml_is_there_by_name(tmp_path: Path) -> None:
+    template = load_chat_template(tmp_path, {}, "chatml")
+    assert template is not None
+    hello = [{"role": "user", "content": "Hi"}]
+    assert template.render(hello) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.slow
@@ -114,6 +123,10 @@ def test_default_model_equals_transformers(messages: list[dict[str, str]]) -> No
     template = load_chat_template(folder, ours.special_tokens)
     assert template is not None
     theirs = AutoTokenizer.from_pretrained(str(folder))
+    begun = [*messages, {"role": "assistant", "content": " Well, "}]
+    assert template.render(
+        begun, add_generation_prompt=False, continue_final_message=True
+    ) == theirs.apply_chat_template(begun, tokenize=False, continue_final_message=True)
     prompt = template.render(messages)
     assert prompt == theirs.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True

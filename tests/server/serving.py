@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.api import create_app
 from engine.server.binding import bind_socket, socket_url
+from engine.server.browsers import BrowserAccess
 from engine.server.metrics import EngineMetrics, create_registry
 from engine.server.state import ServerPhase, ServerState, Services
 from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore
@@ -71,6 +72,8 @@ async def serving(
     in_process: bool = False,
     has_debug_routes: bool = False,
     tool_call_parser: str | None = None,
+    tokenizer_info: Mapping[str, object] | None = None,
+    browsers: BrowserAccess | None = None,
 ) -> AsyncGenerator[Served, None]:
     """Serve; `in_process` leaves the socket out, which is faster and enough for plain answers."""
     state = ServerState(create_registry())
@@ -83,13 +86,20 @@ async def serving(
         created=1,
         hidden_size=HIDDEN_SIZE,
         tool_call_parser=tool_call_parser,
+        tokenizer_info=tokenizer_info or {},
     )
     llm.start()
     if is_ready:
         state.become_ready(services)
     async with contextlib.AsyncExitStack() as stack:
         transport, url = None, "http://in-process"
-        app = create_app(state, api_key, has_debug_routes=has_debug_routes)
+        app = create_app(
+            state,
+            api_key,
+            has_debug_routes=has_debug_routes,
+            has_tokenizer_info=tokenizer_info is not None,
+            browsers=browsers or BrowserAccess(),
+        )
         if in_process:
             transport = httpx.ASGITransport(app)
         else:
