@@ -6,7 +6,9 @@ is made private (0700) on first use.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ CONVERSATIONS = "conversations.sqlite3"
 MEMORY_LEDGER = "memory-ledger.jsonl"
 START_TIMES = "start-times.json"
 SERVERS = "servers"
+_LONGEST_NAME = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,18 @@ def all_places() -> tuple[Place, ...]:
         Place("start times", state / START_TIMES, _STATE),
         Place("running servers", run / SERVERS, run_variable),
     )
+
+
+def file_name(name: str) -> str:
+    """`name` as part of a file's name: letters, digits, `.`, `_` and `-`, at most 60 of them.
+
+    What is cut off is told apart by a hash. 60, since a socket's whole path has 107 bytes.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "server"
+    if len(safe) <= _LONGEST_NAME:
+        return safe
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return f"{safe[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
 
 
 def cache_dir() -> Path:

@@ -26,15 +26,18 @@ from engine.config import (
 from engine.cuda_graph_sizes import CaptureRules, capture_sizes
 from engine.env import HostDevice, cpu_has_bf16
 from engine.errors import ConfigError
-from engine.kv_sizing import GIB
 from engine.model_config import ModelConfig
 from engine.pooling_params import parse_pooler_config
 from engine.sampling_params import MAX_LOGPROBS
+from engine.step_budget import StepDevice, step_budget
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _TOOL_CALL_PARSERS = ("hermes", "llama3_json", "json")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_MOST = (1 << 63) - 1  # what the messages between the processes carry
+_MOST_COUNTED = 1 << 20  # requests, tokens of a step, threads: tables have a row for each
+_LONGEST_TIMEOUT_S = 86_400.0
 _BINARY_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -269,12 +272,15 @@ class EngineArgs:
         """Resolve every None for `model` on `host`; ConfigError names the flag, value and limit."""
         self._check_ranges()
         device = host.kind if self.device == "auto" else self.device
-        tokens, seqs = _batch_defaults(host if device == "cuda" else None)
         max_model_len = self._resolve_max_model_len(model)
-        tokens = self.max_num_batched_tokens or (
-            tokens if self.enable_chunked_prefill else max(tokens, max_model_len)
+        budget = step_budget(
+            StepDevice(host.name, host.memory_bytes or 0) if device == "cuda" else StepDevice(),
+            max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            enable_chunked_prefill=self.enable_chunked_prefill,
         )
-        seqs = min(self.max_num_seqs or seqs, tokens)
+        tokens, seqs = budget.max_num_batched_tokens, budget.max_num_seqs
         return EngineConfig(
             model=model,
             cache=CacheConfig(
@@ -361,48 +367,40 @@ class EngineArgs:
         )
 
     def _check_ranges(self) -> None:
-        _at_least("--port", self.port, 0, 65535)
-        _at_least("--max-num-seqs", self.max_num_seqs, 1)
-        _at_least("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
-        _at_least("--block-size", self.block_size, 1, 1024)
-        _at_least("--num-threads", self.num_threads, 1)
-        _at_least("--num-gpu-blocks-override", self.num_gpu_blocks_override, 2)
-        _at_least("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
-        _at_least("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0)
-        _at_least("--optimization-level", self.optimization_level, 0, 3)
-        _at_least("--max-cudagraph-capture-size", self.max_cudagraph_capture_size, 1)
-        _at_least("--max-logprobs", self.max_logprobs, -1)
-        _at_least("--shutdown-timeout", self.shutdown_timeout, 0)
+        for flag, value, low, high in (
+            ("--port", self.port, 0, 65535),
+            ("--seed", self.seed, 0, _MOST),
+            ("--max-num-seqs", self.max_num_seqs, 1, _MOST_COUNTED),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, _MOST_COUNTED),
+            ("--block-size", self.block_size, 1, 1024),
+            ("--num-threads", self.num_threads, 1, _MOST_COUNTED),
+            ("--num-gpu-blocks-override", self.num_gpu_blocks_override, 2, _MOST),
+            ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1, _MOST),
+            ("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0, _MOST),
+            ("--optimization-level", self.optimization_level, 0, 3),
+            ("--max-cudagraph-capture-size", self.max_cudagraph_capture_size, 1, _MOST),
+            ("--max-logprobs", self.max_logprobs, -1, _MOST),
+            ("--shutdown-timeout", self.shutdown_timeout, 0, _LONGEST_TIMEOUT_S),
+        ):
+            _require_within(flag, value, low, high)
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             parsers = ", ".join(_TOOL_CALL_PARSERS)
             raise ConfigError(
                 f"--enable-auto-tool-choice requires --tool-call-parser; give one of {parsers}."
             )
         if self.max_model_len is not None and self.max_model_len != -1:
-            _at_least("--max-model-len", self.max_model_len, 2)
+            _require_within("--max-model-len", self.max_model_len, 2, _MOST)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization} is not in (0, 1]."
             )
 
 
-def _at_least(flag: str, value: float | None, low: float, high: float | None = None) -> None:
-    if value is None or (value >= low and (high is None or value <= high)):
+def _require_within(flag: str, value: float | None, low: float, high: float) -> None:
+    if value is None or low <= value <= high:
         return
-    limit = f"at least {low}" if high is None else f"from {low} to {high}"
+    limit = f"at least {low}" if high >= _MOST_COUNTED and value < low else f"from {low} to {high}"
     raise ConfigError(f"{flag} {value} is out of range; it must be {limit}.")
-
-
-def _batch_defaults(gpu: HostDevice | None) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) of `vllm serve` for this device."""
-    if gpu is None:
-        return 2048, 128
-    memory = gpu.memory_bytes or 0
-    if memory >= 160 * GIB:
-        return 16384, 1024
-    if memory >= 70 * GIB and "a100" not in gpu.name.lower():
-        return 8192, 1024
-    return 2048, 256
 
 
 def _resolve_dtype(asked: str, model: ModelConfig, device: str) -> str:

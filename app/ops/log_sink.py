@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from app.ops.log_files import DEFAULT_LOG_BYTES, RotatingLog
+from app.paths import file_name
 
 _LINE_END = re.compile(rb"[\r\n]")
 _MASK = b"***"
@@ -30,8 +31,7 @@ _BACKLOG_BYTES = 16 << 20  # what a slow reader may be behind; it misses what is
 
 def new_log_path(folder: Path, name: str) -> Path:
     """A file name that no other start uses, e.g. `smollm2-135m-20261003-120001.log`."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "server"
-    stem = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{file_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = folder / f"{stem}.log", 1
     while path.exists():
         number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +31,12 @@ def find_logs(wanted: list[str]) -> list[LogTarget]:
 
 
 def _find(word: str) -> LogTarget:
-    from app.paths import logs_dir
+    from app.paths import file_name, logs_dir
 
     if word == "-":
         return LogTarget("standard input", None)
     path = Path(word)
-    if path.exists():
+    if os.path.exists(path):  # False, not an error, for a word too long for a file's name
         return LogTarget(word, path)
     if _looks_like_file(word):
         raise StokerError(
@@ -44,7 +45,7 @@ def _find(word: str) -> LogTarget:
     try:
         return _server_log(word)
     except StokerError:
-        if "/" not in word and (last := _last_log(word, logs_dir())) is not None:
+        if "/" not in word and (last := _last_log(file_name(word), logs_dir())) is not None:
             return LogTarget(f"{word}, its last start", last)
         raise
 

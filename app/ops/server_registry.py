@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from app.errors import ExitCode, StokerError
+from app.paths import file_name
 
 FAILED = "failed"
 STARTING, RESTARTING, BACKING_OFF = "starting", "restarting", "backing off"
@@ -140,7 +140,7 @@ class ServerRegistry:
         return fallback if fallback not in taken else f"{fallback}-{port}"
 
     def _path(self, name: str) -> Path:
-        return self._folder / (re.sub(r"[^A-Za-z0-9._-]+", "_", name) + ".json")
+        return self._folder / f"{file_name(name)}.json"
 
 
 def open_registry() -> ServerRegistry:

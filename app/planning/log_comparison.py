@@ -16,7 +16,7 @@ from app.errors import ExitCode, StokerError
 from app.planning.gpu_catalogue import PlannedGpu
 from app.planning.model_shapes import ModelShape
 from app.planning.plan import Plan
-from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest, scheduler_defaults
+from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest, planned_step_budget
 from app.planning.planned_cache import cache_spec
 from engine.kv_sizing import (
     GIB,
@@ -183,7 +183,7 @@ def _counting(
     if report.facts.dtype in ("float16", "bfloat16", "float32"):
         shape = dataclasses.replace(shape, dtype=report.facts.dtype)
     asked = dataclasses.replace(asked, cpu_dtype=shape.dtype)
-    tokens = scheduler_defaults(asked, max_model_len).max_num_batched_tokens
+    tokens = planned_step_budget(asked, max_model_len).max_num_batched_tokens
     stages = pipeline_stages(shape.num_layers, asked.pipeline_parallel_size)
     specs = (cache_spec(shape, asked, tokens, layers) for layers in stages)
     spec = max(specs, key=lambda stage: stage.bytes_per_block)

@@ -17,11 +17,10 @@ from app.planning.plan_request import (
     STOKER,
     VLLM,
     PlanRequest,
-    SchedulerDefaults,
     asked_model_len,
     parallel_sizes,
+    planned_step_budget,
     require_possible,
-    scheduler_defaults,
 )
 from app.planning.planned_cache import LLAMA_CPP_STEP, cache_spec, run_dtype
 from app.planning.weight_sizes import Weights, device_bytes
@@ -37,6 +36,7 @@ from engine.kv_sizing import (
     requested_memory,
     require_one_request_fits,
 )
+from engine.step_budget import StepBudget
 
 _CPU_CAP_BYTES = 4 * GIB  # most that our engine takes of a CPU's free RAM by itself
 
@@ -58,7 +58,7 @@ class Plan:
     request: PlanRequest
     shape: ModelShape
     weights: Weights
-    scheduler: SchedulerDefaults
+    scheduler: StepBudget
     graphs: GraphPlan
     requested_bytes: int
     assumptions: tuple[Assumption, ...]
@@ -115,7 +115,7 @@ def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> Plan
     if _is_native(shape, request):
         weights = weights.as_native(shape, request.quantization)
     max_len = asked_model_len(shape, request)
-    scheduler = scheduler_defaults(request, max_len)
+    scheduler = planned_step_budget(request, max_len)
     graphs = _graphs(request, scheduler)
     guesses = _assumptions(shape, request, scheduler, graphs)
     requested = _requested(request)
@@ -175,7 +175,7 @@ def _blocks(stage: StagePlan) -> int:
     return stage.available_bytes // stage.spec.bytes_per_block
 
 
-def _graphs(request: PlanRequest, scheduler: SchedulerDefaults) -> GraphPlan:
+def _graphs(request: PlanRequest, scheduler: StepBudget) -> GraphPlan:
     """Only vLLM on a GPU replays graphs that take memory worth a line."""
     eager = request.enforce_eager or request.engine != VLLM or request.gpu is None
     rules = CaptureRules(
@@ -188,7 +188,7 @@ def _graphs(request: PlanRequest, scheduler: SchedulerDefaults) -> GraphPlan:
 
 
 def _assumptions(
-    shape: ModelShape, request: PlanRequest, scheduler: SchedulerDefaults, graphs: GraphPlan
+    shape: ModelShape, request: PlanRequest, scheduler: StepBudget, graphs: GraphPlan
 ) -> tuple[Assumption, ...]:
     if request.gpu is None:
         return ()
@@ -216,7 +216,7 @@ def _stages(
     shape: ModelShape,
     weights: Weights,
     request: PlanRequest,
-    scheduler: SchedulerDefaults,
+    scheduler: StepBudget,
     max_len: int,
     requested: int,
     guesses: tuple[Assumption, ...],

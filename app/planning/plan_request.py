@@ -8,7 +8,7 @@ from app.errors import ExitCode, StokerError
 from app.planning.gpu_catalogue import PlannedGpu
 from app.planning.memory_estimates import Calibration, GivenGib
 from app.planning.model_shapes import ModelShape
-from engine.kv_sizing import GIB
+from engine.step_budget import StepBudget, StepDevice, step_budget
 
 VLLM, STOKER, LLAMA_CPP = "vllm", "stoker", "llama.cpp"
 ENGINES = (VLLM, STOKER, LLAMA_CPP)
@@ -42,15 +42,6 @@ class PlanRequest:
     kv_memory_bytes: int | None = None
     given: GivenGib = field(default_factory=GivenGib)
     calibration: Calibration | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerDefaults:
-    """Budget of a step, and where it comes from."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    basis: str
 
 
 def require_possible(shape: ModelShape, request: PlanRequest) -> None:
@@ -106,25 +97,16 @@ def asked_model_len(shape: ModelShape, request: PlanRequest) -> int:
     return asked
 
 
-def scheduler_defaults(request: PlanRequest, max_model_len: int) -> SchedulerDefaults:
-    """vLLM's get_batch_defaults for `vllm serve`, then the caps; a given value stays."""
-    tokens, seqs, basis = _device_defaults(request.gpu)
-    if request.max_num_batched_tokens is not None:
-        tokens = request.max_num_batched_tokens
-    else:
-        tokens = min(tokens, (request.max_num_seqs or seqs) * max_model_len)
-    seqs = request.max_num_seqs or min(seqs, tokens)
-    return SchedulerDefaults(tokens, seqs, basis)
-
-
-def _device_defaults(gpu: PlannedGpu | None) -> tuple[int, int, str]:
-    if gpu is None:
-        return 2048, 128, "a CPU"
-    if gpu.memory_bytes >= 160 * GIB:
-        return 16_384, 1024, "a GPU of 160 GiB or more"
-    if gpu.memory_bytes >= 70 * GIB and "a100" not in gpu.name.lower():
-        return 8192, 1024, "a GPU of 70 GiB or more that is no A100"
-    return 2048, 256, "a GPU below 70 GiB, or an A100"
+def planned_step_budget(request: PlanRequest, max_model_len: int) -> StepBudget:
+    """The limits of a step on the planned device, as the engine sets them."""
+    gpu = request.gpu
+    device = StepDevice() if gpu is None else StepDevice(gpu.name, gpu.memory_bytes)
+    return step_budget(
+        device,
+        max_model_len,
+        max_num_batched_tokens=request.max_num_batched_tokens,
+        max_num_seqs=request.max_num_seqs,
+    )
 
 
 def parallel_sizes(shape: ModelShape, most: int = 16) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ class ModelRunner:
         self._num_groups = num_groups
         self._model = model
         self._block_size = config.cache.block_size
+        self._max_model_len = scheduler.max_model_len
         self._kv_cache: KVCache = []
         self._prompt_logprobs = PromptLogprobs()
         self._pooler = Pooler()
@@ -150,8 +151,12 @@ class ModelRunner:
             output.sampled_token_ids[place] = [token]
 
     def run_dummy(self, num_tokens: int, num_seqs: int) -> None:
-        """One forward pass of made-up prompts, written to the null block of a throwaway cache."""
-        batch = dummy_batch(num_tokens, num_seqs, self._block_size, self._num_groups)
+        """One forward pass of made-up prompts, written to the null block of a throwaway cache.
+
+        No prompt is longer than the model; what is too much for `num_seqs` of them is left out.
+        """
+        tokens = min(num_tokens, num_seqs * self._max_model_len)
+        batch = dummy_batch(tokens, num_seqs, self._block_size, self._num_groups)
         self._model.forward(batch, self._model.create_kv_cache(1))
 
     def _apply(self, step: SchedulerOutput) -> None:

@@ -24,7 +24,7 @@ from app.planning.memory_estimates import GivenGib
 from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
 from app.planning.plan import Plan, make_plan
 from app.planning.plan_models import PlannedModel, find_planned_model, shape_by_model_name
-from app.planning.plan_request import STOKER, PlanRequest, parallel_sizes, scheduler_defaults
+from app.planning.plan_request import STOKER, PlanRequest, parallel_sizes, planned_step_budget
 from app.planning.process_layout import processes
 from app.planning.shape_reading import read_shape
 from app.planning.start_commands import start_commands
@@ -340,14 +340,14 @@ def test_noise_after_the_magic_is_an_error_never_a_crash(noise: bytes) -> None:
     ],
 )
 def test_scheduler_defaults_of_a_gpu(gpu: str, tokens: int, seqs: int) -> None:
-    found = scheduler_defaults(PlanRequest(gpu=find_gpu(gpu)), 131_072)
+    found = planned_step_budget(PlanRequest(gpu=find_gpu(gpu)), 131_072)
 
     assert (found.max_num_batched_tokens, found.max_num_seqs) == (tokens, seqs)
 
 
 def test_scheduler_defaults_stay_within_each_other() -> None:
-    few = scheduler_defaults(PlanRequest(gpu=GPU, max_num_seqs=4), 100)
-    small = scheduler_defaults(PlanRequest(gpu=GPU, max_num_batched_tokens=64), 8192)
+    few = planned_step_budget(PlanRequest(gpu=GPU, max_num_seqs=4), 100)
+    small = planned_step_budget(PlanRequest(gpu=GPU, max_num_batched_tokens=64), 8192)
 
     assert few.max_num_batched_tokens == 400
     assert small.max_num_seqs == 64

@@ -212,3 +212,13 @@ def test_dummy_batches_share_the_tokens(tokens: int, seqs: int) -> None:
     assert lengths.sum() == tokens == len(batch.token_ids)
     assert lengths.max() - lengths.min() <= 1
     assert batch.slot_mapping.max() < 16
+
+
+@pytest.mark.parametrize("length", [2, 5, 7])
+def test_made_up_prompts_are_not_longer_than_the_model(
+    folder: Path, choice: KernelChoice, length: int
+) -> None:
+    executor = UniProcExecutor(engine_config(folder, max_model_len=length, **choice.flags))
+    executor.load_model()
+
+    assert executor.determine_available_memory() > 0
