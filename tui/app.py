@@ -19,17 +19,20 @@ from app.client.replay import Replay
 from app.client.server import server_version
 from app.client.watched import SampleSource, WatchedServer
 from tui.debug_poller import DebugSampleSource
+from tui.history import MetricHistory
 from tui.messages import ServerChosen
 from tui.palette import palette_commands
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.fleet import FleetScreen
 from tui.screens.help import HelpScreen
+from tui.screens.leave import LeaveScreen
 from tui.theme import StyledApp
 from tui.widgets.engine_view import ENGINE_READING
 from tui.widgets.fleet_table import FleetTable
 from tui.widgets.request_table import RequestTable
 
 QUIT = "quit"
+DETACH = "detach"
 SERVER_GONE = "server-gone"
 _ALIVE_CHECK_S = 0.25
 _END_CHECK_S = 0.5
@@ -95,7 +98,7 @@ class WatchApp(StyledApp):
 
 
 class DashboardApp(WatchApp):
-    """One server. Ends with QUIT or SERVER_GONE."""
+    """One server. Ends with QUIT or SERVER_GONE, that of an owner also with DETACH."""
 
     def __init__(
         self,
@@ -109,6 +112,8 @@ class DashboardApp(WatchApp):
         is_read_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
         find_version: Callable[[], str | None] | None = None,
+        history: MetricHistory | None = None,
+        is_owner: bool = False,
     ) -> None:
         super().__init__()
         self.dashboard = DashboardScreen(
@@ -121,13 +126,28 @@ class DashboardApp(WatchApp):
             clock=clock,
             find_version=find_version,
         )
+        if history is not None:
+            self.dashboard.history = history
         self._server_alive = server_alive
+        self._is_owner = is_owner
 
     def first_screen(self) -> Screen[None]:
         """The dashboard; its server's process is watched too, if there is one to watch."""
         if self._server_alive is not None:
             self.set_interval(_ALIVE_CHECK_S, self._check_server)
         return self.dashboard
+
+    def action_leave(self) -> None:
+        """Ask first where that may end requests; asked again, it is meant."""
+        count = self.dashboard.num_requests if self._is_owner else 0
+        if count == 0 or isinstance(self.screen, LeaveScreen):
+            super().action_leave()
+        else:
+            self.push_screen(LeaveScreen(count), self._leave)
+
+    def _leave(self, answer: str | None) -> None:
+        if answer is not None:
+            self.exit(answer)
 
     def _check_server(self) -> None:
         if self._server_alive is not None and not self._server_alive():
@@ -205,8 +225,10 @@ def run_dashboard(
     server_alive: Callable[[], bool] | None = None,
     is_read_only: bool = False,
     replay: Replay | None = None,
+    history: MetricHistory | None = None,
+    is_owner: bool = False,
 ) -> str:
-    """Run until the user quits ("quit") or `server_alive()` turns False ("server-gone")."""
+    """Run until the user quits ("quit", "detach") or `server_alive()` is False ("server-gone")."""
     debug_source = server.open_debug()
     app = DashboardApp(
         server.url,
@@ -218,6 +240,8 @@ def run_dashboard(
         is_read_only=is_read_only,
         clock=replay.now_s if replay else time.monotonic,
         find_version=_version_question(server, debug_source),
+        history=history,
+        is_owner=is_owner,
     )
     return _run(app, replay)
 

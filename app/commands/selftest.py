@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +39,8 @@ def lifecycle(
     """
     from app.ops import selftest_trials
 
-    return _report(selftest_trials.lifecycle(_own_model(fake_only, model), cycles), as_json)
+    own_model = _own_model(fake_only, model)
+    return _report(selftest_trials.lifecycle(own_model, cycles, show_dashboard), as_json)
 
 
 @app.command()
@@ -53,6 +54,13 @@ def stall(as_json: _Json = False, fake_only: _Fake = False, model: _Model = None
     from app.ops import selftest_trials
 
     return _report(selftest_trials.stall(_own_model(fake_only, model)), as_json)
+
+
+def show_dashboard(log_path: Path, should_go_on: Callable[[], bool]) -> str:
+    """The real one, in front of a server that it need not find."""
+    from app.commands.top import open_dashboard
+
+    return open_dashboard("http://127.0.0.1:9", log_path=log_path, server_alive=should_go_on)
 
 
 def _own_model(fake_only: bool, model: Path | None) -> Path | None:

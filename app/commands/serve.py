@@ -15,9 +15,11 @@ from app.command_line import PASS_THROUGH_SETTINGS, GroupedCommand, new_app
 
 if TYPE_CHECKING:
     from app.ops.engine_launch import EnginePlace
+    from app.ops.front import FrontLink
     from app.ops.launch_specs import LaunchSpec, ServeRequest
     from app.ops.managed_server import ManagedServer, ServerCare
     from app.ops.restart_policy import RestartPolicy
+    from app.serve_view import Running
     from app.settings import Setting
 
 # Options that say how this one start is shown, not what is served.
@@ -200,10 +202,10 @@ def serve(
     note = _ledger_note(request, spec)
     if is_background:
         return _run_detached(spec, name, request.served_name, startup_timeout, care, note)
-    dashboard = _wants_dashboard(no_tui)
-    return _run(
-        spec, name, request.served_name, startup_timeout, dashboard, care, exit_when_ready, note
-    )
+    if _wants_dashboard(no_tui or exit_when_ready):
+        return _run_with_front(spec, name, request.served_name, startup_timeout, care, note)
+    running = _end_at_once if exit_when_ready else None
+    return _run(spec, name, request.served_name, startup_timeout, care, running, note)
 
 
 def _restart_policy(word: str, max_restarts: int) -> RestartPolicy:
@@ -330,9 +332,8 @@ def _run(
     name: str | None,
     served_name: str,
     timeout_s: float,
-    dashboard: bool,
     care: ServerCare | None = None,
-    exit_when_ready: bool = False,
+    running: Running | None = None,
     note_start: Callable[[ManagedServer], None] | None = None,
 ) -> int:
     from app.ops.log_sink import new_log_path
@@ -340,6 +341,7 @@ def _run(
     from app.ops.server_registry import open_registry
     from app.ops.serving import serve_until_stopped
     from app.ops.start_history import StartHistory
+    from app.ops.steady_output import steady_output
     from app.paths import START_TIMES, logs_dir, state_dir
     from app.serve_view import ServeView, print_throughput, wait_quietly
 
@@ -347,14 +349,10 @@ def _run(
     chosen = registry.free_name(name, Path(served_name).name, spec.port)
     log_path = new_log_path(logs_dir(), chosen)
     server = ManagedServer(spec, name=chosen, log_path=log_path, registry=registry, care=care)
-    running = wait_quietly if server.care.is_background else print_throughput
-    if exit_when_ready:
-        running = _end_at_once
-    elif dashboard:
-        running = _show_dashboard
+    usual = wait_quietly if server.care.is_background else print_throughput
     history = StartHistory(state_dir() / START_TIMES)
-    with ServeView(server, history, note_start or _note_nothing) as view:
-        return serve_until_stopped(server, view.screens(running), timeout_s)
+    with steady_output(), ServeView(server, history, note_start or _note_nothing) as view:
+        return serve_until_stopped(server, view.screens(running or usual), timeout_s)
 
 
 def _end_at_once(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
@@ -377,7 +375,6 @@ def _run_detached(
     from app.cli import exit_code_of
     from app.ops.background import follow_start, start_in_background
     from app.ops.server_registry import NOT_READY_STATES, STARTING, open_registry
-    from app.output import say
     from app.paths import logs_dir
 
     registry = open_registry()
@@ -385,7 +382,7 @@ def _run_detached(
 
     def supervise() -> int:
         return exit_code_of(
-            lambda: _run(spec, chosen, served_name, timeout_s, False, care, False, note_start),
+            lambda: _run(spec, chosen, served_name, timeout_s, care, None, note_start),
             debug=False,
         )
 
@@ -397,23 +394,98 @@ def _run_detached(
     code = follow_start(start, is_ready, lambda text: print(text, end="", file=sys.stderr))
     if code is not None:
         return code
-    print(f"ready at {spec.url}, {chosen} runs in the background", flush=True)
-    say(f"next: stoker status {chosen}, stoker attach {chosen}, stoker stop {chosen}")
+    _say_detached(chosen, spec.url)
     return 0
+
+
+def _run_with_front(
+    spec: LaunchSpec,
+    name: str | None,
+    served_name: str,
+    timeout_s: float,
+    care: ServerCare,
+    note_start: Callable[[ManagedServer], None] | None = None,
+) -> int:
+    """The dashboard is shown by this process, the server looked after by another one."""
+    from app.cli import exit_code_of
+    from app.ops.front import serve_with_front
+    from app.ops.steady_output import steady_output
+
+    def supervise(link: FrontLink) -> int:
+        running = _watched(link)
+        with steady_output():
+            return exit_code_of(
+                lambda: _run(spec, name, served_name, timeout_s, care, running, note_start),
+                debug=False,
+            )
+
+    return serve_with_front(supervise, _dashboard_of(spec))
+
+
+def _watched(link: FrontLink) -> Running:
+    """Until the user ends the server; when the user detaches, it goes on in the background."""
+    from app.ops.front import DETACH, FAILED
+    from app.serve_view import print_throughput, wait_quietly
+
+    def running(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
+        if server.care.is_background:
+            wait_quietly(server, should_go_on)
+            return
+        end = link.show(server.log_path, should_go_on)
+        if end == DETACH:
+            _detach(server, link)
+            wait_quietly(server, should_go_on)
+        elif end == FAILED:
+            print_throughput(server, should_go_on)
+
+    return running
+
+
+def _detach(server: ManagedServer, link: FrontLink) -> None:
+    from app.ops.background import leave_terminal, open_output
+    from app.paths import logs_dir
+
+    server.go_to_background()
+    _say_detached(server.name, server.spec.url)
+    leave_terminal(open_output(logs_dir() / f"{server.name}.out"))
+    link.let_go()
+
+
+def _say_detached(name: str, url: str) -> None:
+    from app.output import say
+
+    print(f"ready at {url}, {name} runs in the background", flush=True)
+    say(f"next: stoker status {name}, stoker attach {name}, stoker stop {name}")
+
+
+def _dashboard_of(spec: LaunchSpec) -> Callable[[Path, Callable[[], bool]], str]:
+    """What the front shows; one start after the other, the history goes on."""
+    from app.commands.top import new_history
+
+    history = new_history()
+
+    def show(log_path: Path, should_go_on: Callable[[], bool]) -> str:
+        from app.commands.top import open_dashboard
+        from app.ops.front import FAILED
+        from app.output import say
+
+        try:
+            return open_dashboard(
+                spec.url,
+                api_key=spec.api_key,
+                log_path=log_path,
+                server_alive=should_go_on,
+                history=history,
+                is_owner=True,
+            )
+        except Exception as error:  # of a screen: no reason to end the server
+            say(f"note: {error}; the server goes on, Ctrl-C stops it")
+            return FAILED
+
+    return show
 
 
 def _wants_dashboard(no_tui: bool) -> bool:
     from app.commands.top import has_screen
 
     return not no_tui and sys.stdin.isatty() and has_screen()
-
-
-def _show_dashboard(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
-    from app.commands.top import open_dashboard
-
-    open_dashboard(
-        server.spec.url,
-        api_key=next(iter(server.spec.secrets.values()), None),
-        log_path=server.log_path,
-        server_alive=should_go_on,
-    )

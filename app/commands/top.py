@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from app.client.replay import Replay
     from app.client.watched import Scraped, WatchedServer
     from app.targets import ServerTarget
+    from tui.history import MetricHistory
 
 _THEMES = ("dark", "light", "16")
 
@@ -149,8 +150,14 @@ def open_dashboard(
     log_path: Path | None = None,
     server_alive: Callable[[], bool] | None = None,
     is_read_only: bool = False,
+    history: MetricHistory | None = None,
+    is_owner: bool = False,
 ) -> str:
-    """Run the dashboard: "quit", or "server-gone" when `server_alive()` turned False."""
+    """Run the dashboard: "quit", or "server-gone" when `server_alive()` turned False.
+
+    `is_owner`: quitting ends the server, so that with requests in it the user is asked, and may
+    answer "detach". `history` goes on where an earlier dashboard ended.
+    """
     from app.client.watched import watch_url
     from tui.app import run_dashboard
 
@@ -160,7 +167,16 @@ def open_dashboard(
         interval_s=interval_s,
         server_alive=server_alive,
         is_read_only=is_read_only,
+        history=history,
+        is_owner=is_owner,
     )
+
+
+def new_history() -> MetricHistory:
+    """What several dashboards of one server, one after the other, collect."""
+    from tui.history import MetricHistory
+
+    return MetricHistory()
 
 
 def open_log_view(path: Path, title: str) -> bool:

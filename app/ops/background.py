@@ -29,7 +29,7 @@ def start_in_background(supervise: Callable[[], int], output: Path) -> Backgroun
     """Fork; the child, in a session of its own, runs `supervise` and exits with its result."""
     sys.stdout.flush()
     sys.stderr.flush()
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor = open_output(output)
     pid = os.fork()
     if pid == 0:
         _become_supervisor(supervise, descriptor)
@@ -58,15 +58,31 @@ def follow_start(
                 os.kill(start.pid, signal.SIGTERM)
 
 
+def open_output(path: Path) -> int:
+    """A descriptor of the file that takes what a supervisor in the background prints."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+
+def leave_terminal(output: int) -> None:
+    """From now on print into `output`, which is closed here, and read nothing."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    for descriptor in {nothing, output} - {0, 1, 2}:
+        os.close(descriptor)
+
+
+def exit_code_of_child(status: int) -> int:
+    """Of `waitpid`'s status; 128 + number after a signal, as in a shell."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
 def _become_supervisor(supervise: Callable[[], int], output: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nothing, 0), (output, 1), (output, 2)):
-            os.dup2(source, target)
-        for descriptor in {nothing, output} - {0, 1, 2}:
-            os.close(descriptor)
+        leave_terminal(output)
         code = supervise()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -76,7 +92,4 @@ def _become_supervisor(supervise: Callable[[], int], output: int) -> NoReturn:
 
 def _exit_code(pid: int) -> int | None:
     ended, status = os.waitpid(pid, os.WNOHANG)
-    if not ended:
-        return None
-    code = os.waitstatus_to_exitcode(status)
-    return 128 - code if code < 0 else code
+    return exit_code_of_child(status) if ended else None

@@ -154,6 +154,10 @@ class ManagedServer:
                 self._record = changed
                 self._registry.replace(changed)
 
+    def go_to_background(self) -> None:
+        """Nobody looks on any more: what goes wrong from now on stays in the registry."""
+        self.care = dataclasses.replace(self.care, is_background=True)
+
     def note_state(self, state: str, detail: str | None = None) -> None:
         """Write into the record what `stoker ps` shows."""
         self._change_record(state=state, detail=detail, **self._log_fields())

@@ -20,10 +20,17 @@ from pathlib import Path
 import psutil
 
 from app.errors import StokerError
-from app.ops.background import BackgroundStart, start_in_background
+from app.ops.background import (
+    BackgroundStart,
+    leave_terminal,
+    open_output,
+    start_in_background,
+)
+from app.ops.front import FrontLink, Show, serve_with_front
 from app.ops.launch_specs import LaunchSpec
 from app.ops.managed_server import ManagedServer, ServerCare
 from app.ops.ports import free_port, is_port_free
+from app.ops.selftest_terminal import start_in_terminal
 from app.ops.server_registry import ServerRecord, ServerRegistry
 from app.ops.serving import ServingScreens, serve_until_stopped
 from app.ops.socket_folders import remove_dead_socket_folders
@@ -37,6 +44,7 @@ _START_S = 120.0
 _TIMES = StopTimes(grace_s=1.0, group_s=1.0, kill_s=5.0)
 STALL_S = 1.0
 LOG_NAME = "engine.log"
+NEIGHBOUR, _SHOWN = "neighbour", "shown"
 
 
 class TrialFailed(Exception):
@@ -53,10 +61,20 @@ class TrialResult:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialTerminal:
+    """A terminal with a dashboard. `has_neighbour`: `nohup stoker serve &` was typed there too."""
+
+    show: Show
+    ignores_hangups: bool = False
+    has_neighbour: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One server from its start to its end: what is done to it, and how its supervisor must end.
 
     `may_be_done`: it may get ready just before it is interrupted, which is an end without fault.
+    In a `terminal`, `exit_code` is that of the terminal.
     """
 
     title: str
@@ -65,6 +83,7 @@ class Trial:
     exit_code: int
     care: ServerCare = field(default=ServerCare(stall_s=STALL_S))
     may_be_done: bool = False
+    terminal: TrialTerminal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +128,23 @@ class RunningTrial:
     def num_starts(self) -> int:
         """How many logs there are."""
         return len(list(self.folder.glob("*.log")))
+
+    def neighbour(self) -> RunningTrial:
+        """The other server of its terminal."""
+        folder = self.folder / NEIGHBOUR
+        return RunningTrial(self.start, ServerRegistry(folder / "servers"), folder)
+
+    def wait_for_dashboard(self) -> None:
+        """Until it is on the screen of its terminal."""
+        wait_for((self.folder / _SHOWN).exists, "the dashboard")
+
+    def close_terminal(self) -> None:
+        """As the window's button does."""
+        os.kill(self.start.pid, signal.SIGKILL)
+
+    def wait_for_supervisor(self, record: ServerRecord) -> None:
+        """Until it has ended."""
+        wait_for(lambda: not record.is_supervised(), "the supervisor's end", _PATIENCE_S)
 
     def core(self) -> psutil.Process:
         """The server's own child."""
@@ -156,10 +192,10 @@ def run_trial(trial: Trial, make_spec: SpecMaker, remains_s: float = _PATIENCE_S
         folder = Path(name)
         registry = ServerRegistry(folder / "servers")
 
-        def supervise() -> int:
-            return _supervise(_server(spec, registry, folder, trial.care))
+        def make_server() -> ManagedServer:
+            return _server(spec, registry, folder, trial.care)
 
-        start = start_in_background(supervise, folder / "out")
+        start = _start(make_server, spec.variables, trial.terminal, folder)
         running = RunningTrial(start, registry, folder)
         problem = None
         try:
@@ -177,6 +213,53 @@ def run_trial(trial: Trial, make_spec: SpecMaker, remains_s: float = _PATIENCE_S
         if problem is not None:
             problem += "".join(f"\n    {line}" for line in _last_lines(folder))
     return TrialResult(trial.title, time.monotonic() - began, problem)
+
+
+def _start(
+    make_server: Callable[[], ManagedServer],
+    variables: dict[str, str],
+    terminal: TrialTerminal | None,
+    folder: Path,
+) -> BackgroundStart:
+    """The server is made in the process that looks after it."""
+    output = folder / "out"
+    if terminal is None:
+        return start_in_background(lambda: _supervise(make_server(), _wait_while_running), output)
+
+    def supervise(link: FrontLink) -> int:
+        return _supervise(make_server(), lambda server, go_on: _watch(server, link, go_on))
+
+    def run() -> int:
+        if terminal.has_neighbour:
+            _start_neighbour(folder / NEIGHBOUR, variables)
+        if terminal.ignores_hangups:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return serve_with_front(supervise, show)
+
+    def show(log_path: Path, should_go_on: Callable[[], bool]) -> str:
+        def note_and_ask() -> bool:
+            (folder / _SHOWN).touch()
+            return should_go_on()
+
+        return terminal.show(log_path, note_and_ask)
+
+    return start_in_terminal(run, output)
+
+
+def _start_neighbour(folder: Path, variables: dict[str, str]) -> None:
+    """In the same session as this process, and deaf to the end of its terminal."""
+    folder.mkdir()
+    spec = replace(fake_spec("good"), variables=variables)
+    if os.fork() == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        care = ServerCare(stall_s=STALL_S)
+        server = _server(spec, ServerRegistry(folder / "servers"), folder, care)
+        leave_terminal(open_output(folder / "out"))
+        os._exit(_supervise(server, _wait_while_running))
+
+
+def _watch(server: ManagedServer, link: FrontLink, should_go_on: Callable[[], bool]) -> None:
+    link.show(server.log_path, should_go_on)
 
 
 def run_cycles(count: int) -> TrialResult:
@@ -212,11 +295,13 @@ def marked_processes(mark: str) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _supervise(server: ManagedServer) -> int:
+def _supervise(
+    server: ManagedServer, running: Callable[[ManagedServer, Callable[[], bool]], None]
+) -> int:
     screens = ServingScreens(
         starting=lambda events: None,
         ready=lambda server: None,
-        running=_wait_while_running,
+        running=running,
         stopping=lambda: None,
         stopped=lambda report: None,
         backing_off=lambda back_off: None,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
+
 from app.errors import ExitCode
+from app.ops.front import Show
 from app.ops.managed_server import ServerCare
+from app.ops.orphans import find_orphans
 from app.ops.restart_policy import RestartPolicy
 from app.ops.selftest import (
     STALL_S,
@@ -17,6 +22,7 @@ from app.ops.selftest import (
     Trial,
     TrialFailed,
     TrialResult,
+    TrialTerminal,
     fake_spec,
     own_engine_spec,
     run_cycles,
@@ -34,14 +40,18 @@ _FAILED = ExitCode.ENGINE_FAILED_TO_START
 Act = Callable[[RunningTrial], None]
 
 
-def lifecycle(own_model: Path | None, cycles: int) -> Iterator[TrialResult]:
-    """Starts, stops and killings of the fake engine and, with a model, of ours."""
-    for trial in (*_fake_trials(), *_restart_trials(), *both_trials()):
+def lifecycle(own_model: Path | None, cycles: int, show: Show) -> Iterator[TrialResult]:
+    """Starts, stops and killings of the fake engine and, with a model, of ours.
+
+    `show` is the dashboard of the trials in a terminal.
+    """
+    shared = [*both_trials(), *terminal_trials(show)]
+    for trial in (*_fake_trials(), *_restart_trials(), *shared):
         yield run_trial(trial, fake_spec)
     if cycles:
         yield run_cycles(cycles)
     if own_model is not None:
-        trials = [*interrupted_starts(), *both_trials()]
+        trials = [*interrupted_starts(), *shared]
         yield from _with_own_engine(trials, own_engine_spec(own_model))
 
 
@@ -113,6 +123,25 @@ def both_trials() -> list[Trial]:
     ]
 
 
+def terminal_trials(show: Show) -> list[Trial]:
+    """A terminal with a dashboard goes away; only what was started in it ends."""
+    plain, deaf = TrialTerminal(show), TrialTerminal(show, ignores_hangups=True)
+    two = TrialTerminal(show, has_neighbour=True)
+    gone = "the terminal is closed"
+    return [
+        _in_terminal("stop by SIGTERM, in a terminal", plain, _signal_supervisor, ExitCode.OK),
+        _in_terminal(gone, plain, _close_terminal()),
+        _in_terminal(f"{gone}, then SIGHUP and SIGTERM", plain, _close_terminal("HUP", "TERM")),
+        _in_terminal(f"{gone}, hang-ups are ignored, then SIGTERM", deaf, _close_terminal("TERM")),
+        _in_terminal("kill -9 of the front, in a terminal", plain, _kill_front, 128 - _KILLED),
+        _in_terminal(f"{gone}, a server of nohup stays", two, _spare_neighbour),
+    ]
+
+
+def _in_terminal(title: str, terminal: TrialTerminal, act: Act, code: int = _KILLED) -> Trial:
+    return Trial(title, "good", act, code, terminal=terminal)
+
+
 def _activity_trials() -> list[Trial]:
     return [
         Trial("no request is idle", "idle", _expect("idle"), ExitCode.OK),
@@ -178,6 +207,50 @@ def _signal_it(name: str) -> Act:
         os.kill(trial.start.pid, signal.Signals[f"SIG{name}"])
 
     return act
+
+
+def _signal_supervisor(trial: RunningTrial) -> None:
+    trial.wait_for_dashboard()
+    os.kill(trial.record().supervisor_pid, signal.SIGTERM)
+
+
+def _close_terminal(*then: str) -> Act:
+    def act(trial: RunningTrial) -> None:
+        trial.wait_for_dashboard()
+        record, front = trial.record(), _front(trial)
+        trial.close_terminal()
+        for name in then:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(record.supervisor_pid, signal.Signals[f"SIG{name}"])
+        trial.wait_for_supervisor(record)
+        wait_for(lambda: not front.is_running(), "the end of the front")
+
+    return act
+
+
+def _kill_front(trial: RunningTrial) -> None:
+    trial.wait_for_dashboard()
+    record = trial.record()
+    _front(trial).kill()
+    trial.wait_for_supervisor(record)
+
+
+def _front(trial: RunningTrial) -> psutil.Process:
+    front = psutil.Process(trial.record().supervisor_pid).parent()
+    if front is None:
+        raise TrialFailed("the supervisor has lost its front")
+    return front
+
+
+def _spare_neighbour(trial: RunningTrial) -> None:
+    beside = trial.neighbour()
+    beside.wait_for_state(*_READY)
+    _close_terminal()(trial)
+    record = beside.record()
+    if record.state not in _READY or record.pid in {one.pid for one in find_orphans()}:
+        raise TrialFailed(f"the other server is {record.state}")
+    os.kill(record.supervisor_pid, signal.SIGTERM)
+    beside.wait_for_supervisor(record)
 
 
 def _stop_from_outside(trial: RunningTrial) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import http.server
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 SLEEPER = "import time; time.sleep(600)"
@@ -37,6 +39,17 @@ def _stop(*_: object) -> None:
     os._exit(0)
 
 
+def _talk() -> None:
+    for number in itertools.count(1):
+        say(
+            f"Engine 000: Avg prompt throughput: {number}.0 tokens/s, Avg generation throughput: "
+            "2.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%, "
+            "Prefix cache hit rate: 0.0%",
+            where="loggers.py:257",
+        )
+        time.sleep(0.05)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
@@ -61,6 +74,8 @@ def main() -> None:
             f"(APIServer pid={os.getpid()}) OSError: [Errno 98] Address already in use", flush=True
         )
         sys.exit(1)
+    if mode == "talk":
+        threading.Thread(target=_talk, daemon=True).start()
     if mode == "never-ready":
         time.sleep(600)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Health)

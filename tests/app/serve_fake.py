@@ -27,7 +27,7 @@ def main() -> int:
         shutdown_timeout_s=60.0,  # for a machine that is busy; a stubborn one is hurried
         secrets={"STOKER_API_KEY": "very-secret-key"},
     )
-    return exit_code_of(lambda: _run(spec, None, "fake", timeout, False, care), debug=False)
+    return exit_code_of(lambda: _run(spec, None, "fake", timeout, care), debug=False)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import psutil
 import pytest
 
+from app.commands.selftest import show_dashboard
 from app.ops import selftest_trials
 from app.ops.selftest import (
     RunningTrial,
@@ -28,10 +29,11 @@ def failures(results: list[TrialResult]) -> list[TrialResult]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_after_every_end_nothing_is_left() -> None:
-    results = list(selftest_trials.lifecycle(default_model_folder(), cycles=0))
+    model = default_model_folder()
+    results = list(selftest_trials.lifecycle(model, cycles=0, show=show_dashboard))
 
     assert failures(results) == []
-    assert len(results) == 32
+    assert len(results) == 44
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 
 from app.errors import ExitCode
 from app.ops.ports import is_port_free
+from app.ops.steady_output import NOBODY_READS
 from tests.app.test_supervisor import free_port, is_running, wait_for
 
 SCRIPT = Path(__file__).with_name("serve_fake.py")
@@ -214,3 +215,22 @@ def test_a_lasting_cause_is_not_tried_again(serve: Serve) -> None:
     assert code == ExitCode.ENGINE_FAILED_TO_START
     assert "not started again: another start would fail in the same way" in err
     assert "restart 1" not in err
+
+
+def test_a_reader_of_stdout_that_goes_away_does_not_end_the_server(serve: Serve) -> None:
+    serving = serve("talk")
+    (child,) = serving.wait_until_ready()
+    out, err = serving.process.stdout, serving.process.stderr
+    assert out is not None
+    assert err is not None
+    assert "prompt" in out.readline()
+    out.close()
+    said = next(line for line in err if "note: " in line)
+    assert NOBODY_READS in said
+    assert is_running(child)
+
+    serving.process.send_signal(signal.SIGTERM)
+    rest = err.read()
+    assert serving.process.wait(timeout=60) == ExitCode.OK
+    assert NOBODY_READS not in rest
+    assert "stopped: 1 process ended" in rest

@@ -140,6 +140,14 @@ class DashboardScreen(Screen[None]):
         for pane in self.query(LogPane):
             pane.display = self.app.size.height >= _ROWS_FOR_LOG
 
+    @property
+    def num_requests(self) -> int | None:
+        """In the server by the newest sample; None where it does not tell."""
+        newest = self.history.snapshot(self._window_s)
+        if newest is None or newest.sample.running is None:
+            return None
+        return int(newest.sample.running + (newest.sample.waiting or 0))
+
     def _start_polling(self) -> None:
         self.run_worker(self.poller.run(), name="poller")
 
