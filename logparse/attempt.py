@@ -29,6 +29,7 @@ from logparse.rules import Keep, Mark, Rule, Take, Value, convert
 # Reading a member from its class costs more than the comparison.
 _ROUTES, _SERVING = Mark.ROUTES, Mark.SERVING
 _FIRST, _LAST, _EACH, _LAST_PER_PROCESS = Keep.FIRST, Keep.LAST, Keep.EACH, Keep.LAST_PER_PROCESS
+_CACHE = Keep.CACHE
 _MAX_VALUES = 64  # ranks, devices or models with a value of their own
 _MAX_ARGUMENTS = 20000
 
@@ -52,6 +53,7 @@ class AttemptState:
         self.phases = PhaseTracker()
         self.hits: defaultdict[str, int] = defaultdict(int)  # lines by engine
         self._has_address = False
+        self._is_window = False
         self._ready_stamp: str | None = None
         self._first_stamp: str | None = None
         self.last_stamp: str | None = None
@@ -116,6 +118,8 @@ class AttemptState:
                 shown = value if take.keep is _LAST else self._shown(take.key)
                 if shown is not None:
                     events.append(FactFound(line_number, take.key, shown))
+        if self._is_window and takes[0].keep is _CACHE:
+            self._is_window = False
 
     def _advance(self, rule: Rule, owner: Owner, line_number: int) -> Sequence[Event]:
         assert rule.phase is not None
@@ -153,10 +157,25 @@ class AttemptState:
         if take.rank > rank:
             self._ranks[take.key] = take.rank
             kept.clear()
+        if take.keep is _CACHE:
+            return self._keep_cache(kept, value)
         slot = _slot(take.keep, value, process)
         if kept.get(slot) == value or (slot not in kept and len(kept) >= _MAX_VALUES):
             return False
         kept[slot] = value
+        return True
+
+    def _keep_cache(self, kept: dict[Hashable, Value], value: Value) -> bool:
+        """A cache of one more model, or of the last one's window."""
+        if not self._is_window:
+            if len(kept) >= _MAX_VALUES:
+                return False
+            kept[len(kept)] = value
+            return True
+        last = kept.get(len(kept) - 1)
+        if not isinstance(last, float) or not isinstance(value, float):
+            return False  # cells of the window: a request is as long as the other cache allows
+        kept[len(kept) - 1] = round(last + value, 4)
         return True
 
     def _shown(self, key: str) -> FactValue | None:
@@ -183,6 +202,8 @@ class AttemptState:
             return self._become_ready(line_number)
         elif mark is Mark.CUT:
             self.is_cut = True
+        elif mark is Mark.WINDOW:
+            self._is_window = True
         elif mark is Mark.DIED:
             self._note_death()
         elif mark is Mark.STOPPING:
@@ -252,6 +273,8 @@ class AttemptState:
     @property
     def started_at(self) -> float | None:
         """The log's clock at the first stamped line."""
+        if self._first_stamp is not None and "-" not in self._first_stamp and self.has_beginning:
+            return 0.0  # llama-server's clock: the process started at zero
         return self._clock(self._first_stamp)
 
     def facts(self) -> Facts:

@@ -108,6 +108,8 @@ def _capacity(report: LogReport) -> dict[str, Any]:
         "kv_blocks": facts.kv_blocks,
         "kv_tokens_derived": None if facts.kv_blocks is None else report.kv_tokens_total,
         "max_concurrency": _plain(facts.max_concurrency),
+        "slots": facts.num_slots,
+        "slot_tokens": facts.slot_tokens,
         "compile_s": _plain(facts.compile_s),
         "graph_gib": _plain(facts.graph_gib),
         "engine_init_s": facts.engine_init_s,

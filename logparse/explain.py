@@ -132,6 +132,7 @@ def _capacity(report: LogReport) -> tuple[str, ...]:
         ("KV memory", with_unit(facts.kv_memory_gib, "GiB")),
         ("KV tokens", _tokens(report)),
         ("concurrency", _concurrency(report)),
+        ("slots", _slots(report)),
         ("compile", with_unit(facts.compile_s, "s")),
         ("engine init", with_unit(facts.engine_init_s, "s")),
         ("ready at", report.ready_url),
@@ -165,6 +166,13 @@ def _concurrency(report: LogReport) -> str | None:
         return None
     length = report.facts.max_model_len
     return f"{value}x at max length {length}" if length is not None else f"{value}x"
+
+
+def _slots(report: LogReport) -> str | None:
+    number, tokens = report.facts.num_slots, report.facts.slot_tokens
+    if number is None:
+        return None
+    return f"{number}, each for up to {tokens} tokens" if tokens is not None else str(number)
 
 
 def with_unit(value: Measured | None, unit: str) -> str | None:

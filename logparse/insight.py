@@ -32,6 +32,10 @@ class _Seen:
     count: int = 1
 
 
+# Of lines without a level, those that may be warnings.
+UNLEVELLED_STARTS = ("warning: ", "WARNING: ", "warn: ", "ggml_", "load_tensors: offloaded 0/")
+
+
 class InsightTracker:
     """Fed with warnings, the log's clock and the lines whose rule `feeds` a history."""
 
@@ -49,6 +53,12 @@ class InsightTracker:
         if rule is None:
             self._num_other += 1
         else:
+            self._count(rule, message[:_MAX_SEARCHED], line_number)
+
+    def note_unlevelled(self, line_number: int, message: str) -> None:
+        """A line without a level that begins like a warning: only known ones count."""
+        rule = warning_of(message[:_MAX_SEARCHED])
+        if rule is not None:
             self._count(rule, message[:_MAX_SEARCHED], line_number)
 
     def note_request(self, line_number: int, message: str) -> None:

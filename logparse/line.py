@@ -42,7 +42,12 @@ _GLUED_HEADER = re.compile(
 _UVICORN = re.compile(rf"({_LEVELS}): {{2,8}}")
 _SGLANG = re.compile(r"\[((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2,4}\d{1,5}){0,5})\] ")
 _TAG = re.compile(r"\[[A-Za-oq-z]")  # [DEBUG], and no wrapper: those have a digit, or pod/
-_LLAMACPP = re.compile(r"(\d{1,9}\.\d\d\.\d{3}\.\d{3}) ([IWED]) ")
+# llama-server: a router puts the port of the process that serves the model in front; without
+# a clock only names of its own make a letter a level.
+_LLAMACPP = re.compile(
+    r"(?:\[(?P<port>\d{2,5})\] )?(?:(?P<stamp>\d{1,9}\.\d\d\.\d{3}\.\d{3}) (?P<level>[IWED]) "
+    r"|(?P<bare>[IWED]) (?=srv |slot |cmn |que |llama_|load_|ggml_|print_info: |common_))"
+)
 _LLAMACPP_BEHIND_BAR = re.compile(
     r"[^|]{0,200}\|[-/\\| \x08]{0,20}(?=\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWED] )"
 )
@@ -195,13 +200,14 @@ def _last_glued(message: str) -> LogLine | None:
 def _other_headers(line: LogLine) -> LogLine:
     """uvicorn, SGLang, llama-server."""
     process, pid, level, stamp, message, has_source = line
-    if message[0] == "[":
-        if not (match := _SGLANG.match(message)):
-            return line
+    if message[0] == "[" and (match := _SGLANG.match(message)):
         stamp, message = match[1], message[match.end() :]
         process = match[2].strip() if match[2] else process
     elif match := _LLAMACPP.match(message):
-        stamp, level, message = match[1], _LLAMACPP_LEVELS[match[2]], message[match.end() :]
+        stamp, level = match["stamp"], _LLAMACPP_LEVELS[match["level"] or match["bare"]]
+        pid, message = match["port"] or pid, message[match.end() :]
+    elif message[0] == "[":
+        return line
     if message[:1] in _LEVEL_FIRSTS and (match := _UVICORN.match(message)):
         level, message = match[1], message[match.end() :]
     return _new(LogLine, (process, pid, level, stamp, message, has_source))

@@ -9,6 +9,12 @@ _E = "llama.cpp"
 _NO_FAILURE = r"(?!.{0,300}?(?:[Ff]ailed|[Ee]rror|unable))"  # those are told by the causes
 _CONTEXT_NAMES = ("llama_context", "llama_new_context_with_model", "llama_init_from_model")
 
+
+def _shared(*starts: str) -> tuple[str, ...]:
+    """Lines of what all programs of llama.cpp share: bare, and below the newest head."""
+    return (*starts, *(f"cmn  common_param: {start}" for start in starts))
+
+
 LLAMACPP_RULES: tuple[Rule, ...] = (
     rule(
         "llama-build",
@@ -35,9 +41,43 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         versions="2026",
     ),
     rule(
+        "llama-build-params",
+        _shared("common_params_print_info: "),
+        r"[^\n]{0,60}?build (\d{1,9})",
+        "The build number.",
+        engine=_E,
+        takes=(Take("engine_version", Unit.TEXT, keep=Keep.FIRST, prefix="b"),),
+        phase=1,
+        mark=Mark.VERSION,
+        source="common/common.cpp",
+        versions="2026",
+    ),
+    rule(
+        "llama-verbosity",
+        _shared("common_params_print_info: verbosity", "log_info: verbosity"),
+        r"",
+        "How much is told; the first line of a start that tells little.",
+        engine=_E,
+        phase=1,
+        mark=Mark.VERSION,
+        source="common/common.cpp",
+        versions="2026",
+    ),
+    rule(
+        "llama-system",
+        _shared("device_info:", "system_info: n_threads"),
+        r"",
+        "What the machine has, before anything is loaded.",
+        engine=_E,
+        phase=1,
+        mark=Mark.BEGINS,
+        source="common/common.cpp",
+    ),
+    rule(
         "llama-begin",
         "srv ",
-        r"\s{0,20}llama_server: initializing",
+        r"\s{0,20}(?:llama_server: initializing|(?:main|llama_server): loading model"
+        r"|(?:main|llama_server): starting router server)",
         "llama-server starts.",
         engine=_E,
         phase=1,
@@ -57,8 +97,8 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
     rule(
         "llama-weights",
         ("load_tensors: ", "llm_load_tensors: "),
-        r"\s{0,40}[\w ]{1,40}? buffer size =" + _NUM + " MiB",
-        "Weights on one device.",
+        r"\s{0,40}[\w ]{1,40}? buffer size =(?!\s{1,40}0\.00 )" + _NUM + " MiB",
+        "Weights on one device (zeros are a trial to see what fits).",
         engine=_E,
         takes=(Take("weights_gib", Unit.MIB),),
         phase=2,
@@ -76,14 +116,37 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         source="src/llama-context.cpp",
     ),
     rule(
+        "llama-request-length",
+        tuple(f"{name}: n_ctx_{seq} " for name in _CONTEXT_NAMES for seq in ("seq", "per_seq")),
+        r"\s{0,40}(?:=\s{1,10}|\()(\d{1,12})",
+        "The longest request: the cells of one slot, or all of them where slots share.",
+        engine=_E,
+        takes=(Take("max_model_len", Unit.COUNT, keep=Keep.LAST, rank=2),),
+        phase=4,
+        source="src/llama-context.cpp",
+    ),
+    rule(
         "llama-kv",
         ("llama_kv_cache: size =", "llama_kv_cache_unified: size ="),
-        _NUM + r" MiB \(\s{0,20}(\d{1,12}) cells",
+        r"(?!\s{1,40}0\.00 )" + _NUM + r" MiB \(\s{0,20}(\d{1,12}) cells",
         "Memory and cells of the KV cache.",
         engine=_E,
-        takes=(Take("kv_memory_gib", Unit.MIB), Take("kv_tokens", Unit.COUNT, (2,))),
+        takes=(
+            Take("kv_memory_gib", Unit.MIB, keep=Keep.CACHE),
+            Take("kv_tokens", Unit.COUNT, (2,), Keep.CACHE),
+        ),
         phase=4,
         source="src/llama-kv-cache.cpp",
+    ),
+    rule(
+        "llama-kv-window",
+        ("llama_kv_cache_iswa: creating ", "llama_kv_cache_unified_iswa: creating "),
+        r"\s{0,20}SWA KV cache",
+        "The model's layers with a sliding window have a cache of their own, which is small.",
+        engine=_E,
+        phase=4,
+        mark=Mark.WINDOW,
+        source="src/llama-kv-cache-iswa.cpp",
     ),
     rule(
         "llama-kv-old",
@@ -201,16 +264,32 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
     rule(
         "llama-slots",
         "srv ",
-        r"\s{0,20}load_model: initializing(?: slots)?, n_slots",
+        r"\s{0,20}(?:load_model|init): initializing(?: slots)?, n_slots = (\d{1,6})"
+        r"(?:, n_ctx_slot = (\d{1,12}))?",
         "Slots are made: requests that run at once.",
         engine=_E,
+        takes=(
+            Take("num_slots", Unit.COUNT, keep=Keep.LAST),
+            Take("slot_tokens", Unit.COUNT, (2,), Keep.LAST),
+        ),
+        phase=4,
+        source="tools/server/server-context.cpp",
+    ),
+    rule(
+        "llama-slot",
+        "slot ",
+        r"\s{0,20}(?:load_model|init): id\s{1,6}\d{1,6} \| task -1 \| new slot,? "
+        r"n_ctx(?:_slot)? = (\d{1,12})",
+        "How long a request in this slot may be.",
+        engine=_E,
+        takes=(Take("slot_tokens", Unit.COUNT, keep=Keep.LAST),),
         phase=4,
         source="tools/server/server-context.cpp",
     ),
     rule(
         "llama-loaded",
-        ("main: model loaded", "srv  llama_server: model loaded"),
-        r"",
+        ("main: ", "srv "),
+        r"\s{0,20}(?:(?:main|llama_server): )?model loaded",
         "Everything is in memory.",
         engine=_E,
         phase=4,
@@ -218,12 +297,22 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         source="tools/server/server.cpp",
     ),
     rule(
+        "llama-router-ready",
+        ("main: ", "srv "),
+        r"\s{0,20}(?:(?:main|llama_server): )?router server is listening on "
+        r"(\w{2,8}://[^\s,]{1,300})",
+        "Ready: the router; models are loaded in processes of their own when they are asked for.",
+        engine=_E,
+        takes=(Take("server_url", Unit.TEXT, keep=Keep.LAST, rank=3),),
+        phase=5,
+        mark=Mark.READY,
+        source="tools/server/server.cpp",
+        versions="2026",
+    ),
+    rule(
         "llama-ready",
-        (
-            "main: server is listening on ",
-            "srv  llama_server: listening on ",
-            "srv  llama_server: server is listening on ",
-        ),
+        ("main: ", "srv "),
+        r"\s{0,20}(?:(?:main|llama_server): )?(?:server is )?listening on "
         r"(\w{2,8}://[^\s,]{1,300})",
         "Ready.",
         engine=_E,

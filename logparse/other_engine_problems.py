@@ -105,6 +105,7 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
             r"failed to allocate (?:buffer for kv cache|compute (?:pp )?buffers|buffer, size)",
             r"ErrorOutOfDeviceMemory|Device memory allocation of size \d{1,15} failed",
             r"(?:ggml_|llama_)[^\n]{0,200}out of memory",
+            r"Insufficient Memory \([^)\n]{0,80}OutOfMemory",
         ),
         (
             "the memory of device {device} is used up (another {wanted} were wanted)",
@@ -150,6 +151,29 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
         ("llama.cpp's compute libraries were not found",),
         "The libggml-*.so files must lie beside the program.",
         (("see what is found", "llama-server --list-devices"),),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L9",
+        patterns(
+            r"unknown projector type: (?P<projector>[\w.-]{1,60})",
+            r"clip_\w{1,20}: [^\n]{0,400}?unable to find tensor (?P<tensor>\S{1,200})",
+            r"[Ff]ailed to load (?:CLIP model|multimodal model|mmproj)",
+            r"mmproj[^\n]{0,200}?(?:mismatch|does not match|not compatible)",
+        ),
+        (
+            "this build does not know the projector type {projector} of the mmproj file",
+            "the mmproj file lacks the tensor {tensor}",
+            "the mmproj file cannot be loaded",
+        ),
+        "The projector for images or audio is a file of its own; it is newer than the build, "
+        "belongs to another model, or is damaged.",
+        (
+            ("serve text alone", "{serve} --no-mmproj"),
+            ("take the mmproj file from the same repository as the model", None),
+            ("use a newer llama.cpp", "llama-server --version"),
+        ),
         is_fatal=True,
         engine=_E,
     ),

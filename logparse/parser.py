@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from logparse.attempt import AttemptState
 from logparse.failures import Candidate, Cause
+from logparse.insight import UNLEVELLED_STARTS
 from logparse.line import LogLine, inside, seconds_between, split_line
 from logparse.llamacpp_rules import LLAMACPP_RULES
 from logparse.phases import PHASE_NAMES
@@ -224,6 +225,8 @@ class LogParser:
             return
         if _may_say_cut(message):
             self._attempt.is_cut |= _CUT.search(message[:2000] + message[-200:]) is not None
+        if message.startswith(UNLEVELLED_STARTS):
+            self._attempt.insight.note_unlevelled(self._line_number, message)
         if is_indented and failures.is_nothing(message):
             self._last_message = message
         else:
@@ -292,6 +295,8 @@ class LogParser:
         if (line.process, line.pid) in attempt.version_owners:
             # In a container each start has the same pid.
             return has_gone_on and (line.pid is None or attempt.is_past_beginning)
+        if line.process is None and line.pid is not None:
+            return False  # llama-server as a router starts a process for a model
         if line.process is None or line.process == "APIServer":
             return True  # another release, whose processes have other names
         if line.process.lower().startswith("apiserver") and has_gone_on:

@@ -119,6 +119,8 @@ class Facts:
     kv_memory_gib: Measured | None = None
     kv_tokens: Measured | None = None
     kv_blocks: int | None = None
+    num_slots: int | None = None  # llama-server's: requests that run at once
+    slot_tokens: int | None = None  # the longest request in one of them
     max_concurrency: Measured | None = None
     graph_capture_s: Measured | None = None
     graph_gib: Measured | None = None

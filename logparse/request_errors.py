@@ -11,6 +11,18 @@ _SEE_REQUEST = ("look at what the client sends", None)
 
 REQUEST_ERRORS: tuple[WarningRule, ...] = (
     WarningRule(
+        "metal-out-of-memory",
+        1,
+        ("kIOGPUCommandBufferCallbackErrorOutOfMemory", "error: Insufficient Memory ("),
+        "Metal ran out of GPU memory (Insufficient Memory) while it computed",
+        "Weights, KV cache and work space together are above what macOS lets the GPU take; what "
+        "was computed is lost.",
+        (
+            ("use a shorter context", "{serve} --ctx-size 8192"),
+            ("store the KV cache in 8 bits", "{serve} --cache-type-k q8_0 --cache-type-v q8_0"),
+        ),
+    ),
+    WarningRule(
         "request-too-long",
         3,
         (

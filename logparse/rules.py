@@ -39,6 +39,7 @@ class Keep(enum.Enum):
     LAST = "last"
     EACH = "each"  # all that differ, in order of appearance
     LAST_PER_PROCESS = "last per process"  # then as EACH
+    CACHE = "cache"  # as EACH by model; of a model's window only its memory counts, and is added
 
 
 class Mark(enum.Enum):
@@ -54,6 +55,7 @@ class Mark(enum.Enum):
     STOPPED = "stopped"
     DIED = "died"  # after ready: the server cannot go on
     CUT = "cut"  # the text says that parts are missing
+    WINDOW = "window"  # the next cache is a second one of the same model, for its window
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,20 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         (("close them", "unset VLLM_SERVER_DEV_MODE"),),
     ),
     WarningRule(
+        "no-gpu-used",
+        1,
+        (
+            "no usable GPU found", "not compiled with GPU offload support",
+            "failed to initialize CUDA", "failed to initialize ROCm", "load_tensors: offloaded 0/",
+        ),
+        "the model is computed on the CPU alone, many times slower than on a GPU",
+        "The build has no code for the GPU, the container does not see it, or the driver failed.",
+        (
+            ("see the devices that it finds", "llama-server --list-devices"),
+            ("see what the driver says", "nvidia-smi"),
+        ),
+    ),
+    WarningRule(
         "device-incompatible",
         1,
         ("is not compatible with the current PyTorch installation",),
