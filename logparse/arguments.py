@@ -80,9 +80,23 @@ _OLD_DEFAULTS = {
     "max_prompt_adapter_token": "0",
     "data_parallel_rpc_port": "29550",
 }
+# Of SGLang's ServerArgs, which prints all of them and some as it settled them: what a user gives,
+# and the value when nobody gave one.
+_SGLANG_DEFAULTS = {
+    "host": "'127.0.0.1'", "port": "30000", "tp_size": "1", "dp_size": "1", "pp_size": "1",
+    "ep_size": "1", "nnodes": "1", "node_rank": "0", "dist_init_addr": "None",
+    "context_length": "None", "mem_fraction_static": "None", "dtype": "'auto'",
+    "quantization": "None", "kv_cache_dtype": "'auto'", "load_format": "'auto'",
+    "trust_remote_code": "False", "revision": "None", "reasoning_parser": "None",
+    "tool_call_parser": "None", "chat_template": "None", "is_embedding": "False",
+    "enable_dp_attention": "False", "enable_ep_moe": "False", "moe_a2a_backend": "'none'",
+    "disable_cuda_graph": "False", "disable_radix_cache": "False", "enable_metrics": "False",
+    "enable_torch_compile": "False", "speculative_algorithm": "None",
+    "speculative_draft_model_path": "None", "enable_lora": "None", "lora_paths": "None",
+}  # fmt: skip
 _EMPTY = frozenset({"None", "False", "''", "[]", "{}"})
 _ITEM = re.compile(r"[ ({,]'?(\w{1,60})'?(?:=|: )('[^']{0,400}'|\[[^\]]{0,400}\]|[^,\s)}]{1,200})")
-_MAX_ITEMS = 200
+_MAX_ITEMS = 600
 
 
 def differing_arguments(printed: str) -> dict[str, str]:
@@ -91,6 +105,9 @@ def differing_arguments(printed: str) -> dict[str, str]:
     if pairs is None:
         found = _ITEM.findall(f" {printed[:20000]}")[:_MAX_ITEMS]
         pairs = {name: value for name, value in found if name != "Namespace"}
+    if printed.startswith("ServerArgs("):
+        given = _SGLANG_DEFAULTS
+        pairs = {n: v for n, v in pairs.items() if n in given and v not in (given[n], "None")}
     if printed.startswith("Namespace("):
         pairs = {n: v for n, v in pairs.items() if v not in _EMPTY and _OLD_DEFAULTS.get(n) != v}
     pairs = {name: value for name, value in pairs.items() if not value.startswith("<")}

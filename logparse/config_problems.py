@@ -17,7 +17,7 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         "goes with small letters only (1.5k).",
         (
             ("write the number out", "{serve} --max-model-len 32768"),
-            ("leave it out: the model's own limit is used", "{serve}"),
+            ("leave it out: the model's own limit is used", "{serve} ~--max-model-len"),
         ),
         is_fatal=True,
     ),
@@ -139,7 +139,7 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
                 '"num_speculative_tokens":3,"prompt_lookup_max":4}}\'',
             ),
             ("allow larger steps", "{serve} --max-num-batched-tokens 8192"),
-            ("do without it", "{serve}"),
+            ("do without it", "{serve} ~--speculative-config"),
         ),
         is_fatal=True,
     ),
@@ -182,7 +182,7 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         "Block size, layout and number format of the KV cache depend on the attention backend.",
         (
-            ("leave the option out", "{serve}"),
+            ("leave the option out", "{serve} ~--block-size ~--kv-cache-dtype"),
             ("store the KV cache in 8 bits", "{serve} --kv-cache-dtype fp8"),
         ),
         is_fatal=True,
@@ -201,7 +201,7 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
             ("see which build fits this machine", "stoker doctor"),
             (
                 "install into a fresh environment",
-                "uv venv && uv pip install vllm --torch-backend=auto",
+                "uv venv && uv pip install {package} --torch-backend=auto",
             ),
             NEWER_PACKAGES,
         ),
@@ -220,7 +220,7 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
             "this attention backend is not for {device}",
         ),
         "The names and the limits of the backends depend on release and device.",
-        (("let the server choose", "{serve}"), ASK_CLI),
+        (("let the server choose", "{serve} ~--attention-backend ~--block-size"), ASK_CLI),
         is_fatal=True,
     ),
 )

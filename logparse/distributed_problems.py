@@ -181,7 +181,7 @@ DISTRIBUTED_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         "Only mixture-of-experts models have experts to share out.",
         (
-            ("leave the flag out", "{serve}"),
+            ("leave the flag out", "{serve} ~--enable-expert-parallel ~--enable-eplb"),
             ("use what is always there", "{serve} --all2all-backend allgather_reducescatter"),
         ),
         is_fatal=True,

@@ -48,7 +48,7 @@ GENERAL_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         "Weights, KV cache and the activations of one compiled step must fit together.",
         (
-            ("serve shorter sequences", "{serve} --max-model-len 4096"),
+            ("serve shorter sequences", "{serve} --max-model-len {len_half}"),
             (
                 "make a step smaller",
                 "{serve} --max-num-batched-tokens {budget_half} --max-num-seqs {seqs_half}",
@@ -69,7 +69,7 @@ GENERAL_PROBLEMS: tuple[ProblemRule, ...] = (
         "that this release expects.",
         (
             NEWER_PACKAGES,
-            ("drop --quantization (it is read from the checkpoint)", "{serve}"),
+            ("drop --quantization (it is read from the checkpoint)", "{serve} ~--quantization"),
             ("make sure that the download is complete", "hf download {repo_id}"),
         ),
         functions=frozenset({"load_weights", "_load_module", "weight_loader"}),
@@ -78,7 +78,7 @@ GENERAL_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "E1",
         patterns(r"^NotImplementedError\s{0,3}$"),
-        ("no device was found that this build of vLLM can use",),
+        ("no device was found that this build of {server} can use",),
         "Nothing recognised the device, so its questions have no answer: a CUDA build on a machine "
         "without a visible GPU, or a build for another platform.",
         (
@@ -98,7 +98,7 @@ GENERAL_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         "The code says itself that it is not written: for this model, device or option.",
         (
-            ("leave out options that are not needed", "{serve}"),
+            ("leave out the options that are not needed", None),
             NEWER_PACKAGES,
             ("try Transformers' own implementation", "{serve} --model-impl transformers"),
         ),
@@ -125,7 +125,7 @@ GENERAL_PROBLEMS: tuple[ProblemRule, ...] = (
             ("see what does not fit together", "pip check"),
             (
                 "install into a fresh environment",
-                "uv venv && uv pip install vllm --torch-backend=auto",
+                "uv venv && uv pip install {package} --torch-backend=auto",
             ),
         ),
         is_general=True,

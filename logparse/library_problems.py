@@ -27,13 +27,13 @@ LIBRARY_PROBLEMS: tuple[ProblemRule, ...] = (
             r"requires the CUDA flash attention extensions",
             r"No module named '(?P<module>(?:vllm\.)?(?:vllm_)?flash_attn[\w.]{0,60})'",
         ),
-        ("the package {module} is missing", "the flash attention part of vLLM is missing"),
+        ("the package {module} is missing", "the flash attention part of {server} is missing"),
         "The wheel does not fit this platform, or the model's own code imports flash-attn.",
         (
             ("use another attention backend", "{serve} --attention-backend TRITON_ATTN"),
             (
-                "install vLLM again, in a fresh environment",
-                "uv venv && uv pip install vllm --torch-backend=auto",
+                "install {server} again, in a fresh environment",
+                "uv venv && uv pip install {package} --torch-backend=auto",
             ),
             ("for code of the model itself", "pip install flash-attn --no-build-isolation"),
         ),

@@ -20,16 +20,6 @@ _WANTED = _OUT + r"\. Tried to allocate (?P<wanted>[\d.]{1,12} [KMG]iB)"
 _USED_UP = _OUT + r"|CUDA error: out of memory"
 
 
-def _free_share(values: Values) -> Values:
-    """The utilization that fits into what is free now, half a GiB kept back."""
-    try:
-        free, total = float(values["free"]), float(values["total"])
-    except (KeyError, ValueError):
-        return {}
-    share = math.floor((free - 0.5) / total * 100) / 100 if total > 0 else 0.0
-    return {"fitting_share": f"{share:.2f}"} if share > 0 else {}
-
-
 def _larger_share(values: Values) -> Values:
     """A CPU share that leaves at least 2 GiB above what is used now."""
     try:
@@ -135,10 +125,14 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             FREE_GPU,
             ("take only what is free", "{serve} --gpu-memory-utilization {fitting_share}"),
+            (
+                "a smaller share does not help: {free} GiB do not hold the weights (about "
+                "{weights} GiB)",
+                None,
+            ),
             ("use another GPU", "CUDA_VISIBLE_DEVICES=1 {serve}"),
         ),
         is_fatal=True,
-        derive=_free_share,
     ),
     ProblemRule(
         "A4",
@@ -149,7 +143,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         "each other.",
         (
             ("start the servers one after the other", "{serve}"),
-            ("fix the size instead of measuring it", "{serve} --kv-cache-memory-bytes 4G"),
+            ("fix the size instead of measuring it", "{serve} --kv-cache-memory-bytes {kv_bytes}"),
         ),
     ),
     ProblemRule(
@@ -213,7 +207,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             FREE_GPU,
             ("leave more memory free", "{serve} --gpu-memory-utilization {share_down}"),
-            ("set the cache's size", "{serve} --kv-cache-memory-bytes 4G"),
+            ("set the cache's size", "{serve} --kv-cache-memory-bytes {kv_bytes}"),
         ),
         functions=frozenset(
             {
@@ -303,7 +297,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         "does not help.",
         (
             ("allow a larger share", "{serve} --gpu-memory-utilization {larger_share}"),
-            ("set the cache alone", "{serve} --kv-cache-memory-bytes 4G"),
+            ("set the cache alone", "{serve} --kv-cache-memory-bytes {kv_bytes}"),
             SMALLER_MODEL,
         ),
         is_fatal=True,
@@ -328,7 +322,6 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
             ("see what else uses the memory", "ps aux --sort=-rss | head"),
         ),
         is_fatal=True,
-        derive=_free_share,
     ),
     ProblemRule(
         "A12",

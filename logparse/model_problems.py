@@ -201,7 +201,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
             (
                 "drop --quantization (it is read from the checkpoint), or use a checkpoint "
                 "made for it",
-                "{serve}",
+                "{serve} ~--quantization",
             ),
             NEWER_PACKAGES,
             ("make sure that the download is complete", "hf download {repo_id}"),
@@ -266,7 +266,7 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         (
             "the model type {type} is unknown to the installed Transformers",
-            "the installed Transformers is too old for this vLLM",
+            "the installed Transformers is too old for this {server}",
         ),
         "The model is newer than the installed packages (or the name in config.json is wrong).",
         (NEWER_PACKAGES, ("choose a supported model", None)),
@@ -314,7 +314,7 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
                 "read the code, then allow it for one revision",
                 "{serve} --trust-remote-code --revision <sha>",
             ),
-            ("a newer release may know the model itself", "pip install -U vllm transformers"),
+            ("a newer release may know the model itself", "pip install -U {package} transformers"),
         ),
     ),
     ProblemRule(
@@ -379,7 +379,7 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         "Without chunked prefill a whole prompt goes through in one step.",
         (
-            ("leave chunked prefill on", "{serve}"),
+            ("leave chunked prefill on", "{serve} --enable-chunked-prefill"),
             ("allow larger steps", "{serve} --max-num-batched-tokens {length}"),
         ),
         is_fatal=True,
@@ -411,7 +411,7 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         "device lacks, "
         "cannot work.",
         (
-            ("leave --quantization out", "{serve}"),
+            ("leave --quantization out", "{serve} ~--quantization"),
             ("use a checkpoint made for {method}", None),
             ("quantise a bf16 checkpoint while loading", "{serve} --quantization fp8"),
         ),
@@ -440,7 +440,7 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         ("no attention backend fits this model and device",),
         "The reasons are in the message, one per backend.",
         (
-            ("let the server choose", "{serve}"),
+            ("let the server choose", "{serve} ~--attention-backend"),
             ("use the most general one", "{serve} --attention-backend TRITON_ATTN"),
             ("keep the KV cache in the model's type", "{serve} --kv-cache-dtype auto"),
         ),

@@ -60,7 +60,7 @@ OPTION_PROBLEMS: tuple[ProblemRule, ...] = (
         "Some flags only work together with another one.",
         (
             ("give both", "{serve} {flag} {other}"),
-            ("leave {flag} out", "{serve}"),
+            ("leave {flag} out", "{serve} ~{flag}"),
             ASK_CLI,
         ),
         is_fatal=True,
@@ -187,7 +187,7 @@ OPTION_PROBLEMS: tuple[ProblemRule, ...] = (
                 '{serve} --kv-transfer-config \'{{"kv_connector":"NixlConnector",'
                 '"kv_role":"kv_both"}}\'',
             ),
-            ("do without it", "{serve}"),
+            ("do without it", "{serve} ~--kv-transfer-config"),
         ),
         is_fatal=True,
     ),

@@ -115,7 +115,7 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
         "Weights, KV cache and work space together do not fit; the context takes a share that "
         "grows with its length.",
         (
-            ("use a shorter context", "{serve} --ctx-size 8192"),
+            ("use a shorter context", "{serve} --ctx-size {len_half}"),
             ("keep some layers in main memory", "{serve} --n-gpu-layers 20"),
             (
                 "store the KV cache in 8 bits",
@@ -204,9 +204,9 @@ SGLANG_PROBLEMS: tuple[ProblemRule, ...] = (
         ("no memory is left for the KV cache",),
         "Weights use up the share that --mem-fraction-static gives to weights and KV cache.",
         (
-            ("give them more of the memory", "{serve} --mem-fraction-static 0.92"),
+            ("give them more of the memory", "{serve} --mem-fraction-static {fraction_up}"),
             ("capture fewer CUDA graphs", "{serve} --cuda-graph-max-bs 8"),
-            ("spread the model over two GPUs", "{serve} --tp-size 2"),
+            ("spread the model over {more_gpus} GPUs", "{serve} --tp-size {more_gpus}"),
         ),
         is_fatal=True,
         engine="sglang",
@@ -217,7 +217,7 @@ SGLANG_PROBLEMS: tuple[ProblemRule, ...] = (
         ("CUDA graphs could not be captured: {detail}",),
         "Graphs are made after the KV cache has taken its share.",
         (
-            ("leave more memory free", "{serve} --mem-fraction-static 0.8"),
+            ("leave more memory free", "{serve} --mem-fraction-static {fraction_down}"),
             ("capture fewer", "{serve} --cuda-graph-max-bs 8"),
             ("do without CUDA graphs", "{serve} --disable-cuda-graph"),
         ),

@@ -141,7 +141,7 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
             r"UnspecifiedPlatform",
             r"Torch not compiled with CUDA enabled",
         ),
-        ("no device was found that this build of vLLM can use",),
+        ("no device was found that this build of {server} can use",),
         "A CUDA build on a machine without a visible GPU, or a build for another platform.",
         (
             ("see whether the GPU is visible here", "nvidia-smi"),
@@ -170,9 +170,9 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
         "E7",
         patterns(r"undefined symbol: _Z"),
         ("a compiled part was built for another torch",),
-        "torch was changed after vLLM (or flash-attn, flashinfer) was installed.",
+        "torch was changed after {server} (or flash-attn, flashinfer) was installed.",
         (
-            ("install them together again", "pip install --force-reinstall vllm"),
+            ("install them together again", "pip install --force-reinstall {package}"),
             ("remove a stray package", "pip uninstall flash-attn"),
         ),
     ),
@@ -184,16 +184,19 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
             r"No module named 'vllm\._C'",
             r"'_OpNamespace' '_C\w{0,20}' object has no attribute",
         ),
-        ("the shared library {library} is missing", "the compiled part of vLLM cannot be loaded"),
+        (
+            "the shared library {library} is missing",
+            "the compiled part of {server} cannot be loaded",
+        ),
         "A wheel for another CUDA than torch's, a system older than the wheel, or a source "
         "folder named "
         "vllm in the current directory.",
         (
             (
                 "install into a fresh environment",
-                "uv venv && uv pip install vllm --torch-backend=auto",
+                "uv venv && uv pip install {package} --torch-backend=auto",
             ),
-            ("look for mixed CUDA versions", "pip list | grep -i -E 'torch|nvidia|vllm'"),
+            ("look for mixed CUDA versions", "pip list | grep -i -E 'torch|nvidia|{package}'"),
             ("see which build fits this machine", "stoker doctor"),
         ),
     ),
@@ -257,7 +260,7 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             ("find the place", "CUDA_LAUNCH_BLOCKING=1 {serve} --enforce-eager"),
             ("ask the driver", "dmesg | grep -i xid"),
-            ("leave more memory free", "{serve} --gpu-memory-utilization 0.85"),
+            ("leave more memory free", "{serve} --gpu-memory-utilization {share_down}"),
         ),
     ),
     ProblemRule(

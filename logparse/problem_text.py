@@ -7,8 +7,9 @@ from __future__ import annotations
 import re
 import shlex
 
-from logparse.arguments import differing_arguments
+from logparse.command_line import Flag, given_flags, typed_command
 from logparse.failures import Cause
+from logparse.fitting import tuned
 from logparse.problems import ProblemRule, Values
 from logparse.records import Facts, Fix, Problem
 from logparse.redact import safe_text
@@ -18,7 +19,15 @@ _PROGRAMS = {
     "vllm": "vllm serve",
     "stoker": "stoker serve",
     "llama.cpp": "llama-server",
-    "sglang": "sglang serve",
+    "sglang": "python -m sglang.launch_server",
+}
+_MODEL_FLAGS = {"llama-server": "-m ", "python -m sglang.launch_server": "--model-path "}
+# What people call it, and the package that pip knows.
+_NAMES: dict[str, tuple[str, str | None]] = {
+    "vllm": ("vLLM", "vllm"),
+    "stoker": ("Stoker", None),
+    "llama.cpp": ("llama.cpp", None),
+    "sglang": ("SGLang", "sglang"),
 }
 # The engine flags that our own server takes; fixes that need others are left out for it.
 _OWN_FLAG_TEXT = """
@@ -30,7 +39,8 @@ _OWN_FLAG_TEXT = """
 --disable-log-stats --disable-uvicorn-access-log --shutdown-timeout
 """
 OWN_FLAGS = frozenset(_OWN_FLAG_TEXT.split())
-_FLAG = re.compile(r" (--[a-z][a-z-]{1,60})")
+_FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]{1,60})")
+_VLLM_WORD = re.compile(r"(?<![\w:'-])vllm(?![\w:])(?! serve\|)")
 _GPU_COMMANDS = ("nvidia-smi", "CUDA_VISIBLE_DEVICES=", "docker run --gpus")
 _REPO_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 _PLACEHOLDER = re.compile(r"\{(\w{1,40})\}")
@@ -63,10 +73,10 @@ def to_problem(cause: Cause, facts: Facts, engine: str | None) -> Problem:
     return Problem(
         id=rule.id if rule is not None else "unknown",
         title=_title(cause, values),
-        why=rule.why if rule is not None else _unknown_why(cause),
+        why=(_fill(rule.why, values) or rule.why) if rule is not None else _unknown_why(cause),
         fixes=_fixes(rule, values, facts, engine)
         if rule is not None
-        else _debug_fix(engine, values),
+        else _debug_fix(facts, engine, values),
         key_line=safe_text(shown.text, _KEY_LINE),
         key_line_number=shown.line_number,
         process=safe_text(shown.process) if shown.process is not None else None,
@@ -86,49 +96,20 @@ def _unknown_why(cause: Cause) -> str:
 
 
 def _context(facts: Facts, engine: str | None, values: Values) -> Values:
-    program = _PROGRAMS.get(engine or "", "vllm serve")
+    program = _PROGRAMS.get(engine or "", _PROGRAMS["vllm"])
     model = shlex.quote(facts.model) if facts.model else "MODEL"
-    context = {
-        "program": program,
-        "model": model,
-        "serve": f"{program} {'-m ' if engine == 'llama.cpp' else ''}{model}",
-    }
+    server, package = _NAMES.get(engine or "", _NAMES["vllm"])
+    context = {"program": program, "model": model, "server": server}
+    if package is not None:
+        context["package"] = package
     port = values.get("port") or _port(facts)
     context["next_port"] = str(int(port) + 1) if port and port.isdigit() else "8001"
     if port is not None:
         context["port"] = port
-    context |= _tuned(facts, engine)
+    context |= tuned(facts, values)
     if facts.model and _REPO_ID.fullmatch(facts.model):
         context["repo_id"] = facts.model
     return context
-
-
-def _tuned(facts: Facts, engine: str | None) -> Values:
-    """Values for the usual levers, one step from what this start used; absent at their end."""
-    given = differing_arguments(facts.non_default_args or "")
-    share = _number(given.get("gpu_memory_utilization"), 0.9)
-    budget = facts.max_num_batched_tokens or int(_number(given.get("max_num_batched_tokens"), 8192))
-    seqs = int(_number(given.get("max_num_seqs"), 256))
-    tuned = {
-        "share_down": f"{max(share - 0.05, 0.05):.2f}",
-        "budget_half": str(max(256, min(budget // 2, 2048))),
-        "seqs_half": str(max(1, min(seqs // 2, 128))),
-        "more_gpus": str(max(2, 2 * (facts.tensor_parallel_size or 1))),
-        "pp": str(facts.pipeline_parallel_size or 2),
-    }
-    if share < 0.95:
-        tuned["share_up"] = "0.95"
-    elif share < 0.98:
-        tuned["share_up"] = "0.98"
-    return tuned
-
-
-def _number(text: str | None, default: float) -> float:
-    try:
-        value = float(text) if text is not None else default
-    except ValueError:
-        return default
-    return value if 0 < value < 1e9 else default
 
 
 def _port(facts: Facts) -> str | None:
@@ -155,62 +136,88 @@ def _title(cause: Cause, values: Values) -> str:
 
 
 def _fixes(rule: ProblemRule, values: Values, facts: Facts, engine: str | None) -> tuple[Fix, ...]:
-    flags = None if rule.engine else _TRANSLATIONS.get(engine or "")
-    found = [_fix(text, command, values, flags) for text, command in rule.fixes]
-    return tuple(fix for fix in found if fix is not None and _is_useful(fix, facts, engine))
+    return _filled(rule.fixes, values, facts, engine, is_translated=not rule.engine)
 
 
 def filled_fixes(
     templates: tuple[tuple[str, str | None], ...], facts: Facts, engine: str | None
 ) -> tuple[Fix, ...]:
     """Fixes that need nothing but the facts of the log."""
-    flags, values = _TRANSLATIONS.get(engine or ""), _context(facts, engine, {})
-    found = [_fix(text, command, values, flags) for text, command in templates]
-    return tuple(fix for fix in found if fix is not None and _is_useful(fix, facts, engine))
+    return _filled(templates, _context(facts, engine, {}), facts, engine, is_translated=True)
 
 
-def _is_useful(fix: Fix, facts: Facts, engine: str | None) -> bool:
-    return fix.command is None or _can_be_typed(fix.command, facts, engine)
+def _filled(
+    templates: tuple[tuple[str, str | None], ...],
+    values: Values,
+    facts: Facts,
+    engine: str | None,
+    *,
+    is_translated: bool,
+) -> tuple[Fix, ...]:
+    """Each that can be filled in and typed for this engine, with the user's own flags."""
+    flags = _TRANSLATIONS.get(engine or "") if is_translated else None
+    given = given_flags(facts.non_default_args)
+    found: dict[str, Fix] = {}
+    for text, command in templates:
+        filled = _fill(text, values)
+        if filled is None:
+            continue
+        if command is None:
+            found.setdefault(filled, Fix(filled, None))
+            continue
+        typed = _command(command, values, flags, given)
+        if typed is not None and _can_be_typed(typed, facts, engine):
+            found.setdefault(typed, Fix(filled, typed))
+    return tuple(found.values())
 
 
-def _fix(
-    text: str, command: str | None, values: Values, flags: dict[str, str] | None
-) -> Fix | None:
+def _command(
+    template: str, values: Values, flags: dict[str, str] | None, given: tuple[Flag, ...]
+) -> str | None:
     """None when a value is missing, or another engine (`flags`) has no such flag."""
-    filled = _fill(text, values)
-    if filled is None or command is None:
-        return Fix(filled, None) if filled is not None else None
-    typed = _fill(command, values)
-    if typed and flags is not None and values["program"] in typed:
-        typed = _translated(typed, flags)
-    return Fix(filled, typed) if typed else None
-
-
-def _translated(command: str, flags: dict[str, str]) -> str | None:
-    """The command in the flags of another engine, None when it has none for it."""
-    if "VLLM_" in command:
+    is_start = "{serve}" in template
+    before, _, after = template.partition("{serve}")
+    filled = [_fill(part, values) for part in ((before, after) if is_start else (before,))]
+    if None in filled:
         return None
-    for flag in _FLAG.findall(command):
+    if not is_start:
+        return filled[0]
+    text = "{serve}".join(part for part in filled if part is not None)
+    if flags is not None:
+        translated = _translated(text, flags)
+        if translated is None:
+            return None
+        text = translated
+    start = f"{values['program']} {_MODEL_FLAGS.get(values['program'], '')}{values['model']}"
+    return typed_command(text, start, given)
+
+
+def _translated(template: str, flags: dict[str, str]) -> str | None:
+    """The advice in the flags of another engine, None when it has none for it."""
+    if "VLLM_" in template:
+        return None
+    for flag in _FLAG.findall(template):
         if flag not in flags and flag != "--help":
             return None
-        command = command.replace(f" {flag}", f" {flags.get(flag, flag)}", 1)
-    return command
+        template = template.replace(flag, flags.get(flag, flag), 1)
+    return template
 
 
 def _can_be_typed(command: str, facts: Facts, engine: str | None) -> bool:
     """Whether the command makes sense for this engine and device."""
     if facts.platform == "cpu" and command.startswith(_GPU_COMMANDS):
         return False
+    if engine in _TRANSLATIONS and ("VLLM_" in command or _VLLM_WORD.search(command)):
+        return False
     if engine != "stoker":
         return True
-    if "VLLM_" in command or "vllm" in command.split() or "torchinductor" in command.lower():
+    if "VLLM_" in command or _VLLM_WORD.search(command) or "torchinductor" in command.lower():
         return False
     flags = _FLAG.findall(command) if "stoker serve" in command else []
     return all(flag in OWN_FLAGS or flag == "--help" for flag in flags)
 
 
-def _debug_fix(engine: str | None, values: Values) -> tuple[Fix, ...]:
-    variables = {"vllm": "VLLM_LOGGING_LEVEL=DEBUG ", "stoker": "STOKER_LOGGING_LEVEL=DEBUG "}
-    if engine not in variables:
-        return ()
-    return (Fix("start again with every message shown", f"{variables[engine]}{values['serve']}"),)
+def _debug_fix(facts: Facts, engine: str | None, values: Values) -> tuple[Fix, ...]:
+    variable = {"vllm": "VLLM_LOGGING_LEVEL", "stoker": "STOKER_LOGGING_LEVEL"}.get(engine or "")
+    templates = (("start again with every message shown", f"{variable}=DEBUG {{serve}}"),)
+    return _filled(templates, values, facts, engine, is_translated=True) if variable else ()

@@ -63,7 +63,7 @@ FREE_GPU = ("see what else holds the GPU and end it", "nvidia-smi")
 SMALLER_MODEL = ("use a quantised checkpoint or a smaller model", None)
 MORE_GPUS = ("spread the model over {more_gpus} GPUs", "{serve} --tensor-parallel-size {more_gpus}")
 QUANTISE = ("quantise while loading", "{serve} --quantization fp8")
-NEWER_PACKAGES = ("use a release that knows the model", "pip install -U vllm transformers")
+NEWER_PACKAGES = ("use a release that knows the model", "pip install -U {package} transformers")
 
 # However torch words it, on whatever device.
 OUT_OF_MEMORY = (

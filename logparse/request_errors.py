@@ -18,7 +18,7 @@ REQUEST_ERRORS: tuple[WarningRule, ...] = (
         "Weights, KV cache and work space together are above what macOS lets the GPU take; what "
         "was computed is lost.",
         (
-            ("use a shorter context", "{serve} --ctx-size 8192"),
+            ("use a shorter context", "{serve} --ctx-size {len_half}"),
             ("store the KV cache in 8 bits", "{serve} --cache-type-k q8_0 --cache-type-v q8_0"),
         ),
     ),

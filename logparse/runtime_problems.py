@@ -56,7 +56,7 @@ RUNTIME_PROBLEMS: tuple[ProblemRule, ...] = (
         "Both need a memory pool of their own, which expandable segments cannot give.",
         (
             ("unset the variable", "unset PYTORCH_CUDA_ALLOC_CONF"),
-            ("do without sleep mode (leave --enable-sleep-mode out)", "{serve}"),
+            ("do without sleep mode", "{serve} ~--enable-sleep-mode"),
         ),
         is_fatal=True,
     ),

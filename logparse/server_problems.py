@@ -278,7 +278,7 @@ OWN_ENGINE_PROBLEMS: tuple[ProblemRule, ...] = (
         ("{detail}",),
         "The weights or one full-length request do not fit into the memory budget.",
         (
-            ("serve shorter sequences", "{serve} --max-model-len 2048"),
+            ("serve shorter sequences", "{serve} --max-model-len {len_half}"),
             ("set the cache's size", "{serve} --kv-cache-memory-bytes 1G"),
         ),
         is_fatal=True,

@@ -12,11 +12,14 @@ _E = "sglang"
 SGLANG_RULES: tuple[Rule, ...] = (
     rule(
         "sglang-args",
-        "server_args=ServerArgs(",
-        r"model_path='([^']{1,400})'",
-        "All arguments.",
+        "server_args=",
+        r"(ServerArgs\(model_path='([^']{1,400})'.{0,20000})",
+        "All arguments, also those that nobody gave.",
         engine=_E,
-        takes=(Take("model", Unit.TEXT, keep=Keep.FIRST),),
+        takes=(
+            Take("model", Unit.TEXT, (2,), Keep.FIRST),
+            Take("non_default_args", Unit.TEXT, keep=Keep.FIRST),
+        ),
         phase=1,
         mark=Mark.VERSION,
         source="sglang/srt/entrypoints/engine.py",

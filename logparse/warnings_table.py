@@ -42,8 +42,11 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         "no-gpu-used",
         1,
         (
-            "no usable GPU found", "not compiled with GPU offload support",
-            "failed to initialize CUDA", "failed to initialize ROCm", "load_tensors: offloaded 0/",
+            "no usable GPU found",
+            "not compiled with GPU offload support",
+            "failed to initialize CUDA",
+            "failed to initialize ROCm",
+            "load_tensors: offloaded 0/",
         ),
         "the model is computed on the CPU alone, many times slower than on a GPU",
         "The build has no code for the GPU, the container does not see it, or the driver failed.",
@@ -181,7 +184,7 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         ("Enforce eager set", "enforce-eager is enabled"),
         "compilation and CUDA graphs are off",
         "The start is faster, small batches are much slower.",
-        (("leave --enforce-eager out", "{serve}"),),
+        (("leave --enforce-eager out", "{serve} ~--enforce-eager"),),
     ),
     WarningRule(
         "transformers-fallback",
@@ -216,7 +219,7 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         ("quantization is not fully optimized yet", "is not as fast as"),
         "this quantisation is slower than it could be",
         "A faster kernel exists for the same weights, or none for this GPU.",
-        (("leave --quantization out: the server picks the best", "{serve}"),),
+        (("leave --quantization out: the server picks the best", "{serve} ~--quantization"),),
     ),
     WarningRule(
         "weight-only-fp8",
@@ -256,7 +259,7 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         ("precluded higher-priority backend",),
         "--block-size rules out a faster attention backend",
         "The backend chosen instead may be slower.",
-        (("leave --block-size out", "{serve}"),),
+        (("leave --block-size out", "{serve} ~--block-size"),),
     ),
     WarningRule(
         "flash-attention-missing",

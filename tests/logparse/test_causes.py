@@ -409,7 +409,9 @@ def test_sglang_without_memory_for_its_cache() -> None:
     assert (report.outcome, report.engine) == (Outcome.FAILED, "sglang")
     assert report.problem is not None
     assert (report.problem.id, report.problem.key_line_number) == ("Q1", 5)
-    assert report.problem.fixes[0].command == "sglang serve o/m --mem-fraction-static 0.92"
+    assert report.problem.fixes[0].command == (
+        "python -m sglang.launch_server --model-path o/m --mem-fraction-static 0.93"
+    )
 
 
 def test_vllms_flags_are_translated_for_sglang() -> None:
@@ -424,7 +426,7 @@ def test_vllms_flags_are_translated_for_sglang() -> None:
     )
     assert report.problem is not None
     commands = [fix.command for fix in report.problem.fixes]
-    assert "sglang serve o/m --tp-size 2" in commands
+    assert "python -m sglang.launch_server --model-path o/m --tp-size 2" in commands
     assert not any("--cpu-offload-gb" in (command or "") for command in commands)
 
 

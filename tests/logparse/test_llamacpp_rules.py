@@ -133,11 +133,11 @@ def test_metal_out_of_memory() -> None:
     ("line", "title"),
     [
         (
-            "clip_init: failed to load model '/m/p.gguf': load_hparams: unknown projector type: frob",
+            "clip_init: failed to load model '/p': load_hparams: unknown projector type: frob",
             "this build does not know the projector type frob of the mmproj file",
         ),
         (
-            "clip_init: failed to load model '/m/p.gguf': operator(): unable to find tensor v.blk.1.x",
+            "clip_init: failed to load model '/p': operator(): unable to find tensor v.blk.1.x",
             "the mmproj file lacks the tensor v.blk.1.x",
         ),
     ],

@@ -118,7 +118,7 @@ def test_a_stop_after_ready_is_no_failure() -> None:
             ),
             "A1",
             "one request of 8192 tokens needs 0.18 GiB of KV cache, 0.05 GiB are there",
-            "stoker serve smollm2-135m --max-model-len 2272",
+            "stoker serve smollm2-135m --port 8123 --max-model-len 2272",
         ),
         (
             (
@@ -199,7 +199,7 @@ def test_a_stop_after_ready_is_no_failure() -> None:
             ),
             "C7",
             "--max-model-len 100000 is larger than the 8192 positions of the model",
-            "stoker serve smollm2-135m --max-model-len 8192",
+            "stoker serve smollm2-135m --port 8123 --max-model-len 8192",
         ),
         (
             ("ConfigError: --gpu-memory-utilization 2.0 is not in (0, 1].",),
@@ -211,7 +211,7 @@ def test_a_stop_after_ready_is_no_failure() -> None:
             ("Quantised checkpoints (awq) are not supported; use a bf16 one.",),
             "C12",
             "the checkpoint or device does not go with the quantisation awq",
-            "stoker serve smollm2-135m",
+            "stoker serve smollm2-135m --port 8123",
         ),
         (("Something that nobody foresaw.",), "unknown", "Something that nobody foresaw.", None),
     ],
@@ -253,7 +253,10 @@ def test_a_traceback_of_the_core_is_the_cause() -> None:
     assert report.problem is not None
     assert report.problem.key_line == "RuntimeError: shape '[3, 4]' is invalid for input of size 13"
     assert not report.problem.is_known
-    assert report.problem.fixes[0].command == "STOKER_LOGGING_LEVEL=DEBUG stoker serve smollm2-135m"
+    assert (
+        report.problem.fixes[0].command
+        == "STOKER_LOGGING_LEVEL=DEBUG stoker serve smollm2-135m --port 8123"
+    )
 
 
 def test_death_after_ready() -> None:
