@@ -96,6 +96,7 @@ _SGLANG_DEFAULTS = {
 }  # fmt: skip
 _EMPTY = frozenset({"None", "False", "''", "[]", "{}"})
 _ITEM = re.compile(r"[ ({,]'?(\w{1,60})'?(?:=|: )('[^']{0,400}'|\[[^\]]{0,400}\]|[^,\s)}]{1,200})")
+_MASKED = re.compile(r"(?<=: )\*{3}(?=[,}])")  # a secret, of which the quotes went too
 _MAX_ITEMS = 600
 
 
@@ -121,7 +122,7 @@ def _dict_items(printed: str) -> dict[str, str] | None:
     try:
         with warnings.catch_warnings():  # of escapes that are none
             warnings.simplefilter("ignore")
-            value = ast.literal_eval(printed)
+            value = ast.literal_eval(_MASKED.sub("'***'", printed))
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return None
     if type(value) is not dict:

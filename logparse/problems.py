@@ -264,7 +264,8 @@ _PLAIN_FAILURES = re.compile(
     r"|error: (?:invalid|unknown) argument: |error while handling argument "
     r"|error: (?:--model is required|expected value for argument|the argument )"
     r"|(?:CUDA|ROCm|HIP|MUSA|SYCL|Vulkan) error: |(?:\S{1,300}:\d{1,6}: )?GGML_ASSERT\("
-    r"|error: Insufficient Memory \(|Failed: Cuda error |.{0,200}Watchdog caught collective operation timeout"
+    r"|error: Insufficient Memory \("
+    r"|Failed: Cuda error |.{0,200}Watchdog caught collective operation timeout"
     r"|nvidia-container-cli: |ptxas fatal"
 )
 

@@ -17,7 +17,7 @@ NEWEST = [
     "0.02.000.000 I load_tensors:        CUDA0 model buffer size =  2048.00 MiB",
     "0.02.100.000 I llama_context: n_ctx         = 4096",
     "0.02.100.001 I llama_context: n_ctx_seq     = 1024",
-    "0.02.500.000 I srv    load_model: initializing, n_slots = 4, n_ctx_slot = 1024, kv_unified = x",
+    "0.02.500.000 I srv    load_model: initializing, n_slots = 4, n_ctx_slot = 1024, kv_unified",
     "0.07.250.000 I srv  llama_server: listening on http://127.0.0.1:8123",
 ]
 
