@@ -24,6 +24,8 @@ from app.settings import (
     writable_by_others,
     wrong_type,
 )
+from engine.machine.hub import TOKEN_VARIABLES
+from engine.machine.secrets import SERVER_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def general_settings(settings: Settings) -> Iterator[EffectiveSetting]:
             yield _effective(GENERAL, key, files[key], "file")
         else:
             yield EffectiveSetting(GENERAL, key, None, "default", "default")
-    for name in ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN"):
+    for name in (*SERVER_KEYS, *TOKEN_VARIABLES):
         if settings.environ.get(name):
             key = name.removeprefix("STOKER_").lower()
             yield EffectiveSetting(GENERAL, key, "***", "environment", name)

@@ -1,18 +1,17 @@
 """Log lines in vLLM 0.30's shape: `(EngineCore pid=7) INFO 10-03 12:00:00 [core.py:123] message`.
 
-Lines go to stdout, one process prefix per physical line. `secret_scrubber` lets nothing that looks
-like a token or the configured API key reach a log.
+Lines go to stdout, one process prefix per physical line. Nothing that looks like a token, and no
+API key of the configuration, reaches a log.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 from typing import TextIO
 
-_TOKEN_SHAPES = re.compile(r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{16,})\b")
+from engine.machine.secrets import masked
 
 
 class _PrefixFormatter(logging.Formatter):
@@ -31,12 +30,7 @@ class _PrefixFormatter(logging.Formatter):
             f"{self._prefix} {record.levelname} {self.formatTime(record, self.datefmt)} "
             f"[{record.filename}:{record.lineno}] "
         )
-        return "\n".join(header + line for line in self._scrub(text).split("\n"))
-
-    def _scrub(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return _TOKEN_SHAPES.sub("***", text)
+        return "\n".join(header + line for line in masked(text, self._secrets).split("\n"))
 
 
 def setup_logging(

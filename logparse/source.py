@@ -106,7 +106,11 @@ def _unpacked_zstd(packed: io.RawIOBase) -> Iterator[BinaryIO]:
         shutil.copyfileobj(io.BufferedReader(packed), copy)
         copy.seek(0)
         with subprocess.Popen(
-            [program, "-dcqf"], stdin=copy, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [program, "-dcqf"],
+            env={},  # it needs nothing of ours, least of all a token
+            stdin=copy,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         ) as process:
             assert process.stdout is not None
             yield cast(BinaryIO, process.stdout)

@@ -10,19 +10,22 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from app.doctor.facts import AccessFacts, ModelAccess, OpenServer, PortFacts, TokenFacts
-from app.doctor.host_probe import hub_cache, hub_home
 from app.doctor.processes import Listener, engine_kind
 from app.ops.ports import is_port_free, port_holder
+from engine.machine.hub import (
+    TOKEN_VARIABLES,
+    hub_cache,
+    hub_endpoint,
+    hub_token,
+    offline_variable,
+    token_path,
+)
+from engine.machine.secrets import SERVER_KEYS
 
-_TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # the second is the old name
 _IGNORED_TOKEN_VARIABLES = ("HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HF_API_TOKEN")
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
-_OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-_TRUE_WORDS = ("1", "ON", "YES", "TRUE")  # what huggingface_hub takes for true
-_KEY_VARIABLES = ("VLLM_API_KEY", "STOKER_API_KEY", "LLAMA_API_KEY")
 _TIMEOUT_S = 10
 
 
@@ -36,9 +39,7 @@ def read_access(
         ignored_token=next((name for name in _IGNORED_TOKEN_VARIABLES if environ.get(name)), None),
         proxies=tuple(_set_variables(environ, _PROXY_VARIABLES)),
         skips_proxy_for_localhost=_skips_localhost(environ),
-        offline=tuple(
-            name for name in _OFFLINE_VARIABLES if environ.get(name, "").upper() in _TRUE_WORDS
-        ),
+        offline=tuple(filter(None, [offline_variable(environ)])),
         open_servers=tuple(_open_servers(listeners)),
         network=_own_network(),
         model=None if model is None else read_model_access(model, environ),
@@ -56,10 +57,10 @@ def read_port(port: int) -> PortFacts:
 
 def read_token(environ: Mapping[str, str]) -> TokenFacts | None:
     """Where the token comes from, in the order that huggingface_hub looks."""
-    for name in _TOKEN_VARIABLES:
+    for name in TOKEN_VARIABLES:
         if environ.get(name):
             return TokenFacts(source=name, is_well_formed=_is_well_formed(environ[name]))
-    path = _token_path(environ)
+    path = token_path(environ)
     if not path.is_file():
         return None
     try:
@@ -76,11 +77,11 @@ def read_model_access(model: str, environ: Mapping[str, str]) -> ModelAccess:
     is_cached = any(folder.glob("snapshots/*/config.json"))
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return ModelAccess(model=model, reason="not a hub id like org/name")
-    if any(environ.get(name, "").upper() in _TRUE_WORDS for name in _OFFLINE_VARIABLES):
+    if offline_variable(environ) is not None:
         return ModelAccess(model=model, reason="offline mode is on", is_cached=is_cached)
-    endpoint = environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    url = f"{endpoint}/{model}/resolve/main/config.json"
-    status, reason = _head(url, _token_text(environ))
+    token = hub_token(environ)
+    url = f"{hub_endpoint(environ)}/{model}/resolve/main/config.json"
+    status, reason = _head(url, None if token is None else token.text)
     return ModelAccess(model=model, status=status, reason=reason, is_cached=is_cached)
 
 
@@ -104,22 +105,6 @@ def _head(url: str, token: str | None) -> tuple[int | None, str | None]:
     except (urllib.error.URLError, OSError, ValueError) as error:
         why = getattr(error, "reason", error)
         return None, str(getattr(why, "strerror", None) or why)
-
-
-def _token_text(environ: Mapping[str, str]) -> str | None:
-    for name in _TOKEN_VARIABLES:
-        if environ.get(name):
-            return environ[name].strip()
-    try:
-        return _token_path(environ).read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):
-        return None
-
-
-def _token_path(environ: Mapping[str, str]) -> Path:
-    if environ.get("HF_TOKEN_PATH"):
-        return Path(environ["HF_TOKEN_PATH"]).expanduser()
-    return hub_home(environ) / "token"
 
 
 def _is_well_formed(token: str) -> bool:
@@ -160,7 +145,7 @@ def _has_key(listener: Listener) -> bool:
         environ = psutil.Process(listener.pid).environ()
     except psutil.Error:
         return False
-    return any(environ.get(name) for name in _KEY_VARIABLES)
+    return any(environ.get(name) for name in SERVER_KEYS)
 
 
 def _own_network() -> str | None:

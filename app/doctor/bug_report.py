@@ -16,13 +16,12 @@ from app.client.terminal_text import one_line
 from app.doctor.facts import Facts
 from app.doctor.report import Check
 from app.errors import ExitCode, StokerError
+from engine.machine.secrets import is_secret, secret_values
 
 _VARIABLES = re.compile(
     r"(STOKER|VLLM|HF|HUGGING_?FACE|TRANSFORMERS|CUDA|HIP|ROCR|NVIDIA|NCCL|GLOO|TORCH|TORCHINDUCTOR"
     r"|TRITON|PYTORCH|OMP|MKL|SLURM_JOB|LLAMA)_.*|LD_PRELOAD|LD_LIBRARY_PATH|PYTHONPATH|TMPDIR"
 )
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
-_SHORTEST_SECRET = 6  # shorter values would blot out ordinary words
 
 
 def report_text(
@@ -49,9 +48,8 @@ def masked(text: str, environ: Mapping[str, str]) -> str:
     """Without the values of secret variables, without anything that looks like a secret."""
     from logparse import mask_secrets
 
-    for name, value in environ.items():
-        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, "***")
+    for value in secret_values(environ):
+        text = text.replace(value, "***")
     home = str(Path.home())
     if len(home) > 1:
         text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
@@ -118,7 +116,7 @@ def _log(log: Path | None) -> list[str]:
 def _configuration(environ: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(environ):
         if _VARIABLES.fullmatch(name):
-            yield f"{name}={'***' if _SECRET_NAME.search(name) else environ[name]}"
+            yield f"{name}={'***' if is_secret(name) else environ[name]}"
     from app.ops.server_registry import open_registry
 
     for record in open_registry().running():

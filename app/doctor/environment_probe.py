@@ -90,7 +90,7 @@ def _musl() -> list[int] | None:
     import subprocess
 
     for loader in glob.glob("/lib/ld-musl-*.so.1"):
-        done = subprocess.run([loader], stderr=subprocess.PIPE, check=False)
+        done = subprocess.run([loader], env={}, stderr=subprocess.PIPE, check=False)
         match = re.search(rb"Version (\d+)\.(\d+)", done.stderr)
         if match:
             return [int(match.group(1)), int(match.group(2))]

@@ -15,6 +15,7 @@ from app.doctor.facts import EnvironmentFacts, Facts, GpuReading, MachineFacts, 
 from app.doctor.facts_file import from_json
 from app.doctor.report import FAMILIES
 from app.errors import ExitCode, StokerError
+from engine.machine.secrets import child_environment
 
 DEFAULT_PORT = 8000
 _PROBE_TIMEOUT_S = 20
@@ -151,7 +152,12 @@ def _ask(python: Path) -> Any:
     command = [str(python), "-c", _RUN_PROBE, str(probe)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+            command,
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
         )
     except OSError as error:
         raise _no_answer(python, error.strerror or str(error)) from error

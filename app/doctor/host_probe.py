@@ -15,6 +15,7 @@ from pathlib import Path
 
 from app.doctor.facts import AcceleratorFacts, FolderFacts, HostFacts, PciGpu
 from engine.machine.control_groups import group_folders, read_number, read_text
+from engine.machine.hub import hub_cache
 from engine.machine.memory import tightest_limit
 
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
@@ -136,21 +137,6 @@ def filesystem_of(path: Path, root: Path = _ROOT) -> str | None:
         if is_above and (best is None or len(mount) >= best[0]):
             best = (len(mount), words[2])
     return best[1] if best else None
-
-
-def hub_cache(environ: Mapping[str, str]) -> Path:
-    """Where huggingface_hub keeps models."""
-    if environ.get("HF_HUB_CACHE"):
-        return Path(environ["HF_HUB_CACHE"]).expanduser()
-    return hub_home(environ) / "hub"
-
-
-def hub_home(environ: Mapping[str, str]) -> Path:
-    """The folder of huggingface_hub's own files, the token's among them."""
-    if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"]).expanduser()
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "huggingface"
 
 
 def _folders(environ: Mapping[str, str], root: Path) -> Iterator[FolderFacts]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.doctor.facts import CacheFolder, GpuReading, LeftoverFacts, LeftoverFile, Orphan
-from app.doctor.host_probe import hub_cache
 from app.doctor.processes import Listener, engine_kind, is_engine_child
+from engine.machine.hub import hub_cache
 
 if TYPE_CHECKING:
     import psutil

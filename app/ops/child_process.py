@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from app.errors import ExitCode, StokerError
+from engine.machine.secrets import child_environment
 
 ENGINE_PACKAGES = ("torch", "safetensors", "tokenizers", "fastapi", "uvicorn", "zmq", "msgspec")
 
@@ -47,6 +48,8 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own; on Linux it is killed when this process dies.
 
+    Without `env` it gets this process's environment, but no secret.
+
     Call it from a thread that lives as long as the child should: the kernel watches the thread.
     With a guard, `death_signal` is SIGSTOP: a server that stands still keeps its orphans together.
     """
@@ -57,7 +60,7 @@ def spawn(
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
-        env=None if env is None else dict(env),
+        env=child_environment() if env is None else dict(env),
         start_new_session=True,
     )
 
@@ -73,6 +76,7 @@ def start_guard(mark: str) -> subprocess.Popen[bytes]:
     guard = str(Path(__file__).with_name("session_guard.py"))
     return subprocess.Popen(
         [sys.executable, "-I", "-S", guard, mark],
+        env=child_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import difflib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from app.ops.ports import url_host
 from engine.args import EngineArgs, with_dashes
 from engine.env import detect_device, is_loopback
 from engine.errors import ConfigError, ModelError
+from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
 
 STOKER, VLLM, LLAMA_CPP = "stoker", "vllm", "llama.cpp"
@@ -67,6 +67,7 @@ class LaunchSpec:
     served_name: str | None = None  # the name clients use; None: the server's own choice
     variables: dict[str, str] = field(default_factory=dict)  # added to the child's environment
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value
+    needed_secrets: tuple[str, ...] = ()  # names, besides the hub's, that it may inherit
 
     @property
     def url(self) -> str:
@@ -79,8 +80,9 @@ class LaunchSpec:
         return next(iter(self.secrets.values()), None)
 
     def environment(self) -> dict[str, str]:
-        """The child's environment: ours, secrets added, output unbuffered."""
-        return {**os.environ, "PYTHONUNBUFFERED": "1", **self.variables, **self.secrets}
+        """The child's environment: ours with the secrets it needs, output unbuffered."""
+        ours = child_environment(*HUB_SECRETS, *self.needed_secrets)
+        return {**ours, "PYTHONUNBUFFERED": "1", **self.variables, **self.secrets}
 
 
 def engine_called(name: str) -> str:

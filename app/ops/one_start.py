@@ -5,7 +5,6 @@ A server that is started again gets another one of these; `ManagedServer` holds 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from app.ops.log_sink import LogSink
 from app.ops.ready_probe import ReadyProbe
 from app.ops.start_progress import ProgressClock, bar_in_units
 from app.ops.supervisor import StopTimes, Supervisor
+from engine.machine.secrets import secret_values
 from logparse import Event, LogParser, LogReport, ProgressMade
 
 _EVENTS_KEPT = 2000
@@ -93,5 +93,4 @@ class OneStart:
 
 def _secrets(spec: LaunchSpec) -> tuple[str, ...]:
     """Values that must not reach the log, whatever the server prints."""
-    named = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "STOKER_API_KEY")
-    return (*spec.secrets.values(), *(os.environ.get(name, "") for name in named))
+    return (*spec.secrets.values(), *secret_values())

@@ -51,7 +51,7 @@ def main() -> None:
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _CHILD, mode], stdout=subprocess.PIPE
+        [sys.executable, "-I", "-S", "-c", _CHILD, mode], env=os.environ, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
     child.stdout.readline()

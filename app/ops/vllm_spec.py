@@ -15,6 +15,7 @@ from pathlib import Path
 from app.errors import ExitCode, StokerError
 from app.ops.launch_specs import VLLM, LaunchSpec, ServeRequest, as_flags
 from engine.args import EngineArgs
+from engine.machine.secrets import STORAGE_SECRETS
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _DEFAULTS = EngineArgs()
@@ -101,6 +102,7 @@ def vllm_spec(
         shutdown_timeout_s=request.args.shutdown_timeout,
         variables={"PATH": f"{folder}{os.pathsep}{path}"},
         secrets={API_KEY_VARIABLE: api_key} if api_key else {},
+        needed_secrets=(API_KEY_VARIABLE, *STORAGE_SECRETS),
     )
 
 

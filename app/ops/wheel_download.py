@@ -17,6 +17,7 @@ from pathlib import Path
 
 from app.errors import StokerError
 from app.ops.child_process import kill_session, spawn
+from engine.machine.secrets import STORAGE_SECRETS, child_environment
 
 _POLL_S = 0.1
 _OFFLINE_WORDS = (
@@ -75,7 +76,10 @@ def _pip_command() -> list[str]:
     """pip of this interpreter, else any pip on the path, else the one uv can run."""
     # Isolated: `-m` alone would run a folder called pip in the working folder or on PYTHONPATH.
     isolated = [sys.executable, "-I"]
-    if subprocess.run([*isolated, "-c", "import pip"], stderr=subprocess.DEVNULL).returncode == 0:
+    trial = subprocess.run(
+        [*isolated, "-c", "import pip"], env=child_environment(), stderr=subprocess.DEVNULL
+    )
+    if trial.returncode == 0:
         return [*isolated, "-m", "pip"]
     for name in ("pip3", "pip"):
         found = shutil.which(name)
@@ -93,7 +97,9 @@ def _pip_command() -> list[str]:
 def _pip_environment(folder: Path) -> dict[str, str]:
     scratch = folder / "tmp"
     scratch.mkdir(exist_ok=True)
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # The index may ask a keyring that needs the cloud's credentials.
+    inherited = child_environment("PIP_", *STORAGE_SECRETS)
+    inherited.pop("PYTHONPATH", None)
     environment = {**inherited, "TMPDIR": str(scratch), "PIP_NO_INPUT": "1"}
     index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
     if index:  # a user of uv configured the index there only

@@ -1,7 +1,7 @@
 """Reads small files and file beginnings of a Hugging Face repository, by range request.
 
-HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are obeyed; the token goes to that host alone, never to
-the storage host that it redirects to. Keeps nothing.
+The endpoint, the token and offline mode are huggingface_hub's; the token goes to that host alone,
+never to the storage host that it redirects to. Keeps nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
-from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlsplit
 
 from app.errors import ExitCode, StokerError
 from app.planning.weight_headers import header_length, index_files, parse_header
+from engine.machine.hub import hub_endpoint, hub_token, offline_variable
 
 _TIMEOUT_S = 20.0
 _FIRST_BYTES = 256 << 10  # holds most headers whole
@@ -51,8 +51,9 @@ class HubRepository:
 
     def __init__(self, repo_id: str) -> None:
         self._repo_id = repo_id
-        self._endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        self._token = _token()
+        token = hub_token(os.environ)
+        self._endpoint = hub_endpoint(os.environ)
+        self._token = None if token is None else token.text
         self._opener = urllib.request.build_opener(_KeepTokenHome)
 
     def config(self) -> dict[str, Any]:
@@ -136,11 +137,10 @@ class HubRepository:
 
 def open_repository(repo_id: str) -> HubRepository:
     """The repository, unless offline mode forbids to ask."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+    if (name := offline_variable(os.environ)) is not None:
         raise StokerError(
-            f"{repo_id} is not in the local cache, and HF_HUB_OFFLINE forbids asking the hub",
-            hint="unset HF_HUB_OFFLINE, or give a folder or a built-in shape "
-            "(`stoker plan --shapes`)",
+            f"{repo_id} is not in the local cache, and {name} forbids asking the hub",
+            hint=f"unset {name}, or give a folder or a built-in shape (`stoker plan --shapes`)",
             exit_code=ExitCode.UNREACHABLE,
         )
     return HubRepository(repo_id)
@@ -149,16 +149,3 @@ def open_repository(repo_id: str) -> HubRepository:
 def is_hub_id(text: str) -> bool:
     """Whether it is written like org/name."""
     return _HUB_ID.fullmatch(text) is not None
-
-
-def _token() -> str | None:
-    """HF_TOKEN, or the file that `hf auth login` writes."""
-    given = os.environ.get("HF_TOKEN")
-    if given:
-        return given.strip()
-    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    path = Path(os.environ.get("HF_TOKEN_PATH") or Path(home) / "token")
-    try:
-        return path.read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import engine
 from engine.core.handshake import CoreAddresses
-
-_SECRET_VARIABLES = ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+from engine.machine.secrets import child_environment
 
 
 class CoreProcess:
@@ -31,7 +30,7 @@ class CoreProcess:
         self.addresses = addresses
         self._process = subprocess.Popen(
             [sys.executable, str(script), "core", *words],
-            env={k: v for k, v in os.environ.items() if k not in _SECRET_VARIABLES},
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log_fd,
         )

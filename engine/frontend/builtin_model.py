@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import ModelNotFoundError
+from engine.machine.secrets import child_environment
 
 # The command lies beside the engine, whatever else is called `app` on this machine.
 _COMMAND = Path(__file__).resolve().parents[2] / "stoker_launcher.py"
@@ -19,6 +20,7 @@ def fetch_builtin(name: str, say: Callable[[str], None]) -> None:
     complaints = []
     with subprocess.Popen(
         command,
+        env=child_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

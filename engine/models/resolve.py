@@ -19,6 +19,7 @@ from engine.errors import (
     ModelNotFoundError,
     OfflineError,
 )
+from engine.machine.hub import offline_variable
 from engine.models.gguf_convert import CONVERTER_VERSION, convert_gguf
 from engine.models.safetensors_files import checkpoint_files
 
@@ -152,10 +153,10 @@ def _gated_message(repo_id: str) -> str:
 
 
 def _offline_message(repo_id: str) -> str:
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+    if (name := offline_variable(os.environ)) is not None:
         return (
-            f"{repo_id} is not in the local cache, and HF_HUB_OFFLINE forbids downloading it. "
-            "Unset HF_HUB_OFFLINE, or copy the model here and give its folder."
+            f"{repo_id} is not in the local cache, and {name} forbids downloading it. "
+            f"Unset {name}, or copy the model here and give its folder."
         )
     return (
         f"{repo_id} is not in the local cache and the Hugging Face hub cannot be reached. Check "

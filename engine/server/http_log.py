@@ -11,6 +11,8 @@ import os
 import sys
 from http import HTTPStatus
 
+from engine.machine.secrets import masked
+
 # Polled every second by dashboards and probes.
 _QUIET_PATHS = (
     *("/health", "/metrics", "/ping", "/load"),
@@ -30,9 +32,7 @@ class _UvicornFormatter(logging.Formatter):
         text = f"{record.levelname + ':':<10}{record.getMessage()}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return "\n".join(self._prefix + line for line in text.split("\n"))
+        return "\n".join(self._prefix + line for line in masked(text, self._secrets).split("\n"))
 
 
 class _AccessFilter(logging.Filter):

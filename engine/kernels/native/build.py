@@ -26,6 +26,7 @@ from engine.env import cpu_flags, user_cache_dir
 from engine.errors import ConfigError
 from engine.kernels.native.instruction_sets import InstructionSet, choose_instruction_set
 from engine.logger import get_logger
+from engine.machine.secrets import child_environment
 
 logger = get_logger(__name__)
 
@@ -237,7 +238,12 @@ def _content_key(path: Path) -> str:
 def _run(command: list[str]) -> str:
     try:
         result = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S
+            command,
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} does not run: {error}") from error
