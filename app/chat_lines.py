@@ -114,6 +114,8 @@ class LineChat:
             self._suggestion = " ".join(outcome.payload.splitlines())
         elif outcome.next is Next.LIST:
             self._list(outcome.payload)
+        elif outcome.next is Next.CONFIRM:
+            say(f"`{outcome.payload}` does it")
         elif outcome.next is Next.COPY:
             _copy(outcome.payload)
         elif outcome.next is Next.REDRAW:

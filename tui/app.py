@@ -197,6 +197,8 @@ class FleetApp(WatchApp):
             find_version=_version_question(server, debug_source),
         )
         dashboard.history = history
+        if self.replay is not None:
+            dashboard.position = self.replay.position_text
         await self.push_screen(dashboard)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -228,7 +230,10 @@ def run_dashboard(
     history: MetricHistory | None = None,
     is_owner: bool = False,
 ) -> str:
-    """Run until the user quits ("quit", "detach") or `server_alive()` is False ("server-gone")."""
+    """Run until the user quits ("quit", "detach") or `server_alive()` is False ("server-gone").
+
+    A signal raises EndedBySignal, unless the caller owns the server and with it the signals.
+    """
     debug_source = server.open_debug()
     app = DashboardApp(
         server.url,
@@ -243,6 +248,9 @@ def run_dashboard(
         history=history,
         is_owner=is_owner,
     )
+    app.owns_signals = not is_owner
+    if replay is not None:
+        app.dashboard.position = replay.position_text
     return _run(app, replay)
 
 
@@ -268,7 +276,7 @@ def run_fleet(
 
 def _run(app: WatchApp, replay: Replay | None) -> str:
     app.replay = replay
-    result = app.run()
+    result = app.run_to_end()
     if app.return_code:
         raise DashboardError("the dashboard failed; the cause is printed above")
     return result or QUIT

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterable
 from typing import ClassVar
@@ -19,11 +17,10 @@ from app.client.errors import ClientError
 from tui.palette import palette_commands
 from tui.screens.chat import ChatScreen
 from tui.screens.help import HelpScreen
-from tui.theme import StyledApp
+from tui.theme import EndedBySignal, StyledApp
+from tui.widgets.chat_input import read_alt_enter
 from tui.widgets.chat_list import ChatList
 from tui.widgets.chat_transcript import ChatTranscript
-
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class ChatApp(StyledApp):
@@ -50,22 +47,13 @@ class ChatApp(StyledApp):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
+        read_alt_enter()
         self.chat = ChatScreen(session, explain, clock=clock)
 
     def on_mount(self) -> None:
-        """Put the chat up; a signal must not leave the terminal as it is."""
+        """Put the chat up."""
         self.wear(self.appearance)
         self.push_screen(self.chat)
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            with contextlib.suppress(ValueError, NotImplementedError):
-                loop.add_signal_handler(number, self._terminate, number)
-
-    def on_unmount(self) -> None:
-        """The handlers go with the screen."""
-        for number in _SIGNALS:
-            with contextlib.suppress(ValueError, NotImplementedError):
-                asyncio.get_running_loop().remove_signal_handler(number)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Our actions first, then Textual's."""
@@ -98,12 +86,10 @@ class ChatApp(StyledApp):
         commands = [(f"/{one.name} {one.arguments}", one.meaning) for one in COMMANDS]
         self.push_screen(HelpScreen(keys, commands))
 
-    def _terminate(self, number: signal.Signals) -> None:
-        self.exit(return_code=128 + number)
-
 
 def run_chat(session: ChatSession, explain: Callable[[ClientError], str]) -> int:
     """Run until the user quits (0); 1 when the screen failed, 128 + number after a signal."""
     app = ChatApp(session, explain)
-    app.run()
+    with contextlib.suppress(EndedBySignal):
+        app.run_to_end()
     return app.return_code or 0

@@ -56,5 +56,5 @@ class LogApp(StyledApp):
 def run_log_view(path: Path, title: str) -> bool:
     """Run until the user quits; False when the view failed (Textual has printed why)."""
     app = LogApp(path, title)
-    app.run()
+    app.run_to_end()
     return not app.return_code

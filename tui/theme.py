@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,12 +103,50 @@ class Appearance:
         return cls(named if named in THEMES else "dark", is_ascii)
 
 
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+class EndedBySignal(Exception):
+    """A signal ended the application; `exit_code` is 128 and its number."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"ended by signal {exit_code - 128}")
+        self.exit_code = exit_code
+
+
 class StyledApp(App[str]):
-    """The base of our applications; each calls `wear` before its first screen."""
+    """The base of our applications; each calls `wear` before its first screen.
+
+    A signal ends the application as its user would, so that the terminal is as it was; the return
+    code is then 128 and its number.
+    """
+
+    owns_signals: bool = True
+    """Off where whoever runs the application has handlers of its own."""
 
     def __init__(self, appearance: Appearance | None = None) -> None:
         super().__init__()
         self.appearance = appearance or Appearance.chosen(os.environ)
+
+    def _on_mount(self) -> None:
+        for number in _SIGNALS if self.owns_signals else ():
+            with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
+                asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+
+    def _on_unmount(self) -> None:
+        for number in _SIGNALS if self.owns_signals else ():
+            with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _end_by(self, number: signal.Signals) -> None:
+        self.exit(return_code=128 + number)
+
+    def run_to_end(self) -> str | None:
+        """Run; EndedBySignal once the terminal is restored after one."""
+        result = self.run()
+        if (self.return_code or 0) > 128:
+            raise EndedBySignal(self.return_code or 0)
+        return result
 
     def wear(self, appearance: Appearance) -> None:
         """Look like that from now on."""

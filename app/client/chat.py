@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.client.event_stream import post_events, post_events_async
 from app.client.server import first_model
+from app.client.terminal_text import clean_word
 from app.client.transport import STREAM_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _delta(event: Mapping[str, Any]) -> ChatDelta:
     return ChatDelta(
         text=part.get("content") or "",
         reasoning=part.get("reasoning_content") or part.get("reasoning") or "",
-        finish_reason=choice.get("finish_reason"),
+        finish_reason=clean_word(choice.get("finish_reason")),
         usage=read_usage(event),
         tool_calls=tuple(_tool_call(piece) for piece in part.get("tool_calls") or ()),
     )
@@ -130,8 +131,8 @@ def _tool_call(piece: Mapping[str, Any]) -> ToolCallPiece:
     function = piece.get("function") or {}
     return ToolCallPiece(
         index=int(piece.get("index") or 0),
-        id=piece.get("id") or "",
-        name=function.get("name") or "",
+        id=clean_word(piece.get("id")) or "",
+        name=clean_word(function.get("name")) or "",
         arguments=function.get("arguments") or "",
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.client.attachments import AttachmentError
-from app.client.chat_parameters import RULES, ParameterError
+from app.client.chat_parameters import RULES, ParameterError, find_rule
 from app.client.chat_session import ChatError, ChatSession
 from app.client.conversation_export import free_name, write_export
 from app.client.conversations import StoreError
@@ -27,6 +27,7 @@ class Next(enum.Enum):
     EDIT = "edit"  # let the user change `payload`, the question that is being edited
     LIST = "list"  # show the saved conversations that hold `payload`
     COPY = "copy"
+    CONFIRM = "confirm"  # ask the user; `payload` is the command that does it
     HELP = "help"
     QUIT = "quit"
 
@@ -51,6 +52,10 @@ class Command:
     run: Callable[[ChatSession, str], Outcome]
     other_names: tuple[str, ...] = ()
     needs_idle: bool = False  # not while an answer comes
+
+
+CONFIRMED = "yes"
+"""Stands behind a command that asks first."""
 
 
 def find_command(line: str) -> Command | None:
@@ -129,9 +134,12 @@ def _set(session: ChatSession, rest: str) -> Outcome:
     if not rest:
         return Outcome("\n".join(_parameter_line(session, rule.name) for rule in RULES))
     name, _, value = rest.replace("=", " ", 1).partition(" ")
-    changed = parameters.with_text(name, value)
+    rule = find_rule(name)
+    if not value.strip():
+        return Outcome(f"{_parameter_line(session, rule.name)}; `/set {name} default` resets it")
+    changed = parameters.with_text(name, "" if value.strip() == "default" else value)
     session.change(parameters=changed)
-    text = changed.text_of(name.replace("-", "_"))
+    text = changed.text_of(rule.name)
     return Outcome(f"{name} {text}" if text else f"{name} is the server's default again")
 
 
@@ -225,7 +233,11 @@ def _open(session: ChatSession, rest: str) -> Outcome:
 
 
 def _delete(session: ChatSession, rest: str) -> Outcome:
-    number = _number(rest)
+    word, _, answer = rest.partition(" ")
+    number = _number(word)
+    if answer.strip() != CONFIRMED:
+        question = f"Delete conversation {number}, {session.saved_title(number)!r}, for good?"
+        return Outcome(question, Next.CONFIRM, f"/delete {number} {CONFIRMED}")
     session.delete(number)
     return Outcome(f"conversation {number} is deleted", Next.REDRAW)
 
@@ -255,7 +267,7 @@ COMMANDS = (
         needs_idle=True,
     ),
     Command("system", "[TEXT|off]", "show or set the system prompt", _system),
-    Command("set", "[NAME VALUE]", "show or set a parameter: /set temperature 0.2", _set),
+    Command("set", "[NAME [VALUE|default]]", "show or set a parameter: /set temperature 0.2", _set),
     Command("json", "[on|off|FILE]", "ask for JSON; FILE holds a JSON schema", _json),
     Command("model", "[NAME]", "show or choose the model", _model),
     Command("attach", "FILE", "send a text file with the next question", _attach),
@@ -264,7 +276,9 @@ COMMANDS = (
     Command("list", "[TEXT]", "saved conversations, those that hold TEXT", _list, ("search",)),
     Command("open", "N", "go on with conversation N", _open, needs_idle=True),
     Command("title", "TEXT", "name this conversation", _title),
-    Command("delete", "N", "delete conversation N for good", _delete, needs_idle=True),
+    Command(
+        "delete", "N", "delete conversation N for good, after a question", _delete, needs_idle=True
+    ),
     Command("copy", "", "copy the last answer", _copy),
     Command("export", "[FILE]", "write Markdown, or JSON if FILE ends in .json", _export),
     Command("quit", "", "leave", _quit, ("exit", "q")),

@@ -82,10 +82,7 @@ class ChatParameters:
 
     def with_text(self, name: str, text: str) -> ChatParameters:
         """A copy with one parameter as it was typed."""
-        rule = next((rule for rule in RULES if rule.name == name.replace("-", "_")), None)
-        if rule is None:
-            known = ", ".join(rule.name for rule in RULES)
-            raise ParameterError(f"there is no parameter {name[:40]!r}; there are {known}")
+        rule = find_rule(name)
         changes: dict[str, Any] = {rule.name: rule.read(text)}
         return replace(self, **changes)
 
@@ -99,6 +96,15 @@ class ChatParameters:
         parts = [f"{rule.name} {self.text_of(rule.name)}" for rule in RULES]
         parts = [part for part in parts if not part.endswith(" ")]
         return ", ".join([*parts, *(["JSON"] if self.is_json else [])])
+
+
+def find_rule(name: str) -> ParameterRule:
+    """The rule of the parameter called `name`, with dashes or underscores."""
+    rule = next((rule for rule in RULES if rule.name == name.replace("-", "_")), None)
+    if rule is None:
+        known = ", ".join(rule.name for rule in RULES)
+        raise ParameterError(f"there is no parameter {name[:40]!r}; there are {known}")
+    return rule
 
 
 def parameters_from_document(document: Mapping[str, Any]) -> ChatParameters:

@@ -148,6 +148,10 @@ class ChatSession:
         if self.conversation.id == conversation_id:
             self.new()
 
+    def saved_title(self, conversation_id: int) -> str:
+        """What a saved conversation is called; StoreError when there is none of this number."""
+        return self._saved().title(conversation_id)
+
     def entries(self, search: str = "") -> list[ConversationEntry]:
         """Saved conversations, the latest first."""
         return self._saved().list(search)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.client.chat import ChatDelta, read_usage
 from app.client.event_stream import post_events
+from app.client.terminal_text import clean_word
 from app.client.transport import STREAM_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -45,6 +46,6 @@ def stream_completion(
             choice = (event.get("choices") or [{}])[0]
             yield ChatDelta(
                 text=choice.get("text") or "",
-                finish_reason=choice.get("finish_reason"),
+                finish_reason=clean_word(choice.get("finish_reason")),
                 usage=read_usage(event),
             )

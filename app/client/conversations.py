@@ -129,7 +129,7 @@ class ConversationStore:
                 (conversation_id,),
             ).fetchall()
         if found is None:
-            raise StoreError(f"there is no conversation {conversation_id}; /list shows them")
+            raise _no_conversation(conversation_id)
         title, system, model, parameters = found
         return Conversation(
             turns=tuple(turn_from_document(json.loads(document)) for (document,) in turns),
@@ -149,10 +149,24 @@ class ConversationStore:
             ).fetchall()
         return [ConversationEntry(*row) for row in rows]
 
+    def title(self, conversation_id: int) -> str:
+        """What the list calls this conversation."""
+        with self._errors():
+            found = self._connection.execute(
+                "SELECT shown_title FROM conversations WHERE id = ?", (conversation_id,)
+            ).fetchone()
+        if found is None:
+            raise _no_conversation(conversation_id)
+        return str(found[0])
+
     def delete(self, conversation_id: int) -> None:
-        """Forget one for good."""
+        """Forget one for good; StoreError when there is none of this number."""
         with self._errors(), self._connection:
-            self._connection.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
+            done = self._connection.execute(
+                "DELETE FROM conversations WHERE id = ?", (conversation_id,)
+            )
+        if done.rowcount == 0:
+            raise _no_conversation(conversation_id)
 
     def close(self) -> None:
         """Close the file."""
@@ -168,6 +182,10 @@ class ConversationStore:
                 f"cannot use the saved conversations in {self._path} ({reason}); "
                 "move the file away, or chat with --no-save"
             ) from error
+
+
+def _no_conversation(conversation_id: int) -> StoreError:
+    return StoreError(f"there is no conversation {conversation_id}; /list shows them")
 
 
 def _clean(text: str) -> str:

@@ -59,6 +59,7 @@ class Recording:
     servers: tuple[str, ...]
     interval_s: float
     entries: tuple[Entry, ...]
+    started_at_s: float | None = None  # unix time; older files tell none
 
 
 class RecordingWriter:
@@ -71,6 +72,7 @@ class RecordingWriter:
         interval_s: float,
         *,
         max_bytes: int = MAX_BYTES,
+        started_at_s: float | None = None,
     ) -> None:
         self._below = _create(path)
         self._file: BufferedIOBase = self._below
@@ -82,6 +84,8 @@ class RecordingWriter:
         self._lines: dict[int, tuple[str, ...]] = {}
         self.num_samples = 0
         header = {"format": FORMAT, "version": VERSION, "interval_s": interval_s}
+        if started_at_s is not None:
+            header["started_at_s"] = round(started_at_s, 3)
         self._write({**header, "servers": list(servers)})
 
     @property
@@ -213,11 +217,13 @@ def _read(path: Path, documents: Iterator[Mapping[str, Any]]) -> Recording:
         servers = tuple(strip_escapes(str(name)) for name in header["servers"])
         entries = tuple(_entries(documents, len(servers)))
         interval_s = _seconds(header["interval_s"])
+        started = header.get("started_at_s")
+        started_at_s = None if started is None else _seconds(started)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise InvalidRecording(f"{path} has an entry that this version cannot read") from error
     if not any(entry.debug is None for entry in entries):
         raise InvalidRecording(f"{path} holds no sample")
-    return Recording(servers, interval_s, entries)
+    return Recording(servers, interval_s, entries, started_at_s)
 
 
 def _entries(documents: Iterable[Mapping[str, Any]], num_servers: int) -> Iterator[Entry]:

@@ -69,6 +69,21 @@ class Replay:
         """The recorded time of the newest answer: what the age of a sample is taken against."""
         return self._shown_s
 
+    @property
+    def length_s(self) -> float:
+        """Seconds from the first answer to the last, and one interval more."""
+        return self._length_s
+
+    def position_text(self) -> str:
+        """What of the recording is shown: `0:42 of 1:30`, with the date where the file tells it."""
+        shown_s = self._shown_s % self._length_s if self._is_looping else self._shown_s
+        place = f"{_clock_text(shown_s)} of {_clock_text(self._length_s)}"
+        started = self.recording.started_at_s
+        if started is None:
+            return place
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started + shown_s))
+        return f"{place} · {moment}"
+
     def source(self, server: int = 0) -> ReplaySource:
         """Answers of one server's GET /metrics, from the present position on."""
         return ReplaySource(self, self._of(server, is_debug=False))
@@ -104,6 +119,12 @@ class Replay:
             left_s = due_s / self._speed - (self._clock() - self._started_s)
             await asyncio.sleep(max(0.0, left_s))
         self._shown_s = max(self._shown_s, due_s)
+
+
+def _clock_text(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class ReplaySource:

@@ -21,6 +21,7 @@ from app.client.errors import (
 )
 from app.client.exposition import KnownSeries, with_label
 from app.client.metrics import MetricsSample, read_sample
+from app.client.terminal_text import clean_word, strip_escapes
 from app.client.transport import (
     DEFAULT_TIMEOUT_S,
     connection_errors,
@@ -102,7 +103,7 @@ def server_version(
     if response.is_error:
         raise status_error(str(response.url), response.status_code, response.text)
     try:
-        return str(response.json()["version"])
+        return clean_word(response.json()["version"])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -212,7 +213,7 @@ def shown_name(model: str) -> str:
 
 def _model_ids(response: httpx.Response) -> list[str]:
     try:
-        return [str(entry["id"]) for entry in response.json()["data"]]
+        return [strip_escapes(str(entry["id"])) for entry in response.json()["data"]]
     except (ValueError, KeyError, TypeError) as error:
         raise BadAnswer(f"{response.url} did not answer with a list of models") from error
 

@@ -45,6 +45,14 @@ def one_line(text: str) -> str:
     return printable(re.sub(r"\r\n|[\r\n\t\v\f\x85\u2028\u2029]", " ", text))
 
 
+def clean_word(value: object, limit: int = 80) -> str | None:
+    """A short text of a server's, such as a finish reason, in one line; None for none at all."""
+    if value is None or value == "":
+        return None
+    text = " ".join(strip_escapes(str(value)).split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 def clean_line(line: str) -> str:
     """One log line as a terminal would have left it: the last state of a redrawn progress bar."""
     return strip_escapes(line.rstrip("\r\n").rsplit("\r", 1)[-1]).expandtabs(8)

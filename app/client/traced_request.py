@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from app.client.errors import BadAnswer, BadStatus, ClientError, error_text, status_error
 from app.client.server import first_model
 from app.client.sse import iter_events
-from app.client.terminal_text import strip_escapes
+from app.client.terminal_text import clean_word, strip_escapes
 from app.client.trace import Hop, Trace, read_trace, walk
 from app.client.transport import STREAM_TIMEOUT_S, connection_errors, open_client
 
@@ -81,7 +81,7 @@ class _Seen:
         choice = (event.get("choices") or [{}])[0]
         delta = choice.get("delta") or {}
         text = delta.get("content") or delta.get("reasoning_content") or ""
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        self.finish_reason = clean_word(choice.get("finish_reason")) or self.finish_reason
         if text:
             self.note("first text")
             self.texts.append(text)

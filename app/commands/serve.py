@@ -184,8 +184,7 @@ def serve(
     _require_two_ports(request, status_port)
     place = EnginePlace(engine_python, engine_binary)
     api_key = _api_key(request, api_key_file)
-    if _wants_dashboard(no_tui or detach or exit_when_ready):
-        request = with_debug_endpoints(request, words, api_key)
+    request = with_debug_endpoints(request, words, api_key)
     spec = _prepare(request, place, api_key)
     if dry_run:
         return _print_launch(spec)

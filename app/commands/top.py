@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -162,14 +163,26 @@ def open_dashboard(
     from tui.app import run_dashboard
 
     server = watch_url(url, api_key=api_key, interval_s=interval_s)
-    return run_dashboard(
-        dataclasses.replace(server, log_path=log_path),
-        interval_s=interval_s,
-        server_alive=server_alive,
-        is_read_only=is_read_only,
-        history=history,
-        is_owner=is_owner,
-    )
+    with _signals_as_exit_codes():
+        return run_dashboard(
+            dataclasses.replace(server, log_path=log_path),
+            interval_s=interval_s,
+            server_alive=server_alive,
+            is_read_only=is_read_only,
+            history=history,
+            is_owner=is_owner,
+        )
+
+
+@contextlib.contextmanager
+def _signals_as_exit_codes() -> Iterator[None]:
+    """A screen that a signal ended ends its command, once the terminal is restored."""
+    from tui.theme import EndedBySignal
+
+    try:
+        yield
+    except EndedBySignal as ended:
+        raise typer.Exit(ended.exit_code) from ended
 
 
 def new_history() -> MetricHistory:
@@ -183,7 +196,8 @@ def open_log_view(path: Path, title: str) -> bool:
     """Look at a log until the user quits; False when the view failed, which it has printed."""
     from tui.log_app import run_log_view
 
-    return run_log_view(path, title)
+    with _signals_as_exit_codes():
+        return run_log_view(path, title)
 
 
 def open_chat(
@@ -235,10 +249,13 @@ def _open(
     from app.errors import ExitCode
     from tui.app import run_dashboard, run_fleet
 
-    if len(servers) == 1:
-        run_dashboard(servers[0], interval_s=interval_s, is_read_only=is_read_only, replay=replay)
-    else:
-        run_fleet(servers, interval_s=interval_s, is_read_only=is_read_only, replay=replay)
+    with _signals_as_exit_codes():
+        if len(servers) == 1:
+            run_dashboard(
+                servers[0], interval_s=interval_s, is_read_only=is_read_only, replay=replay
+            )
+        else:
+            run_fleet(servers, interval_s=interval_s, is_read_only=is_read_only, replay=replay)
     return ExitCode.OK
 
 
@@ -281,7 +298,8 @@ def _recorder(
     from app.server_errors import client_errors
 
     with client_errors():
-        writer = RecordingWriter(path, [target.name for target in targets], interval_s)
+        names = [target.name for target in targets]
+        writer = RecordingWriter(path, names, interval_s, started_at_s=time.time())
     with contextlib.closing(writer):
         yield writer
 

@@ -125,7 +125,10 @@ def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequ
 def with_debug_endpoints(
     request: ServeRequest, words: Sequence[str], api_key: str | None
 ) -> ServeRequest:
-    """For the dashboard of this server: /debug, unless refused or open to others without a key."""
+    """For whoever watches this server, now or later: /debug, unless refused or open to others.
+
+    Open is a port that other machines reach without a key.
+    """
     is_refused = "--no-enable-debug-endpoints" in map(with_dashes, words)
     is_open = api_key is None and not is_loopback(request.args.host)
     if request.engine != STOKER or is_refused or is_open:

@@ -1,15 +1,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
-import pty
-import select
 import signal
-import struct
-import subprocess
 import sys
 import termios
 import threading
@@ -24,17 +19,8 @@ from app.cli import run
 from app.client.conversations import ConversationStore
 from app.ops.server_registry import ServerRecord, open_registry
 from app.paths import state_dir
+from tests.app.terminal import VARIABLES, Terminal
 from tests.client.local_server import Answer, Call, LocalServer, serving
-
-VARIABLES = ("STOKER_URL", "STOKER_API_KEY", "VLLM_API_KEY", "STOKER_API_KEY_FILE")
-
-# The child takes the pseudo-terminal as its own first, so that Ctrl-C typed there reaches it.
-PROGRAM = """
-import fcntl, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from app.cli import main
-main()
-"""
 
 
 def chunk(**fields: object) -> bytes:
@@ -177,49 +163,13 @@ def test_refused_request_shows_the_reason(
     assert "prompt is too long" in capsys.readouterr().err
 
 
-class Terminal:
-    """`stoker chat` on a pseudo-terminal."""
-
-    def __init__(self, url: str, *options: str) -> None:
-        self.fd, child = pty.openpty()
-        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.modes_before = termios.tcgetattr(child)[3]
-        environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "chat", url, *options],
-            stdin=child,
-            stdout=child,
-            stderr=child,
-            env={**environment, "TERM": "xterm", "COLORTERM": "truecolor"},
-            start_new_session=True,
-        )
-        os.close(child)
-        self.seen = ""
-
-    def wait_for(self, text: str) -> None:
-        """Read until `text` appears after what was waited for before."""
-        while text not in self.seen:
-            ready, _, _ = select.select([self.fd], [], [], 60)
-            assert ready, f"{text!r} did not come; there was {self.seen!r}"
-            self.seen += os.read(self.fd, 4096).decode(errors="replace")
-        self.seen = self.seen.partition(text)[2]
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def close(self) -> int:
-        code = self.process.wait(timeout=60)
-        os.close(self.fd)
-        return code
-
-
 @pytest.fixture
 def open_terminal() -> Iterator[Callable[..., Terminal]]:
     """Start `stoker chat` with arguments; whatever a failed test leaves is ended."""
     opened: list[Terminal] = []
 
     def start(*args: str) -> Terminal:
-        opened.append(Terminal(*args))
+        opened.append(Terminal("chat", *args))
         return opened[-1]
 
     yield start

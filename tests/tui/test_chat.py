@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual._xterm_parser import XTermParser
 from textual.command import CommandPalette
 from textual.events import Key
 from textual.pilot import Pilot
@@ -26,11 +27,13 @@ from tui.chat_app import ChatApp
 from tui.screens.chat import ChatScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.help import HelpScreen
-from tui.widgets.chat_input import ChatInput
+from tui.screens.notice import NoticeScreen
+from tui.widgets.chat_input import ChatInput, read_alt_enter
 from tui.widgets.chat_list import ChatList
 from tui.widgets.chat_settings import ChatSettings
 from tui.widgets.chat_transcript import ChatTranscript
 from tui.widgets.chat_turn import ReasoningBox, TurnView
+from tui.widgets.command_hints import CommandHints
 
 SIZES = pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
 NOON = 1_760_000_000.0
@@ -646,3 +649,92 @@ async def test_ascii_and_the_light_theme(
         await chat.shows("> reasoning, 1 words", "* point")
         assert chat.text.isascii()
         assert chat.app.theme == "stoker-light"
+
+
+async def test_escape_closes_the_list_before_it_stops_an_answer(server: ChatServer) -> None:
+    server.answers = [server.endless(delta(content="begun"))]
+    async with chatting(server, None) as chat:
+        await chat.type("long", "enter")
+        await chat.shows("begun")
+        chat.screen.query_one(ChatSettings).add_class("-open")
+        await chat.press("escape")
+        assert not chat.screen.query_one(ChatSettings).has_class("-open")
+        assert chat.screen.is_answering
+        await chat.press("escape")
+        await chat.answered()
+
+
+async def test_delete_asks_and_knows_what_there_is(
+    server: ChatServer, store: ConversationStore
+) -> None:
+    async with chatting(server, store) as chat:
+        await chat.ask("first")
+        number = chat.session.conversation.id
+        await chat.type("/delete 99", "enter")
+        await chat.shows("there is no conversation 99")
+        await chat.type(f"/delete {number}", "enter")
+        await until(chat.pilot, lambda: isinstance(chat.app.screen, ConfirmScreen))
+        await chat.press("n")
+        assert [entry.id for entry in store.list()] == [number]
+        await chat.type(f"/delete {number}", "enter")
+        await until(chat.pilot, lambda: isinstance(chat.app.screen, ConfirmScreen))
+        await chat.press("y")
+        await until(chat.pilot, lambda: store.list() == [])
+
+
+async def test_set_without_a_value_shows_it(server: ChatServer) -> None:
+    async with chatting(server, None) as chat:
+        await chat.type("/set temperature 0.5", "enter")
+        await chat.type("/set temperature", "enter")
+        await chat.shows("temperature = 0.5")
+        assert chat.session.conversation.parameters.temperature == 0.5
+        await chat.type("/set temperature default", "enter")
+        assert chat.session.conversation.parameters.temperature is None
+
+
+async def test_a_list_does_not_hide_the_next_error(server: ChatServer) -> None:
+    async with chatting(server, None) as chat:
+        await chat.type("/set", "enter")
+        await until(chat.pilot, lambda: isinstance(chat.app.screen, NoticeScreen))
+        await chat.shows("max_tokens")
+        await chat.press("escape")
+        await chat.type("/nonsense", "enter")
+        await chat.shows("there is no command /nonsense")
+        assert "max_tokens" not in chat.text
+
+
+async def test_commands_are_listed_while_a_slash_is_typed(server: ChatServer) -> None:
+    async with chatting(server, None) as chat:
+        await chat.press("slash", "e")
+        await chat.shows("/edit [N] [TEXT]", "/export [FILE]", "/quit")
+        await chat.press("d")
+        await until(chat.pilot, lambda: "/export" not in chat.text)
+        await chat.press("backspace", "backspace", "backspace")
+        await until(chat.pilot, lambda: not chat.screen.query_one(CommandHints).display)
+
+
+async def test_help_tells_each_key_once(server: ChatServer) -> None:
+    async with chatting(server, None) as chat:
+        await chat.press("f1")
+        await until(chat.pilot, lambda: isinstance(chat.app.screen, HelpScreen))
+        table = chat.app.screen.query_one("#help-keys", Static)
+        keys = [str(cell) for cell in table.content.columns[0].cells]  # type: ignore[union-attr]
+        assert len(keys) == len(set(keys))
+
+
+def test_alt_enter_breaks_the_line_as_terminals_send_it() -> None:
+    read_alt_enter()
+    parser = XTermParser()
+    events = [event for char in "\x1b\r" for event in parser.feed(char)]
+    assert [event.key for event in events if isinstance(event, Key)] == ["ctrl+j"]
+
+
+async def test_hostile_finish_reason_does_nothing(server: ChatServer) -> None:
+    hostile = "stop\x1b]52;c;ZXZpbA==\x07\x1b[2J\nnext"
+    server.answers = [[delta(hostile, content="fine"), DONE]]
+    async with chatting(server, None) as chat:
+        await chat.ask("hello")
+        await chat.shows("stop next")
+        stats = chat.session.conversation.turns[-1].stats
+        assert stats is not None
+        assert stats.finish_reason == "stop next"

@@ -50,6 +50,18 @@ def test_replaced_file_is_read_from_its_start(log: Path) -> None:
     assert tailer.read_new() == ["first of the new", "second"]
 
 
+def test_end_of_a_file_that_is_rotated_away_is_not_lost(log: Path) -> None:
+    append(log, "old\n")
+    tailer = LogTailer(log)
+    assert tailer.read_new() == ["old"]
+    append(log, "last of the old\ncut")
+    log.rename(log.with_suffix(".0"))
+    append(log, "first of the new\n")
+    found = tailer.read_new() + tailer.read_new()
+    assert found == ["last of the old", "cut", "first of the new"]
+    tailer.close()
+
+
 def test_lines_are_safe_for_the_terminal(log: Path) -> None:
     log.write_bytes(b"\x1b]0;x\x07a\x1b[2J\tb \xff\nbar  0%\rbar 99%\n")
     assert LogTailer(log).read_new() == ["a       b �", "bar 99%"]

@@ -28,11 +28,13 @@ from app.client.errors import ClientError
 from app.client.terminal_text import strip_escapes
 from app.client.turns import STOPPED, Turn
 from tui.screens.confirm import ConfirmScreen
+from tui.screens.notice import NoticeScreen
 from tui.widgets.chat_bars import ChatHeader, ChatStatus
 from tui.widgets.chat_input import ChatInput
 from tui.widgets.chat_list import ChatList
 from tui.widgets.chat_settings import ChatSettings
 from tui.widgets.chat_transcript import ChatTranscript, empty_answer
+from tui.widgets.command_hints import CommandHints
 
 _HINT = """\
 Ask something below. Answers come as Markdown and can be stopped with Esc.
@@ -59,7 +61,7 @@ class ChatScreen(Screen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="chat.stop", key_display="Esc",
-                tooltip="stop the answer; else cancel an edit, close a panel, back to the input"),
+                tooltip="close a panel; else stop the answer, cancel an edit, back to the input"),
         Binding("f2", "settings", "Settings", id="chat.settings", key_display="F2",
                 tooltip="system prompt and parameters"),
         Binding("f3", "conversations", "Chats", id="chat.list", key_display="F3",
@@ -101,6 +103,7 @@ class ChatScreen(Screen[None]):
             yield ChatList(id="chat-list")
             yield ChatTranscript(id="chat-transcript")
             yield ChatSettings(id="chat-settings")
+        yield CommandHints(id="chat-commands")
         yield ChatStatus(id="chat-status")
         yield ChatInput(id="chat-input")
         yield Footer(show_command_palette=False)
@@ -128,8 +131,9 @@ class ChatScreen(Screen[None]):
         await self._command("/edit")
 
     def on_text_area_changed(self) -> None:
-        """The context that the draft would take."""
+        """The context that the draft would take, and the commands that it may become."""
         self._show_status()
+        self.query_one(CommandHints).show(self._input.text)
 
     async def on_chat_transcript_used(self, message: ChatTranscript.Used) -> None:
         """A key on the selected turn."""
@@ -168,16 +172,9 @@ class ChatScreen(Screen[None]):
             self.query_one(ChatList).remove_class("-open")
             self._input.focus()
 
-    def on_chat_list_delete_asked(self, message: ChatList.DeleteAsked) -> None:
-        """Ask once more."""
-
-        async def answered(is_yes: bool | None) -> None:
-            if is_yes:
-                await self._command(f"/delete {message.conversation_id}")
-                self._list(self.query_one(ChatList).search)
-
-        question = f"Delete {message.title!r} for good?"
-        self.app.push_screen(ConfirmScreen(question), answered)
+    async def on_chat_list_delete_asked(self, message: ChatList.DeleteAsked) -> None:
+        """As the command, which asks."""
+        await self._command(f"/delete {message.conversation_id}")
 
     async def on_answer_finished(self, message: AnswerFinished) -> None:
         """The picture between two answers."""
@@ -201,16 +198,16 @@ class ChatScreen(Screen[None]):
         return True if self._open_panels() or self.focused is not self._input else None
 
     async def action_stop(self) -> None:
-        """What is under way ends: the answer, the edit, the panel; then the input has the keys."""
-        if self.is_answering:
+        """What lies on top ends first: the panel, the answer, the edit; then the input has keys."""
+        panels = self._open_panels()
+        for panel in panels:
+            panel.remove_class("-open")
+        if self.is_answering and not panels:
             await self.stop_answer()
-        elif self._session.editing is not None:
+        elif self._session.editing is not None and not panels:
             self._session.cancel_edit()
             self._input.put("")
             self._say("the question stays as it is")
-        else:
-            for panel in self._open_panels():
-                panel.remove_class("-open")
         self._input.focus()
 
     def action_settings(self) -> None:
@@ -324,8 +321,12 @@ class ChatScreen(Screen[None]):
 
     async def _follow(self, outcome: Outcome) -> None:
         text = outcome.text
+        if outcome.next is Next.CONFIRM:
+            self._confirm(text, outcome.payload)
+            return
         if "\n" in text:
-            self.app.notify(strip_escapes(text), markup=False, timeout=15)
+            # A screen of its own: a note in the corner would lie over the line that tells errors.
+            self.app.push_screen(NoticeScreen(strip_escapes(text)))
             text = ""
         self._say(text, is_error=outcome.is_error)
         if outcome.next is Next.ANSWER:
@@ -344,6 +345,15 @@ class ChatScreen(Screen[None]):
             await self.app.run_action("help")
         elif outcome.next is Next.QUIT:
             await self.app.run_action("leave")
+
+    def _confirm(self, question: str, command: str) -> None:
+        async def answered(is_yes: bool | None) -> None:
+            if is_yes:
+                await self._command(command)
+                if self._open_panels():
+                    self._list(self.query_one(ChatList).search)
+
+        self.app.push_screen(ConfirmScreen(strip_escapes(question)), answered)
 
     def _open_list(self, search: str) -> None:
         panel = self.query_one(ChatList)

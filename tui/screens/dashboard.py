@@ -97,6 +97,8 @@ class DashboardScreen(Screen[None]):
         self._wall_clock = wall_clock
         # A recording tells neither of this machine nor of this moment.
         self._is_replay = isinstance(source, PacedSource)
+        self.position: Callable[[], str] = lambda: ""
+        """Where in its recording the picture is; set by whoever plays one."""
         self._read_host = None if self._is_replay else read_host or HostSampler(url).read
         # Asked once, of a server that answers; a recording is not asked.
         self._find_version = None if self._is_replay else find_version
@@ -355,6 +357,7 @@ class DashboardScreen(Screen[None]):
             reason=self._failure.reason if self._failure else "",
             num_restarts=self._shown.num_restarts if self._shown else 0,
             num_back=self._num_back if self._is_paused else 0,
+            position=self.position() if self._is_replay else "",
             activity=self._activity(),
         )
 
@@ -392,6 +395,8 @@ class DashboardScreen(Screen[None]):
             return Connection.DISCONNECTED
         if self._is_paused:
             return Connection.PAUSED
+        if self._is_replay and self._shown:
+            return Connection.REPLAY
         return Connection.LIVE if self._shown else Connection.CONNECTING
 
 

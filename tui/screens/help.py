@@ -56,9 +56,15 @@ class HelpScreen(ModalScreen[None]):
             yield from (reading, keys) if self._title else (keys, reading)
 
     def _keys(self) -> Table:
-        table = _table()
+        meanings: dict[str, list[str]] = {}
         for binding in self._key_bindings:
-            table.add_row(key_text(binding.key), binding.tooltip or binding.description)
+            meaning = binding.tooltip or binding.description
+            known = meanings.setdefault(key_text(binding.key), [])
+            if meaning not in known:
+                known.append(meaning)
+        table = _table()
+        for key, known in meanings.items():
+            table.add_row(key, "; ".join(known))  # a key means other things in other panels
         table.add_row("Ctrl-P", "every command by name")
         return table
 

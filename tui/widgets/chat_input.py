@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from textual import events
+from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
+from textual.keys import Keys
 from textual.message import Message
 from textual.widgets import TextArea
 
 _NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter")
+_ALT_ENTER = "\x1b\r"
+
+
+def read_alt_enter() -> None:
+    """Let Alt-Enter break the line in terminals that send Escape and Enter for it.
+
+    Textual reads the two as Enter alone, which would send half a question.
+    """
+    known = cast("dict[str, object]", ANSI_SEQUENCES_KEYS)
+    known.setdefault(_ALT_ENTER, (Keys.ControlJ,))
 
 
 class ChatInput(TextArea):

@@ -23,7 +23,8 @@ class ChatList(Vertical):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("delete,x", "delete", "Delete", id="list.delete",
                 tooltip="delete the marked conversation, after a question"),
-        Binding("down", "to_list", "List", id="list.down", show=False),
+        Binding("down", "to_list", "List", id="list.down", show=False,
+                tooltip="from the search into the list of conversations"),
         Binding("slash", "to_search", "Search", id="list.search", show=False,
                 tooltip="search the conversations"),
     ]  # fmt: skip

@@ -27,6 +27,7 @@ class Connection(enum.Enum):
     LIVE = "● live"
     STARTING = "○ starting"
     PAUSED = "▮▮ paused"
+    REPLAY = "▸ replay"
     DISCONNECTED = "✖ disconnected, retrying"
 
 
@@ -46,6 +47,7 @@ class HeaderState:
     version: str | None = None
     uptime_s: float | None = None
     num_back: int = 0  # samples between the picture and the newest one
+    position: str = ""  # in a recording, with its date
 
 
 class ServerHeader(RowWidget):
@@ -75,7 +77,8 @@ class ServerHeader(RowWidget):
             upper = _line(_model(state), status, "model", "state", width)
             lower = _line(state.reason, "", "dim", "dim", width)
         else:
-            status = " · ".join(part for part in (state.connection.value, state.activity) if part)
+            parts = (state.connection.value, state.position, state.activity)
+            status = " · ".join(part for part in parts if part)
             upper = _line(_model(state), status, "model", "state", width)
             lower = _line(state.url, _freshness(state), "dim", "dim", width)
         return [upper, lower]

@@ -1,0 +1,58 @@
+"""A pseudo-terminal with one of our commands in it, for what only a real terminal shows."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+
+VARIABLES = ("STOKER_URL", "STOKER_API_KEY", "VLLM_API_KEY", "STOKER_API_KEY_FILE")
+
+# The child takes the pseudo-terminal as its own first, so that Ctrl-C typed there reaches it.
+PROGRAM = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from app.cli import main
+main()
+"""
+
+
+class Terminal:
+    """A command of ours with a screen, on a pseudo-terminal."""
+
+    def __init__(self, *words: str, columns: int = 80, rows: int = 24) -> None:
+        self.fd, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.modes_before = termios.tcgetattr(child)[3]
+        environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *words],
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            env={**environment, "TERM": "xterm", "COLORTERM": "truecolor"},
+            start_new_session=True,
+        )
+        os.close(child)
+        self.seen = ""
+
+    def wait_for(self, text: str) -> None:
+        """Read until `text` appears after what was waited for before."""
+        while text not in self.seen:
+            ready, _, _ = select.select([self.fd], [], [], 60)
+            assert ready, f"{text!r} did not come; there was {self.seen!r}"
+            self.seen += os.read(self.fd, 4096).decode(errors="replace")
+        self.seen = self.seen.partition(text)[2]
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def close(self) -> int:
+        code = self.process.wait(timeout=60)
+        os.close(self.fd)
+        return code
