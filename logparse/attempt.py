@@ -45,6 +45,7 @@ class AttemptState:
         self.is_stopping = False
         self.is_stopped = False
         self.is_cut = False
+        self.is_offline = False
         self.died = False
         self.failures = FailureTracker()
         self.late_failures = FailureTracker(is_serving=True)
@@ -144,7 +145,7 @@ class AttemptState:
         texts = match.group(*groups) if len(groups) > 1 else (match[groups[0]],)
         if None in texts:
             return None
-        value = convert(take.unit, texts)
+        value = take.constant or convert(take.unit, texts)
         if value is None or value == "None":
             return None
         if isinstance(value, str):
@@ -200,6 +201,11 @@ class AttemptState:
             self._has_address = True
         elif mark is Mark.READY:
             return self._become_ready(line_number)
+        elif mark is Mark.HTTP and not self.hits.get("sglang"):
+            # SGLang answers 503 until its own warm-up is over, and says so.
+            return self._become_ready(line_number)
+        elif mark is Mark.OFFLINE:
+            return self.answer_offline(line_number)
         elif mark is Mark.CUT:
             self.is_cut = True
         elif mark is Mark.WINDOW:
@@ -228,6 +234,12 @@ class AttemptState:
         events = self.phases.complete(self._clock(self.last_stamp), line_number)
         url = self._shown("server_url")
         return [*events, ServerReady(line_number, url if isinstance(url, str) else None)]
+
+    def answer_offline(self, line_number: int) -> Sequence[Event]:
+        """Prompts of a script were answered."""
+        if not self.is_ready:
+            self.is_offline = True
+        return self._become_ready(line_number)
 
     def lose_readiness(self) -> None:
         """The address could not be taken after all: what failed since then ended the start."""

@@ -48,4 +48,5 @@ def _takes_long(report: LogReport) -> str:
     running = next((n for n, p in enumerate(report.phases, 1) if p.state == "running"), None)
     if report.outcome is not Outcome.RUNNING or running is None or report.was_stopped:
         return ""
-    return f"; usual here: {usual_hang(running, report.last_message)[0]}"
+    is_loaded = report.facts.weights_gib is not None
+    return f"; usual here: {usual_hang(running, report.last_message, is_loaded=is_loaded)[0]}"

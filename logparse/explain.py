@@ -91,6 +91,8 @@ def _headline(report: LogReport) -> str:
     if report.outcome is Outcome.READY:
         if report.problem is not None:
             return f"{name} was ready, then died: {report.problem.title}"
+        if report.is_offline:
+            return f"{name} was ready and answered the prompts of its script (no server)"
         return (
             f"{name} was ready and was stopped later" if report.was_stopped else f"{name} is ready"
         )
@@ -232,7 +234,9 @@ def _cause_lines(report: LogReport, exit_code: int | None) -> tuple[str, ...]:
         number = next((i for i, p in enumerate(report.phases) if p.state == "running"), None)
         lines = [f"  last line  {report.last_message}"] if report.last_message else []
         if number is not None:
-            text, lever = usual_hang(number + 1, report.last_message)
+            text, lever = usual_hang(
+                number + 1, report.last_message, is_loaded=report.facts.weights_gib is not None
+            )
             lines.append(f"  what usually takes long here: {text}")
             if lever is not None:
                 lines.append(f"  try        {lever}")

@@ -114,14 +114,15 @@ class GapTracker:
     def parts(self, facts: Facts) -> tuple[TimePart, ...]:
         """Those that took long, in order; the server's own figures where it printed some."""
         measured = {
-            _WEIGHTS: _most(facts.model_load_s) or _most(facts.load_weights_s),
+            _WEIGHTS: _weights_s(facts),
             _DOWNLOAD: facts.download_s,
             _COMPILING: _most(facts.compile_s),
             _GRAPHS: _most(facts.graph_capture_s),
         }
         found = []
         for name, (total, line_number) in self._parts.items():
-            seconds = measured.get(name) or total
+            known = measured.get(name)
+            seconds = total if known is None else known
             if seconds > SHORTEST_S:
                 title = name + _rate(name, seconds, facts)
                 found.append(TimePart(title, seconds, line_number))
@@ -137,6 +138,14 @@ def _name(before: str | None, after: str) -> str:
             if before.startswith(start):
                 return name
     return f"after: {safe_text(before, 60)}" if before else "before the first line"
+
+
+def _weights_s(facts: Facts) -> float | None:
+    """Reading them. What the server calls loading holds the download too, if there was one."""
+    reading, loading = _most(facts.load_weights_s), _most(facts.model_load_s)
+    if facts.download_s is None:
+        return loading or reading
+    return reading or (max(loading - facts.download_s, 0.0) if loading is not None else None)
 
 
 def _most(value: Measured | None) -> float | None:

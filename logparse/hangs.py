@@ -40,6 +40,21 @@ _AFTER_LINE = (
         "--enforce-eager",
     ),
 )
+# What the last line holds anywhere, what is going on, what to try.
+_WITHIN_LINE = (
+    (
+        ("waiting to acquire lock",),
+        "another process downloads the same file, and this one waits for its lock; if none does, "
+        "the lock was left over by a process that was killed",
+        "ls -l ~/.cache/huggingface/hub/.locks",
+    ),
+    (
+        ("waiting for baton release", "Waiting for lock", "waiting for lock"),
+        "another process builds kernels, and this one waits for its lock; if nothing is being "
+        "built, the lock was left over by a process that was killed: delete the file",
+        "pgrep -af 'ninja|nvcc|hipcc|clang'",
+    ),
+)
 # By phase, when the last line says nothing.
 _IN_PHASE = (
     "reading the model's configuration from the hub (network, HF_TOKEN)",
@@ -49,11 +64,20 @@ _IN_PHASE = (
     "measuring memory or capturing graphs",
     "setting up the API",
 )
+_LOADING = 2
 
 
-def usual_hang(phase_number: int, last_message: str | None) -> tuple[str, str | None]:
-    """What usually takes long, or hangs, at this point; and a flag or variables to try."""
+def usual_hang(
+    phase_number: int, last_message: str | None, *, is_loaded: bool = False
+) -> tuple[str, str | None]:
+    """What usually takes long, or hangs, at this point; and a flag or variables to try. With
+    `is_loaded` the weights are in memory, also if no line of the next phase came.
+    """
+    for words, text, lever in _WITHIN_LINE:
+        if last_message is not None and any(word in last_message for word in words):
+            return text, lever
     for starts, text, lever in _AFTER_LINE:
         if last_message is not None and last_message.startswith(starts):
             return text, lever
-    return _IN_PHASE[phase_number - 1], None
+    is_past_loading = is_loaded and phase_number == _LOADING
+    return _IN_PHASE[phase_number - (0 if is_past_loading else 1)], None

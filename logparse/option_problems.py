@@ -42,6 +42,29 @@ OPTION_PROBLEMS: tuple[ProblemRule, ...] = (
         (("name one that fits the model", "{serve} --reasoning-parser qwen3"), ASK_CLI),
     ),
     ProblemRule(
+        "F12",
+        patterns(
+            r"think_(?:start|end)_token '(?P<token>[^'\n]{1,40})' must encode to exactly one token",
+            r"(?P<parser>\w{1,60}) reasoning parser could not locate (?:the )?(?P<token>think "
+            r"start/end tokens?)",
+            r"could not locate (?:the )?(?P<token>think start/end tokens?|\S{1,40} tokens?) in the "
+            r"tokenizer",
+            r"(?P<parser>\w{1,60}) (?:tool )?parser could not locate tool call",
+        ),
+        (
+            "the parser {parser} does not fit the model: its tokenizer lacks the {token}",
+            "the reasoning parser does not fit the model: {token} is not one token of its tokenizer",
+            "the parser {parser} does not fit the model's tokenizer",
+        ),
+        "A parser looks for the tokens that its model family uses; another family writes others.",
+        (
+            ("leave the parser out", "{serve} ~--reasoning-parser ~--tool-call-parser"),
+            ("name the one of the model's family (its card says which)", None),
+            ASK_CLI,
+        ),
+        is_fatal=True,
+    ),
+    ProblemRule(
         "F5",
         patterns(
             r"(?P<flag>--enable-log-outputs) requires (?P<other>--enable-log-requests)",

@@ -194,6 +194,8 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
     ),
 )
 
+_CAPTURE = r"Capture [\w ]{0,40}graph failed: "
+
 SGLANG_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "Q1",
@@ -212,14 +214,47 @@ SGLANG_PROBLEMS: tuple[ProblemRule, ...] = (
         engine="sglang",
     ),
     ProblemRule(
+        "Q4",
+        patterns(
+            _CAPTURE + r"(?P<detail>[^\n]{0,300}?(?:no kernel image|not compatible with|"
+            r"[Uu]nsupported (?:arch|GPU|SM|max_mma)|requires? (?:sm_?|compute capability)|"
+            r"invalid device function)[^\n]{0,200})"
+        ),
+        ("a kernel that is used has no code for this GPU: {detail}",),
+        "The GPU is older, or newer, than what this kernel was compiled for; memory is not the "
+        "matter, though the message names it among possible solutions.",
+        (
+            (
+                "use kernels that are built on this machine",
+                "{serve} --attention-backend triton --sampling-backend pytorch",
+            ),
+            ("see which build fits this machine", "stoker doctor"),
+        ),
+        is_fatal=True,
+        engine="sglang",
+    ),
+    ProblemRule(
         "Q2",
-        patterns(r"Capture (?:cuda|CUDA) graph failed: (?P<detail>[^\n]{1,200})"),
+        patterns(_CAPTURE + r"(?P<detail>[^\n]{0,300}?[Oo]ut ?[Oo]f ?[Mm]emory[^\n]{0,200})"),
         ("CUDA graphs could not be captured: {detail}",),
         "Graphs are made after the KV cache has taken its share.",
         (
             ("leave more memory free", "{serve} --mem-fraction-static {fraction_down}"),
             ("capture fewer", "{serve} --cuda-graph-max-bs 8"),
             ("do without CUDA graphs", "{serve} --disable-cuda-graph"),
+        ),
+        is_fatal=True,
+        engine="sglang",
+    ),
+    ProblemRule(
+        "Q5",
+        patterns(_CAPTURE + r"(?P<detail>[^\n]{1,300})"),
+        ("CUDA graphs could not be captured: {detail}",),
+        "Capturing runs each kernel once, so what fails here would fail in the first request.",
+        (
+            ("see whether it runs without graphs", "{serve} --disable-cuda-graph"),
+            ("use another attention backend", "{serve} --attention-backend triton"),
+            ("find the place", "CUDA_LAUNCH_BLOCKING=1 {serve} --disable-cuda-graph"),
         ),
         is_fatal=True,
         engine="sglang",

@@ -56,6 +56,7 @@ _VERSION, _BEGINS, _DIED = (
     Mark.DIED,
 )  # reading them from the class is slow
 _NOTHING: tuple[Event, ...] = ()
+_OFFLINE_BAR = "Processed prompts"
 _ACCESS = ' HTTP/1.1" '
 _VLLM_PROCESS = re.compile(
     r"A[Pp][Ii]Server|(?:DP)?EngineCore|Worker(?:_|$)|VllmWorker|RayWorker(?:Wrapper|Vllm)|DPCoord"
@@ -67,7 +68,7 @@ _MAX_ATTEMPTS = 100
 _MAX_ANNOUNCED = 8  # of one start; the first cause is among the first candidates
 _KEY_LINE = 400
 _WEAK_KINDS = ("error", "tool", "announcement")
-_LATER_MARKS = (Mark.SERVING, Mark.READY, Mark.STOPPING, Mark.STOPPED, Mark.DIED)
+_LATER_MARKS = (Mark.SERVING, Mark.READY, Mark.HTTP, Mark.STOPPING, Mark.STOPPED, Mark.DIED)
 
 
 class _Interrupted(NamedTuple):
@@ -168,6 +169,8 @@ class LogParser:
             if is_counted:
                 self._without_level += 1
                 self._bars += shows_bar
+            if shows_bar and _OFFLINE_BAR in message:
+                self._read_offline_bar(message, events)
             if not message:
                 pass
             elif not shows_bar:
@@ -190,6 +193,14 @@ class LogParser:
             self._warnings += is_counted
             self._attempt.insight.note_warning(self._line_number, message)
         self._last_message = message
+
+    def _read_offline_bar(self, message: str, events: list[Event] | None) -> None:
+        """The engine in a script (`LLM`) has no address; it is ready when prompts are answered."""
+        progress = read_bar(message)
+        if progress is not None and progress.done > 0:
+            told = self._attempt.answer_offline(self._line_number)
+            if told and events is not None:
+                events += told
 
     def _apply_those(
         self, rules: tuple[Rule, ...], line: LogLine, events: list[Event] | None
@@ -368,6 +379,7 @@ class LogParser:
             problem=problem,
             died_after_ready=is_ready and cause is not None,
             was_stopped=attempt.is_stopping or attempt.is_stopped,
+            is_offline=attempt.is_offline,
             ready_url=facts.server_url if is_ready else None,
             first_to_ready_s=_elapsed(attempt) if is_ready else None,
             processes=_processes(self._counts, self._counts_before),

@@ -167,8 +167,40 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
     ),
     ProblemRule(
+        "E21",
+        patterns(
+            r"One of GPU archs of \[(?P<archs>[^\]\n]{1,100})\] is invalid or not supported",
+            r"aiter[^\n]{0,200}?(?:not supported|[Uu]nsupported|No kernel)[^\n]{0,60}?"
+            r"(?P<archs>gfx\w{2,6})",
+            r"(?P<archs>gfx\w{2,6})[^\n]{0,80}?(?:is not|not) supported[^\n]{0,60}?(?:aiter|AITER)",
+        ),
+        ("AITER has no kernels for this GPU ({archs})",),
+        "AMD's tuned kernels are made for its data centre cards; the engine itself runs on others.",
+        (
+            ("do without them", "VLLM_ROCM_USE_AITER=0 {serve}"),
+            ("do without them", "SGLANG_USE_AITER=0 {serve}"),
+        ),
+        is_fatal=True,
+    ),
+    ProblemRule(
+        "E9",
+        patterns(r"nvcc fatal\s{0,4}: {1,4}(?P<detail>[^\n]{1,200})"),
+        ("the CUDA compiler (nvcc) does not take what it is given: {detail}",),
+        "A kernel is built at run time with options for another release of the compiler: nvcc is "
+        "too old for the option or for the GPU.",
+        (
+            ("see which compiler is found", "nvcc --version; echo $CUDA_HOME"),
+            ("name a newer one", "CUDA_HOME=/usr/local/cuda {serve}"),
+            ("do without that kernel", "VLLM_USE_FLASHINFER_SAMPLER=0 {serve}"),
+            ("take the kernels ready made", "pip install flashinfer-cubin flashinfer-jit-cache"),
+        ),
+    ),
+    ProblemRule(
         "E7",
-        patterns(r"undefined symbol: _Z"),
+        patterns(
+            r"undefined symbol: (?P<symbol>_Z\w{1,80})",
+            r"torch_call_dispatcher\(|TORCH_ABI_VERSION|aoti_torch_\w{1,60}[^\n]{0,60}API call failed",
+        ),
         ("a compiled part was built for another torch",),
         "torch was changed after {server} (or flash-attn, flashinfer) was installed.",
         (

@@ -207,6 +207,8 @@ def _can_be_typed(command: str, facts: Facts, engine: str | None) -> bool:
     """Whether the command makes sense for this engine and device."""
     if facts.platform == "cpu" and command.startswith(_GPU_COMMANDS):
         return False
+    if engine != "sglang" and "SGLANG_" in command:
+        return False
     if engine in _TRANSLATIONS and ("VLLM_" in command or _VLLM_WORD.search(command)):
         return False
     if engine != "stoker":

@@ -212,6 +212,7 @@ class LogReport:
     problem: Problem | None  # why the start failed, or why a ready server died
     died_after_ready: bool
     was_stopped: bool
+    is_offline: bool  # an engine inside a script, without a server
     ready_url: str | None
     first_to_ready_s: float | None
     processes: tuple[Process, ...]

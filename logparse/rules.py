@@ -50,7 +50,9 @@ class Mark(enum.Enum):
     LISTENING = "listening"  # the address is named
     ROUTES = "routes"
     READY = "ready"
+    HTTP = "http"  # the HTTP server is up; whether the engine answers depends on the engine
     SERVING = "serving"  # requests are answered, so it was ready
+    OFFLINE = "offline"  # a script got answers from its engine, which has no address
     STOPPING = "stopping"
     STOPPED = "stopped"
     DIED = "died"  # after ready: the server cannot go on
@@ -68,6 +70,7 @@ class Take:
     keep: Keep = Keep.EACH
     rank: int = 1
     prefix: str = ""  # put before a TEXT value
+    constant: str = ""  # the value, whatever the line holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,9 @@ def shown_values(entry: Rule, match: re.Match[str]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for take in (*entry.takes, *entry.shows):
         texts = tuple(text for group in take.groups if (text := match[group]) is not None)
-        if len(texts) == len(take.groups) and (value := convert(take.unit, texts)) is not None:
+        if (
+            len(texts) == len(take.groups)
+            and (value := take.constant or convert(take.unit, texts)) is not None
+        ):
             values[take.key] = take.prefix + value if isinstance(value, str) else value
     return values

@@ -114,6 +114,31 @@ SGLANG_RULES: tuple[Rule, ...] = (
         source="sglang/srt/entrypoints/http_server.py",
     ),
     rule(
+        "sglang-decode",
+        ("Decode batch",),
+        r"[^#]{0,40}#running-req: (\d{1,9}),.{0,200}?token usage: ([\d.]{1,12}),"
+        r".{0,200}?gen throughput \(token/s\): ([\d.]{1,14})(?:.{0,80}?#queue-req: (\d{1,9}))?",
+        "The periodic line of a server that generates.",
+        engine=_E,
+        takes=(
+            Take("num_running", Unit.COUNT, (1,), Keep.LAST),
+            Take("generation_tokens_per_s", Unit.NUMBER, (3,), Keep.LAST),
+            Take("num_waiting", Unit.COUNT, (4,), Keep.LAST),
+        ),
+        mark=Mark.SERVING,
+        about=5,
+        source="sglang/srt/managers/scheduler_metrics_mixin.py",
+    ),
+    rule(
+        "sglang-prefill",
+        ("Prefill batch",),
+        r"",
+        "Prompts are computed; the first is the warm-up's.",
+        engine=_E,
+        about=5,
+        source="sglang/srt/managers/scheduler_metrics_mixin.py",
+    ),
+    rule(
         "sglang-child-died",
         "Received sigquit from a child proces",
         r"",

@@ -79,6 +79,9 @@ def _argument_rules() -> tuple[Rule, ...]:
     )
 
 
+# Whatever the configuration line says.
+_ROCM = Take("platform", Unit.TEXT, (0,), Keep.FIRST, 3, constant="rocm")
+
 _CONFIGURATION = (
     rule(
         "server-version",
@@ -121,6 +124,25 @@ _CONFIGURATION = (
         phase=1,
         source="serve/utils/api_utils.py",
         versions="0.16 and newer",
+    ),
+    rule(
+        "platform-rocm",
+        "Using ",
+        r"[^\n]{0,120}?\b(?:ROCm|AITER|aiter|RCCL|rccl)\b",
+        "AMD's libraries are used; the configuration line calls their devices cuda.",
+        engine="",
+        takes=(_ROCM,),
+        source="platforms/rocm.py",
+    ),
+    rule(
+        "platform-aiter",
+        ("[aiter] ", "RCCL version "),
+        r"",
+        "AMD's kernels, built when they are first used; the processes wait for each other there.",
+        engine="",
+        takes=(_ROCM,),
+        about=2,
+        source="aiter",
     ),
     rule(
         "platform",
@@ -283,6 +305,16 @@ _ENGINE_AND_WEIGHTS = (
         ends_phase=True,
         source="v1/worker/gpu_model_runner.py",
         versions="0.8 and newer",
+    ),
+    rule(
+        "weights-hpu",
+        "Pre-loading model weights on ",
+        r"\S{1,20} took " + _NUM + r" Gi?B of device memory",
+        "Memory of the weights on one Gaudi card.",
+        takes=(Take("weights_gib", Unit.GIB),),
+        phase=2,
+        ends_phase=True,
+        source="worker/hpu_model_runner.py",
     ),
     rule(
         "weights-old",
@@ -590,10 +622,10 @@ _UVICORN = (
         "application-ready",
         "Application startup complete.",
         r"",
-        "Ready: requests are answered from here on.",
+        "Ready: requests are answered from here on (SGLang warms up first).",
         engine="",
         phase=5,
-        mark=Mark.READY,
+        mark=Mark.HTTP,
         source="uvicorn",
     ),
     rule(
@@ -614,6 +646,16 @@ _UVICORN = (
         engine="",
         phase=5,
         source="uvicorn",
+    ),
+    rule(
+        "offline-output",
+        ("Prompt: ", "Generated text: "),
+        r"(?:.{0,4000}?Generated text: )?",
+        "What vLLM's example scripts print: an engine without a server answered.",
+        engine="",
+        phase=5,
+        mark=Mark.OFFLINE,
+        source="examples/offline_inference/basic",
     ),
     rule(
         "application-stopped",
