@@ -10,7 +10,7 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(
             r"argument --max-model-len(?:/[\w-]{1,40})?: (?P<detail>[^\n]{1,300})",
             r"max_model_len must be a positive integer",
-            r"max_model_len\n[^\n]{0,80}(?P<detail>Input should be[^\n\[]{1,100})",
+            r"(?P<detail>Input should be[^\n\[]{1,100})[^\n]{0,400}\nfor max_model_len$",
         ),
         ("--max-model-len is not a number: {detail}", "--max-model-len is not a positive number"),
         "It takes a whole number, or one with a unit: 32k is 32000, 32K is 32768; a decimal point "

@@ -148,6 +148,20 @@ DISTRIBUTED_PROBLEMS: tuple[ProblemRule, ...] = (
         is_fatal=True,
     ),
     ProblemRule(
+        "D9",
+        patterns(
+            r"\[Gloo\] Rank (?P<rank>\d{1,6}) is NOT connected to:? ?(?P<others>[^\n]{0,100})"
+        ),
+        ("the processes could not meet: rank {rank} is not connected to {others}",),
+        "Ranks find each other by an address and a port: the network interface is the wrong one, a "
+        "firewall is between them, or one rank never started.",
+        (
+            ("name the interface that joins them", "GLOO_SOCKET_IFNAME=<interface> {serve}"),
+            _REACHABLE,
+            ("see which interfaces there are", "ip -br address"),
+        ),
+    ),
+    ProblemRule(
         "D10",
         patterns(
             r"Configuration mismatch detected for engine (?P<engine>\d{1,6})",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from logparse.problem_rules import LAST_RESORTS, PROBLEM_RULES
 from logparse.problems import (
@@ -19,13 +19,14 @@ from logparse.problems import (
     is_server_program,
     is_tool_failure,
     is_wrapper,
+    quoted_cause,
     usage_program,
 )
 
 _EXCEPTION_NAME = re.compile(r"[A-Za-z_][\w.]{0,220}$")
 _EXCEPTION_ENDS = ("Error", "Exception", "Exit", "Interrupt", "OutOfResources")
 # In a traceback, any first line without indentation that starts with a (dotted) name.
-_RAISED = re.compile(r"[A-Za-z_][\w.]{0,300}(?:: |$)")
+_RAISED = re.compile(r"[A-Za-z_][\w.]{0,300}(?:: |:?$)")
 # Our own engine's errors: they tell whose log it is when the start failed before its first line.
 _OWN_ERROR = re.compile(
     r"(?:engine\.errors\.)?(?:ConfigError|MemoryBudgetError|ModelError|ModelNotFoundError|"
@@ -35,6 +36,9 @@ _OWN_ERROR = re.compile(
 _USAGE_BLOCK = "usage: "
 _TOOL_CALL = re.compile(r"\bCalledProcessError\b|Error building extension|Ninja build failed")
 _VALUE_ERROR = "Value error, "
+_VALIDATED = " [type="  # behind what pydantic says of one field
+_FIELD = re.compile(r"[\w.\[\]-]{1,200}")
+_GLOO, _NOT_CONNECTED = "[Gloo] Rank ", " is NOT connected"
 _FRAME = 'File "'
 _INDENTED_CAUSES = (_VALUE_ERROR, "what(): ", _FRAME)
 _RANK = re.compile(r"\[rank\d{1,5}\]: ?")  # torch puts it before each line of a traceback
@@ -80,15 +84,19 @@ class Candidate:
     kind: str  # exception, usage, plain, death, error, tool, announcement
     functions: tuple[str, ...] = ()
     place: str | None = None  # file, line and function that raised it
+    source: str = ""  # the line of code there
+    own_place: str | None = None  # the deepest frame in the engine's own code
     more: list[str] = field(default_factory=list)
     points_elsewhere: bool = False
+    field: str | None = None  # of a configuration, that this line is about
     matched_with: int = -1  # how many of `more` were there when `cause` was looked for
     cause: Cause | None = None
 
     @property
     def whole(self) -> str:
         """The text that patterns are matched against."""
-        return "\n".join((self.text, *self.more))
+        field = () if self.field is None else (f"for {self.field}",)
+        return "\n".join((self.text, *field, *self.more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +115,22 @@ class _Traceback:
     header: str = ""
     functions: list[str] = field(default_factory=list)
     place: str | None = None
+    own_place: str | None = None
+    source: str = ""
     is_ignored: bool = False
 
     def note(self, text: str) -> None:
         """A line of it, without its indentation."""
-        if text.startswith(_FRAME):
-            _, found, name = text.rpartition(", in ")
-            if found and len(self.functions) < 200:
-                self.functions.append(name[:80])
-            self.place = text
+        if not text.startswith(_FRAME):
+            if not self.source and self.place is not None and text.strip("^~ "):
+                self.source = text[:_MAX_NAME]
+            return
+        _, found, name = text.rpartition(", in ")
+        if found and len(self.functions) < 200:
+            self.functions.append(name[:80])
+        self.place, self.source = text, ""
+        if any(part in text for part, _ in _PACKAGES):
+            self.own_place = text
 
 
 class FailureTracker:
@@ -236,6 +251,7 @@ class FailureTracker:
             and ": error: " not in message
             and "Traceback" not in message
             and not message.lstrip().startswith(_INDENTED_CAUSES)
+            and _VALIDATED not in message
         )
 
     def _classify(
@@ -259,9 +275,13 @@ class FailureTracker:
         if kind is None or (kind == "error" and self._is_open_ended(key)):
             self._continue(key, text)
             return None
-        if is_indented and kind == "exception" and not text.startswith(_VALUE_ERROR):
+        if is_indented and kind == "exception" and not _is_of_a_field(text):
             return None
-        return self._add(line_number, key, text, kind, opened)
+        wrapper = self._continued.get(key)
+        candidate = self._add(line_number, key, text, kind, opened)
+        if candidate is not None and wrapper is not None and wrapper.more and _is_of_a_field(text):
+            candidate.field = wrapper.more[-1] if _FIELD.fullmatch(wrapper.more[-1]) else None
+        return candidate
 
     def _is_refused_by_server(self, text: str) -> bool:
         """Whether a server's program refuses its command line, not one that ran beside it."""
@@ -283,6 +303,9 @@ class FailureTracker:
         place = _place(opened.place) if opened is not None and opened.place is not None else None
         functions += self._around
         candidate = Candidate(line_number, process, pid, text[:_MAX_TEXT], kind, functions, place)
+        if opened is not None:
+            candidate.source = opened.source
+            candidate.own_place = _place(opened.own_place) if opened.own_place else None
         candidate.points_elsewhere = kind == "announcement" or is_wrapper(candidate.text)
         kept, limit = self._strong, _MAX_CANDIDATES
         if kind in ("error", "tool"):
@@ -354,7 +377,12 @@ class FailureTracker:
                 or self._from_errors(trusts_error_lines or bool(self._strong))
             )
         if known is None and (ends := self._without_reason()):
-            known = _first_known(ends) or self._from_known_errors() or _last_resort(ends)
+            known = (
+                _first_known(ends)
+                or self._from_known_errors()
+                or _first_quoted(ends)
+                or _last_resort(ends)
+            )
         return self._with_first_line(known) if known is not None else None
 
     def _without_reason(self) -> list[Candidate]:
@@ -411,22 +439,33 @@ def _is_by(candidate: Candidate, process: str | None, pid: str | None) -> bool:
 
 def _is_harmless(text: str) -> bool:
     """Of an indented line outside of a traceback; most are none of these, and the test is cheap."""
-    return not text.startswith(_INDENTED_CAUSES) and ": error: " not in text[:160]
+    return (
+        not text.startswith(_INDENTED_CAUSES)
+        and ": error: " not in text[:160]
+        and _VALIDATED not in text
+    )
+
+
+def _is_of_a_field(text: str) -> bool:
+    """Whether pydantic says here what is wrong with one value."""
+    return text.startswith(_VALUE_ERROR) or (_VALIDATED in text and ", input_value=" in text)
 
 
 def _kind(text: str, level: str | None, *, is_raised: bool) -> str | None:
     if level is None and is_death(text):
         return "death"
-    name = text[:_MAX_NAME].partition(": ")[0]
+    name = text[:_MAX_NAME].partition(": ")[0].removesuffix(":")
     if name.endswith(_EXCEPTION_ENDS) and _EXCEPTION_NAME.match(name):
         return "exception"
-    if text.startswith(_VALUE_ERROR) or (is_raised and _RAISED.match(text)):
+    if _is_of_a_field(text) or (is_raised and _RAISED.match(text)):
         return "exception"
     if level is None:
         if is_plain_failure(text):
             return "plain"
         if is_tool_failure(text):
             return "tool"
+        if text.startswith(_GLOO) and _NOT_CONNECTED in text[:100]:
+            return "error"
     if announces_end(text, level):
         return "announcement"
     return "error" if level is not None else None
@@ -490,6 +529,17 @@ def _last_resort(candidates: list[Candidate]) -> Cause:
     first = candidates[0]
     rule = LAST_RESORTS[-1] if first.kind == "announcement" else None
     return Cause(first, rule, {}, first)
+
+
+def _first_quoted(candidates: list[Candidate]) -> Cause | None:
+    """A wrapper that holds the words of the cause, when the log has them nowhere else."""
+    for candidate in candidates:
+        inner = quoted_cause(candidate.text)
+        if inner is not None:
+            found = _match(replace(candidate, text=inner, matched_with=-1))
+            quoted = found or Cause(replace(candidate, text=inner), None, {}, candidate)
+            return replace(quoted, key_line=candidate)
+    return None
 
 
 def _first_known(candidates: list[Candidate]) -> Cause | None:

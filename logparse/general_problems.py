@@ -5,6 +5,7 @@ same process that names its cause exactly wins over them.
 from __future__ import annotations
 
 from logparse.problems import (
+    ASK_CLI,
     FREE_GPU,
     MORE_GPUS,
     NEWER_PACKAGES,
@@ -59,6 +60,19 @@ GENERAL_PROBLEMS: tuple[ProblemRule, ...] = (
                 "{serve} --tensor-parallel-size {more_gpus}",
             ),
         ),
+        is_general=True,
+    ),
+    ProblemRule(
+        "C20",
+        patterns(
+            r"^(?!Value error)(?P<detail>[^\n]{1,200}?) \[type=\w{1,60}, input_value=(?P<given>"
+            r"[^\n]{1,80}?), input_type=[^\n]{0,200}\nfor (?P<field>\S{1,200})",
+            r"^(?!Value error)(?P<detail>[^\n]{1,200}?) \[type=\w{1,60}, input_value=(?P<given>"
+            r"[^\n]{1,80}?), input_type=",
+        ),
+        ("{field}: {detail}, not {given}", "a setting is not valid: {detail}, not {given}"),
+        "A flag, or an entry of the model's configuration, has another type than the setting.",
+        (ASK_CLI, NEWER_PACKAGES),
         is_general=True,
     ),
     ProblemRule(

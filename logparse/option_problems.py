@@ -53,7 +53,7 @@ OPTION_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         (
             "the parser {parser} does not fit the model: its tokenizer lacks the {token}",
-            "the reasoning parser does not fit the model: {token} is not one token of its tokenizer",
+            "the reasoning parser does not fit: {token} is not one token of the tokenizer",
             "the parser {parser} does not fit the model's tokenizer",
         ),
         "A parser looks for the tokens that its model family uses; another family writes others.",

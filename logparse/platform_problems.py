@@ -199,7 +199,8 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
         "E7",
         patterns(
             r"undefined symbol: (?P<symbol>_Z\w{1,80})",
-            r"torch_call_dispatcher\(|TORCH_ABI_VERSION|aoti_torch_\w{1,60}[^\n]{0,60}API call failed",
+            r"torch_call_dispatcher\(|TORCH_ABI_VERSION",
+            r"aoti_torch_\w{1,60}[^\n]{0,60}API call failed",
         ),
         ("a compiled part was built for another torch",),
         "torch was changed after {server} (or flash-attn, flashinfer) was installed.",

@@ -13,6 +13,7 @@ from logparse.fitting import tuned
 from logparse.problems import ProblemRule, Values
 from logparse.records import Facts, Fix, Problem
 from logparse.redact import safe_text
+from logparse.unknown_problems import Kind, kind_of, path_in
 
 _KEY_LINE = 400
 _PROGRAMS = {
@@ -43,6 +44,7 @@ _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]{1,60})")
 _VLLM_WORD = re.compile(r"(?<![\w:'-])vllm(?![\w:])(?! serve\|)")
 _GPU_COMMANDS = ("nvidia-smi", "CUDA_VISIBLE_DEVICES=", "docker run --gpus")
 _REPO_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
+_BARE = re.compile(r"[\w.]{1,200}:?(?: '?[\w.-]{0,60}'?)?")
 _PLACEHOLDER = re.compile(r"\{(\w{1,40})\}")
 _UNKNOWN_WHY = "not known: no rule describes this failure. It is the first exception that names one"
 # What other engines call vLLM's flags. A fix with a flag that has no name there is left out.
@@ -76,7 +78,7 @@ def to_problem(cause: Cause, facts: Facts, engine: str | None) -> Problem:
         why=(_fill(rule.why, values) or rule.why) if rule is not None else _unknown_why(cause),
         fixes=_fixes(rule, values, facts, engine)
         if rule is not None
-        else _debug_fix(facts, engine, values),
+        else _unknown_fixes(cause, values, facts, engine),
         key_line=safe_text(shown.text, _KEY_LINE),
         key_line_number=shown.line_number,
         process=safe_text(shown.process) if shown.process is not None else None,
@@ -86,13 +88,40 @@ def to_problem(cause: Cause, facts: Facts, engine: str | None) -> Problem:
 
 
 def _place(cause: Cause) -> str | None:
-    place = cause.candidate.place
+    return _shown_place(cause.candidate.place)
+
+
+def _shown_place(place: str | None) -> str | None:
     return safe_text(place.replace('"', ""), 300) if place is not None else None
 
 
 def _unknown_why(cause: Cause) -> str:
-    place = _place(cause)
-    return f"{_UNKNOWN_WHY}{f'; raised in {place}' if place else ''}."
+    """What the structure tells: where it was raised, on whose behalf, what it touched."""
+    place, own = _place(cause), _shown_place(cause.candidate.own_place)
+    raised = f"; raised in {place}" if place else ""
+    if own and place and own != place:
+        raised += f", called from {own}"
+    kind = _kind(cause)
+    touched = f". It has to do with {kind.name}" if kind is not None else ""
+    return f"{_UNKNOWN_WHY}{raised}{touched}."
+
+
+def _kind(cause: Cause) -> Kind | None:
+    candidate = cause.candidate
+    return kind_of(candidate.text, candidate.place, candidate.own_place)
+
+
+def _unknown_fixes(
+    cause: Cause, values: Values, facts: Facts, engine: str | None
+) -> tuple[Fix, ...]:
+    kind = _kind(cause)
+    path = path_in(cause.candidate.text)
+    if path is not None:
+        values = {**values, "path": shlex.quote(safe_text(path, 300))}
+    variable = {"vllm": "VLLM_LOGGING_LEVEL", "stoker": "STOKER_LOGGING_LEVEL"}.get(engine or "")
+    debug = (("start again with every message shown", f"{variable}=DEBUG {{serve}}"),)
+    templates = (*(kind.fixes if kind is not None else ()), *(debug if variable else ()))
+    return _filled(templates, values, facts, engine, is_translated=True)
 
 
 def _context(facts: Facts, engine: str | None, values: Values) -> Values:
@@ -132,7 +161,10 @@ def _title(cause: Cause, values: Values) -> str:
     for template in cause.rule.titles if cause.rule is not None else ():
         if filled := _fill(template, values):
             return filled
-    return safe_text(cause.candidate.text, 200)
+    text, source = cause.candidate.text, cause.candidate.source
+    if source and _BARE.fullmatch(text.strip()):
+        text = f"{text.strip().rstrip(':')} at `{source}`"  # it says nothing, the code does
+    return safe_text(text, 200)
 
 
 def _fixes(rule: ProblemRule, values: Values, facts: Facts, engine: str | None) -> tuple[Fix, ...]:
@@ -217,9 +249,3 @@ def _can_be_typed(command: str, facts: Facts, engine: str | None) -> bool:
         return False
     flags = _FLAG.findall(command) if "stoker serve" in command else []
     return all(flag in OWN_FLAGS or flag == "--help" for flag in flags)
-
-
-def _debug_fix(facts: Facts, engine: str | None, values: Values) -> tuple[Fix, ...]:
-    variable = {"vllm": "VLLM_LOGGING_LEVEL", "stoker": "STOKER_LOGGING_LEVEL"}.get(engine or "")
-    templates = (("start again with every message shown", f"{variable}=DEBUG {{serve}}"),)
-    return _filled(templates, values, facts, engine, is_translated=True) if variable else ()

@@ -124,6 +124,23 @@ def is_wrapper(text: str) -> bool:
     )
 
 
+# Wrappers that quote what they wrap.
+_QUOTED = re.compile(
+    r"Worker failed with error (?P<quote>['\"])(?P<quoted>.{3,2000})(?P=quote), please check"
+    r"|Exception in worker \w{1,60} while processing method \w{1,60}: (?P<method>[^\n]{3,2000}?)"
+    r"(?:, Traceback|$)"
+    r"|(?:EngineCore died|Scheduler hit an exception|Engine core \w{1,20} failed): "
+    r"(?!Traceback)(?P<said>[^\n]{3,2000})"
+)
+
+
+def quoted_cause(text: str) -> str | None:
+    """The words of a cause inside of a wrapper's, None if it only points elsewhere."""
+    match = _QUOTED.search(text)
+    inner = match["quoted"] or match["method"] or match["said"] if match is not None else None
+    return inner if inner is not None and not is_wrapper(inner) else None
+
+
 # Lines that tell that a start has ended, whether or not the reason stands in the log. An ERROR line
 # may say it anywhere in its first words; a line without a level only in words of its own.
 _PART = (

@@ -349,6 +349,23 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         "common_params_print_info: build 10321 (abc123def) with GNU 12.2.0 for Linux aarch64",
         {"engine_version": "b10321"},
     ),
+    (
+        "weights-hpu",
+        "Pre-loading model weights on hpu:3 took 7.25 GiB of device memory (7.25 GiB/94.6 GiB used)"
+        " and 4.5 GiB of host memory (98.9 GiB/1007 GiB used)",
+        {"weights_gib": 7.25},
+    ),
+    ("platform-rocm", "Using aiter frob on ROCm (lazy).", {"platform": "rocm"}),
+    ("platform-aiter", "[aiter] frob", {"platform": "rocm"}),
+    ("offline-output", "Prompt: 'a b', Generated text: ' c'", {}),
+    ("offline-output", "Generated text: ' c'", {}),
+    ("sglang-prefill", "Prefill batch, #new-seq: 1, #new-token: 6", {}),
+    (
+        "sglang-decode",
+        "Decode batch. #running-req: 7, #token: 45, token usage: 0.00, gen throughput (token/s): "
+        "12.5, #queue-req: 2",
+        {"num_running": 7, "generation_tokens_per_s": 12.5, "num_waiting": 2},
+    ),
     ("llama-verbosity", "log_info: verbosity = 3 (adjust it)", {}),
     ("llama-system", "device_info:", {}),
     ("llama-begin", "srv          main: loading model", {}),

@@ -1,0 +1,113 @@
+"""SGLang's logs: when it is ready, why a capture failed, and advice in its own flags."""
+
+from __future__ import annotations
+
+import pytest
+
+from logparse import LogReport, Outcome, explain, parse_lines
+
+START = [
+    "[2026-10-03 12:00:00] server_args=ServerArgs(model_path='o/m', port=30000, tp_size=2, "
+    "mem_fraction_static=0.85)",
+    "[2026-10-03 12:00:05 TP0] Load weight begin. avail mem=30.2 GB",
+    "[2026-10-03 12:00:09 TP0] Load weight end. type=Foo, avail mem=20.0 GB, mem usage=10.2 GB.",
+]
+HTTP = [
+    "[2026-10-03 12:00:20] INFO:     Application startup complete.",
+    "[2026-10-03 12:00:20] INFO:     Uvicorn running on http://0.0.0.0:30000 (Press CTRL+C to x)",
+    '[2026-10-03 12:00:21] INFO:     127.0.0.1:4 - "GET /health HTTP/1.1" 503 Service Unavailable',
+]
+FIRED = "[2026-10-03 12:00:31] The server is fired up and ready to roll!"
+DECODE = (
+    "[2026-10-03 12:00:40 TP0] Decode batch, #running-req: 3, #token: 45, token usage: 0.00, "
+    "cuda graph: True, gen throughput (token/s): 12.5, #queue-req: 1"
+)
+
+
+def failed(*lines: str) -> LogReport:
+    head = (
+        "[2026-10-03 12:00:10 TP0] Scheduler hit an exception: Traceback (most recent call last):"
+    )
+    report = parse_lines([*START, head, '  File "/s/sglang/x.py", line 3, in f', *lines])
+    assert (report.outcome, report.engine) == (Outcome.FAILED, "sglang")
+    return report
+
+
+def test_the_http_server_alone_is_not_ready() -> None:
+    assert parse_lines([*START, *HTTP]).outcome is Outcome.RUNNING
+    report = parse_lines([*START, *HTTP, FIRED])
+    assert (report.outcome, report.first_to_ready_s) == (Outcome.READY, 31.0)
+    assert report.ready_url == "http://0.0.0.0:30000"
+
+
+def test_for_another_engine_it_is() -> None:
+    lines = ["INFO 10-03 12:00:00 [api_server.py:1] vLLM API server version 0.9.1",
+             "INFO:     Application startup complete."]  # fmt: skip
+    assert parse_lines(lines).outcome is Outcome.READY
+
+
+def test_a_log_that_begins_while_it_generates() -> None:
+    report = parse_lines([*HTTP, DECODE])
+    assert (report.outcome, report.engine) == (Outcome.READY, "sglang")
+    assert (report.facts.num_running, report.facts.num_waiting) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("detail", "id", "has_fraction"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "Q2", True),
+        ("Frob failed with error no kernel image is available for execution", "Q4", False),
+        ("'FrobLayer' object is odd", "Q5", False),
+    ],
+)
+def test_a_capture_fails_for_its_own_reason(detail: str, id: str, has_fraction: bool) -> None:
+    for words in ("cuda graph", "CUDA graph", "piecewise CUDA graph"):
+        report = failed(f"Exception: Capture {words} failed: {detail}")
+        assert report.problem is not None
+        assert report.problem.id == id
+        assert detail in report.problem.title
+        assert ("--mem-fraction-static 0.77" in explain(report).text()) is has_fraction
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: Model architectures ['FrobModel'] are not supported for now.",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "RuntimeError: Failed to infer device type",
+        "ImportError: cannot import name 'x' from 'frob' (/lib/frob.py)",
+        "RuntimeError: No valid attention backend found for frob",
+        "FrobError: odd",
+        "CUDA error: an illegal memory access was encountered",
+        "triton.compiler.errors.CompilationError: odd",
+        "RuntimeError: NCCL error in: /x.cpp",
+        "OSError: [Errno 28] No space left on device",
+    ],
+)
+def test_no_advice_of_vllms(error: str) -> None:
+    report = failed(error)
+    assert report.problem is not None
+    for fix in report.problem.fixes:
+        for text in (fix.text, fix.command or ""):
+            assert "vllm" not in text.lower()
+            assert "--tensor-parallel-size" not in text
+    assert "vLLM" not in report.problem.title + report.problem.why
+
+
+def test_think_tokens_that_are_not_there() -> None:
+    report = failed("ValueError: think_end_token '</frob>' must encode to exactly one token for x.")
+    assert report.problem is not None
+    assert report.problem.id == "F12"
+    assert "</frob>" in report.problem.title
+
+
+def test_gloos_line_of_ranks_that_did_not_meet() -> None:
+    line = "[Gloo] Rank 0 is NOT connected to: [1, 3]"
+    fine = parse_lines([*START, line, *HTTP, FIRED])
+    assert fine.outcome is Outcome.READY
+    assert parse_lines([*START, line]).outcome is Outcome.RUNNING
+    report = parse_lines(
+        [*START, line, "[2026-10-03 12:00:40] Received sigquit from a child process. It x"]
+    )
+    assert report.problem is not None
+    assert (report.problem.id, report.problem.key_line) == ("D9", line)
