@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test check check-native bench install install-dev clean
+.PHONY: help serve test check check-native bench install install-dev clean
 
-serve: $(VENV)/.engine
+help:  ## what each target does
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+serve: $(VENV)/.engine  ## install, start `stoker serve` with the default model; ARGS="..." passes flags on
 	@exec $(BIN)/stoker serve $(ARGS)
 
-test: check
+test: check  ## install, every check, every test
 	$(BIN)/pytest
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -24,7 +27,7 @@ SANITIZER_LIBRARIES = $(shell g++ -print-file-name=libasan.so) $(shell g++ -prin
 NATIVE_TESTS := $(filter-out %_build.py,$(wildcard tests/kernels/test_native*.py))
 NATIVE_TESTS += tests/kernels/test_packed_cache.py $(addprefix tests/core/test_,engine_core.py sliding_windows.py)
 
-check-native: $(VENV)/.dev
+check-native: $(VENV)/.dev  ## the C++ under sanitizers, in every build that this CPU can run
 	@for isa in avx512_bf16 avx512_vnni avx2 portable; do \
 	  echo "sanitizers, $$isa"; \
 	  CXX="$(SANITIZED)" STOKER_NATIVE_ISA=$$isa LD_PRELOAD="$(SANITIZER_LIBRARIES)" \
@@ -33,11 +36,11 @@ check-native: $(VENV)/.dev
 	  -k "(native or next_start) and (not native_isa or $$isa)" $(ARGS) || exit 1; \
 	done
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev  ## `stoker bench` on a running server
 	$(BIN)/stoker bench $(ARGS)
 
-install: $(VENV)/.engine
-install-dev: $(VENV)/.dev
+install: $(VENV)/.engine  ## .venv with the engine
+install-dev: $(VENV)/.dev  ## .venv with the engine and the development tools
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -50,5 +53,5 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[engine,dev]'
 	@touch $@ $(VENV)/.engine
 
-clean:
+clean:  ## remove .venv
 	rm -rf $(VENV)
