@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError
+from engine.machine.ownership import make_private, own_distrust
 
 _APP = "stoker"
 _CACHE = "STOKER_CACHE_DIR"
@@ -82,6 +83,22 @@ def runtime_dir() -> Path:
     return _private(*_runtime_path())
 
 
+def records_dir() -> Path:
+    """Folder of the records of running servers; StokerError unless it is this user's alone.
+
+    A record names processes to signal and sockets to speak to.
+    """
+    runtime, variable = _runtime_path()
+    folder = _private(runtime / SERVERS, variable)
+    if (fault := own_distrust(folder)) is not None:
+        raise StokerError(
+            f"records of servers are not read: {fault.path} {fault.reason}",
+            hint=f"{fault.remedy}, or choose another place with {variable}",
+            exit_code=ExitCode.USAGE,
+        )
+    return folder
+
+
 def models_dir() -> Path:
     """Folder of the models that `stoker models` manages."""
     return _private(cache_dir() / _MODELS, _CACHE)
@@ -127,7 +144,7 @@ def _private(folder: Path, variable: str) -> Path:
     folder = folder.expanduser().absolute()
     if not folder.is_dir():
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
         except OSError as error:
             raise StokerError(
                 f"cannot make the folder {folder}: {error.strerror}",

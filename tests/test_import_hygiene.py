@@ -24,7 +24,7 @@ FACADE = (
     *("engine.sampling_params", "engine.errors", "engine.env", "engine.version"),
     *("engine.cuda_graph_sizes", "engine.gpu_processes"),
     *("engine.machine", "engine.machine.control_groups", "engine.machine.memory"),
-    *("engine.machine.hub", "engine.machine.secrets"),
+    *("engine.machine.hub", "engine.machine.secrets", "engine.machine.ownership"),
 )
 _DUMP = "print('\\n'.join(sys.modules), file=sys.stderr)"
 

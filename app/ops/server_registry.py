@@ -145,9 +145,9 @@ class ServerRegistry:
 
 def open_registry() -> ServerRegistry:
     """The records of this user on this machine."""
-    from app.paths import SERVERS, runtime_dir
+    from app.paths import records_dir
 
-    return ServerRegistry(runtime_dir() / SERVERS)
+    return ServerRegistry(records_dir())
 
 
 def is_same_process(pid: int, create_time: float) -> bool:

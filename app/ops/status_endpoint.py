@@ -20,6 +20,7 @@ from typing import Any
 from app.errors import ExitCode, StokerError
 from app.ops.ports import describe_holder
 from app.ops.status_pages import Page
+from engine.machine.ownership import temporary_base
 
 _HOST = "127.0.0.1"
 _LONGEST_SOCKET_PATH = 100  # bytes; the kernel takes 107, or 103 on macOS
@@ -52,7 +53,8 @@ class StatusEndpoint:
     def open_socket(self, path: Path) -> Path:
         """Listen on a unix socket; says where it lies."""
         if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
-            path = Path(tempfile.mkdtemp(prefix=f"stoker-{os.getpid()}-")) / "status.sock"
+            folder = tempfile.mkdtemp(prefix=f"stoker-{os.getpid()}-", dir=temporary_base())
+            path = Path(folder, "status.sock")
         path.unlink(missing_ok=True)  # of a supervisor that was killed
         before = os.umask(0o177)
         try:

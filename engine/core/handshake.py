@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine import errors
+from engine.machine.ownership import temporary_base
 
 # sun_path holds 108 bytes on Linux and 104 on macOS.
 _MAX_SOCKET_PATH = 100
@@ -33,7 +34,7 @@ class CoreAddresses:
         A killed process leaves it behind; the pid in its name tells a cleaner so.
         """
         prefix = f"stoker-{os.getpid()}-"
-        folder = tempfile.mkdtemp(prefix=prefix)
+        folder = tempfile.mkdtemp(prefix=prefix, dir=temporary_base())
         if len(os.path.join(folder, "handshake")) > _MAX_SOCKET_PATH:
             os.rmdir(folder)
             folder = tempfile.mkdtemp(prefix=prefix, dir="/tmp")

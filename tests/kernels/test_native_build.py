@@ -250,6 +250,28 @@ def test_a_read_only_cache_builds_for_one_start(
         built(Path("/proc/self/kernels"))
 
 
+def test_a_library_that_others_can_change_is_never_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
+    cache = tmp_path / "cache"
+    first = built(cache)
+    assert first.stat().st_mode & 0o777 == 0o700
+
+    first.chmod(0o777)  # the file alone: built again in its place
+    second = built(cache)
+    assert second.stat().st_mode & 0o777 == 0o700
+    assert "can be changed by other users (mode 777)" in logged.text
+    assert num_builds(tmp_path) == 2
+
+    cache.chmod(0o777)  # the folder: nothing of it is used, and it is said what to do
+    with built_library(PORTABLE, cache) as path:
+        assert path.parent != cache
+    assert second.is_file()
+    assert f"chmod go-w {cache}" in logged.text
+    assert "STOKER_CACHE_DIR" in logged.text
+
+
 def test_the_cache_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path)))
     monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path / "elsewhere"))

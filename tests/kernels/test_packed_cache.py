@@ -286,3 +286,25 @@ def test_a_changed_checkpoint_is_packed_again(tmp_path: Path) -> None:
     (weights,) = folder.glob("*.safetensors")
     os.utime(weights, (1, 1))
     assert load(folder, cache)[1]
+
+
+def test_an_entry_that_others_could_write_is_not_read(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "packed"
+    cache = PackedCache(folder, 10 * MIB)
+    store(cache, "k")
+    (entry,) = folder.glob("*.packed")
+    assert entry.stat().st_mode & 0o777 == 0o600
+
+    for path, mode in ((entry, 0o666), (folder, 0o777)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        assert cache.open("k") is None
+        path.chmod(before)
+    assert cache.open("k") is not None
+    assert logged.text.count("can be changed by other users") == 2
+
+    folder.chmod(0o777)
+    store(cache, "other")
+    assert len(stored(folder)) == 1

@@ -26,6 +26,7 @@ from engine.env import cpu_flags, user_cache_dir
 from engine.errors import ConfigError
 from engine.kernels.native.instruction_sets import InstructionSet, choose_instruction_set
 from engine.logger import get_logger
+from engine.machine.ownership import distrust, make_private, temporary_base
 from engine.machine.secrets import child_environment
 
 logger = get_logger(__name__)
@@ -68,34 +69,42 @@ def built_library(
 ) -> Iterator[Path]:
     """The library's file, compiled unless `cache_dir` holds it. To be opened inside the block.
 
-    Where the cache cannot be written, the file is gone after the block; the opened library stays.
+    Where the cache cannot be written, or others can write it too, the file is gone after the block;
+    the opened library stays.
     """
     folder = cache_dir or default_cache_dir()
+    fault = distrust(folder)
     flags, compiler = formats.flags(isa), _find_compiler_or_none()
     stem = f"step-{isa.name}-{_source_key(flags)}"
     if compiler is not None:
         stem += f"-{_compiler_key(compiler)}"
-    elif found := _find_built(folder, stem):  # by whichever compiler there once was
+    elif fault is None and (found := _find_built(folder, stem)):  # by whichever compiler it was
         yield found
         return
     else:
         compiler = find_compiler()  # raises
-    if found := _find_built(folder, stem):
+    if fault is None and (found := _find_built(folder, stem)):
         yield found
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if fault is not None:
+            raise PermissionError(f"is not used, since {fault}")
+        make_private(folder)
         with _only_one_build(folder):
             built = _find_built(folder, stem) or _build(compiler, isa, flags, folder, stem)
             _remove_old(folder, keep=built)
     except OSError as error:
         logger.warning(
-            "CPU kernels are built for this start only: %s cannot be written (%s). "
+            "CPU kernels are built for this start only: %s %s. "
             "STOKER_CACHE_DIR names another folder.",
             folder,
-            error.strerror or error,
+            error if fault is not None else f"cannot be written ({error.strerror or error})",
         )
-        with tempfile.TemporaryDirectory(prefix="stoker-kernels-") as temporary:
+        try:
+            base = temporary_base()
+        except PermissionError as unsafe:
+            raise BuildError(str(unsafe)) from unsafe
+        with tempfile.TemporaryDirectory(prefix="stoker-kernels-", dir=base) as temporary:
             yield _build(compiler, isa, flags, Path(temporary), stem)
     else:
         yield built
@@ -114,8 +123,8 @@ def start_build(formats: Formats) -> threading.Thread:
 def _build_ahead(formats: Formats) -> None:
     folder = default_cache_dir()
     with contextlib.suppress(BuildError, ConfigError, OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
+        make_private(folder)
+        if os.access(folder, os.W_OK) and distrust(folder) is None:
             with built_library(choose_instruction_set(), folder, formats):
                 pass
 
@@ -149,9 +158,13 @@ def _find_compiler_or_none() -> list[str] | None:
 
 
 def _find_built(folder: Path, stem: str) -> Path | None:
-    """A whole file of this name; damaged ones are removed."""
+    """A whole file of this name; damaged ones, and those that others could change, are removed."""
     for path in sorted(folder.glob(f"{stem}-*.so")):
         try:
+            if (fault := distrust(path)) is not None:
+                logger.warning("CPU kernels are built again: %s.", fault)
+                path.unlink()
+                continue
             if path.stem.endswith("-" + _content_key(path)):
                 return path
             logger.warning("CPU kernels in %s are damaged and are built again.", path)
@@ -170,6 +183,7 @@ def _build(
         output = Path(work) / "step.so"
         _compile(compiler, flags, output)
         target = folder / f"{stem}-{_content_key(output)}.so"
+        output.chmod(0o700)  # whatever the umask is: a file that others can write is not loaded
         os.replace(output, target)
     logger.info("Building CPU kernels took %.1f seconds", time.monotonic() - start)
     return target

@@ -26,6 +26,7 @@ from engine.env import user_cache_dir
 from engine.errors import ConfigError
 from engine.kv_sizing import GIB
 from engine.logger import get_logger
+from engine.machine.ownership import distrust, make_private
 
 logger = get_logger(__name__)
 
@@ -38,6 +39,7 @@ _HEADER_BYTES = 4096  # parts begin at multiples of it
 _SAMPLE_BYTES, _SAMPLE_STEP = 4096, 1 << 20  # of each part, in the checksum
 _PIECE_BYTES = 16 << 20
 _LOWEST_PRIORITY = 19
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _SUFFIX, _PARTIAL = ".packed", ".partial"
 
 
@@ -70,8 +72,11 @@ class PackedCache:
         return cls(user_cache_dir() / "packed", int(limit * GIB))
 
     def open(self, key: str) -> PackedFile | None:
-        """The entry, if there is a whole one; a damaged one is removed."""
+        """The entry, if there is a whole one that nobody else could write; a damaged one goes."""
         path = self._path(key)
+        if path.exists() and (fault := distrust(path)) is not None:
+            logger.warning("Packed weights are not used: %s.", fault)
+            return None
         try:
             with path.open("rb") as file:
                 # A private copy on write: nothing here writes, but numpy and torch want to be able.
@@ -107,7 +112,9 @@ class PackedCache:
             return
         start = time.monotonic()
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private(self._folder)
+            if (fault := distrust(self._folder)) is not None:
+                raise PermissionError(str(fault))
             with self._only_writer() as is_ours:
                 if not is_ours:
                     return
@@ -162,7 +169,7 @@ class PackedCache:
         target = self._path(key)
         partial = target.with_suffix(_PARTIAL)
         try:
-            with partial.open("wb") as file:
+            with os.fdopen(os.open(partial, _NEW_FILE, 0o600), "wb") as file:
                 file.write(_header(key, parts))
                 for part in parts:
                     _write_part(file, part)
