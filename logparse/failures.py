@@ -275,6 +275,9 @@ class FailureTracker:
         if kind is None or (kind == "error" and self._is_open_ended(key)):
             self._continue(key, text)
             return None
+        if is_indented and kind == "error":
+            self._continue(key, text)  # the middle of a traceback, or of a message
+            return None
         if is_indented and kind == "exception" and not _is_of_a_field(text):
             return None
         wrapper = self._continued.get(key)
@@ -522,13 +525,15 @@ def problem_of(text: str) -> ProblemRule | None:
 
 def _last_resort(candidates: list[Candidate]) -> Cause:
     """Only wrappers were seen: what they say of the end of the process, if anything."""
-    for entry in LAST_RESORTS:
+    *told, untold = LAST_RESORTS
+    for entry in told:
         for candidate in candidates:
             if (values := entry.match(candidate.whole)) is not None:
                 return Cause(candidate, entry, values, candidate)
-    first = candidates[0]
-    rule = LAST_RESORTS[-1] if first.kind == "announcement" else None
-    return Cause(first, rule, {}, first)
+    for candidate in candidates:
+        if candidate.kind == "announcement" or untold.match(candidate.whole) is not None:
+            return Cause(candidate, untold, {}, candidate)
+    return Cause(candidates[0], None, {}, candidates[0])
 
 
 def _first_quoted(candidates: list[Candidate]) -> Cause | None:

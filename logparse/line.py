@@ -27,9 +27,8 @@ class LogLine(NamedTuple):
 _LEVELS = "INFO|WARNING|ERROR|DEBUG|CRITICAL"
 _PREFIX_TEXT = r"\(([^()]{1,60}?) pid=(\d{1,18})[^()]{0,80}\) ?"
 _PREFIX = re.compile(_PREFIX_TEXT)
-_LEVEL_TEXT = (
-    rf"({_LEVELS})(?:(: {{2,8}})|(?: (\d\d-\d\d \d\d:\d\d:\d\d))? \[?[^\] :]{{1,200}}:\d+\] ?)"
-)
+_STAMP_TEXT = r"(\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})?"
+_LEVEL_TEXT = rf"({_LEVELS})(?:(: {{2,8}})|(?: {_STAMP_TEXT})? \[?[^\] :]{{1,200}}:\d+\] ?)"
 _HEADER = re.compile(_LEVEL_TEXT)  # vLLM's, or uvicorn's
 _OWNER_TEXT = r"\(([^() \x1b]{1,60}(?: rank=\d{1,5})?) pid=(\d{1,18})(?:[ ,][^()\x1b]{0,80})?"
 _OWNER = re.compile(rf"(?:\x1b\[[01];36m)?{_OWNER_TEXT}")
@@ -37,7 +36,10 @@ _NOBODY = (None, None)
 _COLOURED_END = ")\x1b[0;0m "  # of a prefix in vLLM's colours
 _PREFIXED = re.compile(rf"{_OWNER_TEXT}\) ?(?:{_LEVEL_TEXT})?")
 _GLUED_HEADER = re.compile(
-    rf"(?:{_PREFIX_TEXT})?({_LEVELS})(?: (\d\d-\d\d \d\d:\d\d:\d\d)) \[?([^\]\s:]{{1,200}}):\d+\] ?"
+    rf"(?:{_PREFIX_TEXT})?({_LEVELS})(?: {_STAMP_TEXT}) \[?([^\]\s:]{{1,200}}):\d+\] ?"
+)
+_UNNUMBERED = re.compile(
+    r"\(((?:API[Ss]erver|(?:DP)?EngineCore|(?:Vllm|Ray)?Worker|DPCoord)\w{0,40})\) ?"
 )
 _UVICORN = re.compile(rf"({_LEVELS}): {{2,8}}")
 _SGLANG = re.compile(r"\[((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2,4}\d{1,5}){0,5})\] ")
@@ -148,14 +150,15 @@ def _match_header(text: str) -> LogLine:
 
 
 def _match_unusual_prefix(text: str) -> LogLine:
-    """A name of several words."""
-    prefix = _PREFIX.match(text, 0, _MAX_PREFIX)
+    """A name of several words, or one of vLLM's without a number."""
+    prefix = _PREFIX.match(text, 0, _MAX_PREFIX) or _UNNUMBERED.match(text, 0, _MAX_PREFIX)
     if prefix is None:
         return LogLine(None, None, None, None, text, False)
+    name, pid = (*prefix.groups(), None)[:2]
     rest = text[prefix.end() :]
     if rest[:1] in _LEVEL_FIRSTS:
-        return _match_header(rest)._replace(process=prefix[1], pid=prefix[2])
-    return LogLine(prefix[1], prefix[2], None, None, rest, False)
+        return _match_header(rest)._replace(process=name, pid=pid)
+    return LogLine(name, pid, None, None, rest, False)
 
 
 def inside(outer: LogLine, inner: LogLine) -> LogLine:

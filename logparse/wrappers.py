@@ -63,7 +63,7 @@ _LOST_ESCAPE = re.compile(r"(?:\^\[|\u241b)?\[\d{1,2}(?:;\d{1,3}){0,5}m")
 _LOST_FIRSTS = frozenset("[^\u241b")
 WRAPPER_FIRSTS = frozenset((*_BY_FIRST, *_LOST_FIRSTS, "{"))
 INDENTED_FIRSTS = frozenset("0123456789(DIWEC")
-_MESSAGE_KEYS = (
+MESSAGE_KEYS = (
     "message", "msg", "log", "MESSAGE", "line", "textPayload", "body", "Body", "text", "event",
 )  # fmt: skip
 _NESTED_KEYS = ("jsonPayload", "fields", "record", "value")
@@ -112,7 +112,7 @@ def json_message(text: str) -> str | None:
 def _message_of(document: object) -> str | None:
     if not isinstance(document, dict):
         return None
-    for key in _MESSAGE_KEYS:
+    for key in MESSAGE_KEYS:
         value = document.get(key)
         if isinstance(value, str):
             return value

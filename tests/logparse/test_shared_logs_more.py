@@ -105,9 +105,9 @@ def _listed(patterns: str | list[str] | tuple[str, ...]) -> list[str]:
 
 # Logs that are not read right yet, by what is asked of them. A log that is read right must leave.
 NOT_YET = {
-    "outcomes": "103 104",
-    "cause lines": "103 104 116",
-    "other answers": "102 103",
+    "outcomes": "",
+    "cause lines": "",
+    "other answers": "",
 }
 
 
