@@ -29,7 +29,9 @@ _BEGINNING = re.compile(
     rf"(?:{_COLOUR})*(?:\([\w .=:-]{{1,60}} pid=\d|\[\w{{1,40}}\]\[pid=\d"
     rf"|{_OWN_LEVELS}(?:{_COLOUR})* (?:{_COLOUR})*\d\d-\d\d \d\d:"
     rf"|{_OWN_LEVELS}: {{4,5}}(?=\S)|\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]{{2}}\d+)*\] \S"
-    r"|\d{1,4}\.\d\d\.\d{3}\.\d{3} [IWED] |Traceback \(most recent call last\)"
+    r"|\d{1,4}\.\d\d\.\d{3}\.\d{3} [IWED] "
+    r"|\b[IWED] (?=(?:srv|slot|cmn|que) {1,12}\w|(?:llama|load|ggml"
+    r"|common|print)_\w)|\bcmn {1,12}\w{1,20}: |Traceback \(most recent call last\)"
     r'|  File \\?"[^"]{1,400}", line \d|usage: \S'
     r"|(?:vllm(?: serve)?|api_server\.py|sglang(?: serve)?|launch_server\.py|stoker(?: serve)?)"
     r": error: |(?<![\w.'/(\[])[A-Za-z_][\w.]{0,80}(?:Error|Exception): "
@@ -102,7 +104,7 @@ def _before(line: str) -> _Shown | None:
         # The time in brackets may be another program's; alone it tells nothing.
         behind = _BEGINNING.search(line, found.end() - 1, _SEARCHED)
         if behind is None or behind.start() == found.end() - 1:
-            return _Shown(line[: found.start()], is_neutral=True)
+            return _Shown(line[: found.start()].partition('{"')[0], is_neutral=True)
         found = behind
     # What is inside of a JSON object is left to those who read JSON.
     before = line[: found.start()].partition('{"')[0]
