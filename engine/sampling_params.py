@@ -10,6 +10,9 @@ from engine.errors import RequestError
 MAX_LOGPROBS = 20
 """Default of --max-logprobs: most likely tokens that a request may ask for at each position."""
 
+MAX_WORD_CHARS = 1024
+"""Longest stop string and bad word: each new token is compared with them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
@@ -107,10 +110,12 @@ class SamplingParams:
         ):
             _require(-2 <= value <= 2, name, value, "in [-2, 2]")
         for token_id, bias in self.logit_bias:
-            limit = f"in [-100, 100] for every token (here {token_id})"
-            _require(-100 <= bias <= 100, "logit_bias", bias, limit)
+            if not -100 <= bias <= 100:
+                limit = f"in [-100, 100] for every token (here {token_id})"
+                _require(False, "logit_bias", bias, limit)
         _require(len(self.bad_words) <= 128, "bad_words", len(self.bad_words), "at most 128 words")
         _require(all(self.bad_words), "bad_words", "''", "non-empty strings")
+        _require_short("bad_words", self.bad_words)
 
     def _validate_end(self) -> None:
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
@@ -120,6 +125,7 @@ class SamplingParams:
             _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, limit)
         _require(len(self.stop) <= 4, "stop", len(self.stop), "at most 4 strings")
         _require(all(self.stop), "stop", "''", "non-empty strings")
+        _require_short("stop", self.stop)
 
 
 def check_logprobs(param: str, number: int | None, limit: int | None = None) -> None:
@@ -127,6 +133,12 @@ def check_logprobs(param: str, number: int | None, limit: int | None = None) -> 
     if number is not None:
         allowed = "at least 0" if limit is None else f"in [0, {limit}]"
         _require(number >= 0 and (limit is None or number <= limit), param, number, allowed)
+
+
+def _require_short(param: str, texts: tuple[str, ...]) -> None:
+    longest = max(map(len, texts), default=0)
+    limit = f"strings of at most {MAX_WORD_CHARS} characters"
+    _require(longest <= MAX_WORD_CHARS, param, f"one of {longest}", limit)
 
 
 def _require(holds: bool, param: str, value: object, limit: str) -> None:

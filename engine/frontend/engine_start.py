@@ -5,13 +5,9 @@ Owns the lines that a start writes to the log. Shared by the API server and the 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from engine.args import EngineArgs
 from engine.config import EngineConfig
@@ -20,6 +16,7 @@ from engine.errors import EngineDeadError
 from engine.frontend.async_llm import AsyncLLM, EngineCoreClient
 from engine.frontend.builtin_model import fetch_builtin
 from engine.frontend.chat_template import ChatTemplate, load_chat_template
+from engine.frontend.daemon_thread import in_daemon_thread
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import StatSink
 from engine.frontend.request_traces import FrontendTraces
@@ -31,7 +28,6 @@ from engine.model_config import ModelConfig
 
 logger = get_logger(__name__)
 
-T = TypeVar("T")
 ClientFactory = Callable[[EngineConfig], EngineCoreClient]
 MakeSinks = Callable[[EngineConfig, HandshakeReady], Sequence[StatSink]]
 
@@ -70,10 +66,10 @@ async def start_async_llm(
 
     A cancellation leaves no process behind.
     """
-    folder = await _in_daemon_thread(lambda: _resolve(model))
+    folder = await in_daemon_thread(lambda: _resolve(model))
     config = _create_config(folder, model, args)
     defaults = _load_sampling_defaults(folder, args.generation_config)
-    tokenizer, chat_template = await _in_daemon_thread(
+    tokenizer, chat_template = await in_daemon_thread(
         lambda: _load_frontend(folder, args.chat_template)
     )
     client = client_factory(config)
@@ -88,6 +84,7 @@ async def start_async_llm(
         eos_token_ids=_eos_token_ids(config, tokenizer),
         max_logprobs=args.max_logprobs,
         default_max_tokens=defaults.max_tokens,
+        max_chars_per_token=tokenizer.max_chars_per_token,
     )
     llm = AsyncLLM(
         client,
@@ -151,35 +148,10 @@ def _load_frontend(
     folder: Path, template_file: str | None
 ) -> tuple[Tokenizer, ChatTemplate | None]:
     tokenizer = Tokenizer.from_folder(folder)
+    tokenizer.max_chars_per_token  # noqa: B018 - looks through the vocabulary, while others wait
     return tokenizer, load_chat_template(folder, tokenizer.special_tokens, template_file)
 
 
 def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer) -> list[int]:
     ids = list(config.model.eos_token_ids)
     return ids if tokenizer.eos_token_id is None else [*ids, tokenizer.eos_token_id]
-
-
-async def _in_daemon_thread(work: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but a stop need not wait for a download that is under way."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def body() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(deliver, result, failure)
-
-    threading.Thread(target=body, daemon=True, name="startup").start()
-    return await future

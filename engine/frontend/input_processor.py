@@ -21,7 +21,8 @@ class InputProcessor:
     """Limits of one loaded model. `max_model_len` is the length that EngineCore reported.
 
     `max_logprobs` -1 allows the whole vocabulary. `default_max_tokens` is for requests that bring
-    no limit; without it they may fill the context.
+    no limit; without it they may fill the context. `max_chars_per_token` bounds the text that is
+    worth tokenising; None is no bound.
     """
 
     def __init__(
@@ -32,11 +33,15 @@ class InputProcessor:
         eos_token_ids: Sequence[int],
         max_logprobs: int = MAX_LOGPROBS,
         default_max_tokens: int | None = None,
+        max_chars_per_token: int | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._max_logprobs = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
         self._default_max_tokens = default_max_tokens
+        self._max_chars = (
+            None if max_chars_per_token is None else max_chars_per_token * max_model_len
+        )
         self._eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
 
     def process(
@@ -100,6 +105,20 @@ class InputProcessor:
                 code=_CONTEXT_CODE,
             )
 
+    def check_text(self, text: str, param: str, *, at_least: int = 0) -> None:
+        """Refuse a text that must have too many tokens, before it is tokenised (as vLLM does).
+
+        `at_least` is a number of characters that is never refused.
+        """
+        if self._max_chars is None or len(text) <= max(self._max_chars, at_least):
+            return
+        raise RequestError(
+            f"This model's maximum context length is {self.max_model_len} tokens, which is at most "
+            f"{self._max_chars} characters, but {param} has {len(text)} characters. Shorten it.",
+            param=param,
+            code=_CONTEXT_CODE,
+        )
+
     def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
         """Refuse an empty prompt, one that fills the context, and ids outside the vocabulary."""
         if not token_ids:
@@ -149,8 +168,8 @@ def tokenize_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> Sampling
     """Fill in `bad_words_token_ids`: each word as a text begins with it, and behind a space."""
     if not params.bad_words:
         return params
-    texts = dict.fromkeys(text for word in params.bad_words for text in _spellings(word))
-    encoded = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    texts = list(dict.fromkeys(text for word in params.bad_words for text in _spellings(word)))
+    encoded = map(tuple, tokenizer.encode_long(texts, add_special_tokens=False))
     return dataclasses.replace(
         params, bad_words_token_ids=tuple(dict.fromkeys(ids for ids in encoded if ids))
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,21 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; special tokens written in the text are recognised."""
         return self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_long(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """The same for long texts, in a thread: unlike `encode` it lets other threads run."""
+        found = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in found]
+
+    @cached_property
+    def max_chars_per_token(self) -> int:
+        """Length of the vocabulary's longest token: so much text a token stands for at most."""
+        return max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
+
+    def decode_long(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """As `decode`, in a thread: it lets other threads run."""
+        found = self._fast.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return found[0]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of `token_ids`; ids that the vocabulary lacks give nothing."""

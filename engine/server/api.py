@@ -22,6 +22,7 @@ from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
 from engine.server import introspection
 from engine.server.auth import BearerAuth
+from engine.server.body_limits import read_json_body
 from engine.server.browsers import BrowserAccess, add_browser_rules
 from engine.server.chat import ChatFormat, make_chat_job
 from engine.server.completions import CompletionFormat, make_completion_job
@@ -42,9 +43,6 @@ from engine.server.state import ServerState, Services
 from engine.server.streaming import AnswerFormat, EventStream, stream_job, wait_for_disconnect
 
 logger = get_logger(__name__)
-
-MAX_BODY_BYTES = 16 << 20
-"""Far above what any context length needs, far below what hurts the host."""
 
 _NO_BROWSERS = BrowserAccess()
 
@@ -129,14 +127,13 @@ class _Routes:
 
     async def tokenize(self, request: Request) -> Response:
         services = self._state.require_ready()
-        body = parse_body(TokenizeBody, await _read_body(request))
+        body = parse_body(TokenizeBody, await read_json_body(request))
         return await introspection.tokenize(services, body)
 
     async def detokenize(self, request: Request) -> Response:
         services = self._state.require_ready()
-        return introspection.detokenize(
-            services, parse_body(DetokenizeBody, await _read_body(request))
-        )
+        body = parse_body(DetokenizeBody, await read_json_body(request))
+        return await introspection.detokenize(services, body)
 
     async def tokenizer_info(self) -> Response:
         return introspection.tokenizer_info(self._state.require_ready())
@@ -151,7 +148,7 @@ class _Routes:
         services = self._state.require_ready()
         services.require_generation()
         marks = _arrival(request)
-        body = parse_body(ChatBody, await _read_body(request))
+        body = parse_body(ChatBody, await read_json_body(request))
         marks.note("read")
         job, plan = await make_chat_job(services, body, marks)
         answer = ChatFormat(job, plan, body.answer_role)
@@ -161,7 +158,7 @@ class _Routes:
         services = self._state.require_ready()
         services.require_generation()
         marks = _arrival(request)
-        body = parse_body(CompletionBody, await _read_body(request))
+        body = parse_body(CompletionBody, await read_json_body(request))
         marks.note("read")
         job = await make_completion_job(services, body, marks)
         return await _answer(services, request, job, CompletionFormat(job), stream=body.stream)
@@ -169,7 +166,7 @@ class _Routes:
     async def embeddings(self, request: Request) -> Response:
         services = self._state.require_ready()
         services.require_embeddings()
-        body = parse_body(EmbeddingBody, await _read_body(request))
+        body = parse_body(EmbeddingBody, await read_json_body(request))
         job = await make_embedding_job(services, body)
         vectors = await _unless_client_goes(request, embed_all(services.llm, job.requests))
         return Response(job.document(vectors), media_type="application/json")
@@ -204,23 +201,6 @@ async def _unless_client_goes(request: Request, work: Coroutine[Any, Any, T]) ->
         task.cancel()
         watcher.cancel()
         await asyncio.wait({task, watcher})
-
-
-async def _read_body(request: Request) -> bytes:
-    """The JSON body, refused by type and size before it is held in memory."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        # Also keeps web pages of other origins from posting without being asked first.
-        raise ApiError(
-            400, f"Content-Type must be application/json, got {media_type or 'nothing'}."
-        )
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise ApiError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
-        parts.append(part)
-    return b"".join(parts)
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:

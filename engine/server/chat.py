@@ -11,7 +11,7 @@ from engine.frontend.logprobs import PositionLogprobs
 from engine.frontend.request_traces import Marks
 from engine.server.generation import Choice, Job, make_job, usage
 from engine.server.logprobs import chat_logprobs, prompt_logprobs
-from engine.server.prompts import encode
+from engine.server.prompts import encode, text_allowance
 from engine.server.protocol import ChatBody, Message
 from engine.server.state import Services
 from engine.server.streaming import Delta, encode_json
@@ -25,29 +25,38 @@ _GOES_ON = b'"finish_reason":null'
 async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tuple[Job, ToolPlan]:
     """Render the template, tokenize, check."""
     services.check_model(body.model)
-    plan = plan_tools(
-        body.tools,
-        body.tool_choice,
-        is_parallel=body.parallel_tool_calls,
-        auto_parser=services.tool_call_parser,
-    )
-    prompt = render_chat(
-        services.chat_template,
-        body.messages,
-        add_generation_prompt=body.adds_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        template_args=body.template_args,
-        tools=plan.for_template,
-    )
+
+    def prepare() -> tuple[ToolPlan, str]:
+        plan = plan_tools(
+            body.tools,
+            body.tool_choice,
+            is_parallel=body.parallel_tool_calls,
+            auto_parser=services.tool_call_parser,
+        )
+        prompt = render_chat(
+            services.chat_template,
+            body.messages,
+            add_generation_prompt=body.adds_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_args=body.template_args,
+            tools=plan.for_template,
+        )
+        return plan, prompt
+
+    plan, prompt = await services.rendering.run(prepare)
     marks.note("rendered")
     token_ids = await encode(
-        services.llm.tokenizer, prompt, add_special_tokens=body.add_special_tokens
+        services.llm,
+        prompt,
+        add_special_tokens=body.add_special_tokens,
+        param="messages",
+        at_least=text_allowance(body.truncate_prompt_tokens),
     )
     marks.note("tokenized")
     params = body.sampling_params(services.sampling_defaults)
     await check_structured_outputs(body)
     params = await plan.apply(params)
-    job = make_job(
+    job = await make_job(
         services,
         body,
         [token_ids],

@@ -8,7 +8,7 @@ from engine.frontend.request_traces import Marks
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.generation import Choice, Job, make_job, usage
 from engine.server.logprobs import CompletionLogprobs, prompt_logprobs
-from engine.server.prompts import encode
+from engine.server.prompts import decode, encode_all, text_allowance
 from engine.server.protocol import CompletionBody
 from engine.server.state import Services
 from engine.server.streaming import Delta, encode_json
@@ -22,31 +22,41 @@ async def make_completion_job(services: Services, body: CompletionBody, marks: M
     await check_structured_outputs(body)
     tokenizer, prompts = services.llm.tokenizer, body.prompts
     body.check_choices(len(prompts))
-    token_ids = [
-        await encode(tokenizer, prompt, add_special_tokens=body.add_special_tokens)
-        if isinstance(prompt, str)
-        else prompt
-        for prompt in prompts
-    ]
+    token_ids = await _tokenize(services, body, prompts)
     marks.note("tokenized")
-    return make_job(
+    return await make_job(
         services,
         body,
         token_ids,
         params,
         id_prefix="cmpl",
         prompt_param="prompt",
-        echoes=[_as_text(tokenizer, prompt) for prompt in prompts] if body.echo else None,
+        echoes=[await _as_text(tokenizer, prompt) for prompt in prompts] if body.echo else None,
         has_echo=body.echo,
         is_prompt_only=body.is_prompt_only,
         marks=marks,
     )
 
 
-def _as_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return tokenizer.decode(prompt, skip_special_tokens=False)
+async def _tokenize(
+    services: Services, body: CompletionBody, prompts: Sequence[str | list[int]]
+) -> list[list[int]]:
+    """Ids of every prompt; those that are too long are refused before any is tokenised."""
+    processor = services.llm.input_processor
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for text in texts:
+        processor.check_text(text, "prompt", at_least=text_allowance(body.truncate_prompt_tokens))
+    for prompt in prompts:
+        if not isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+            processor.check_prompt(prompt, "prompt")
+    found = iter(
+        await encode_all(services.llm.tokenizer, texts, add_special_tokens=body.add_special_tokens)
+    )
+    return [next(found) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
+async def _as_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else await decode(tokenizer, prompt)
 
 
 class CompletionFormat:

@@ -14,9 +14,11 @@ from pydantic import Field
 
 from engine.errors import RequestError
 from engine.frontend.embeddings import Embedding, check_dimensions
+from engine.frontend.input_processor import InputProcessor
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
-from engine.server.prompts import encode, truncated
+from engine.server.body_limits import CheckedList
+from engine.server.prompts import encode_all, text_allowance, truncated
 from engine.server.protocol import Body, PromptLimit, TokenIds
 from engine.server.state import Services
 from engine.server.streaming import encode_json
@@ -30,7 +32,7 @@ MAX_INPUTS = 2048
 class EmbeddingBody(Body):
     """POST /v1/embeddings. Beside those, vLLM's at values that change nothing."""
 
-    input: str | list[str] | TokenIds | list[TokenIds]
+    input: str | CheckedList[str] | TokenIds | CheckedList[TokenIds]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
@@ -102,17 +104,21 @@ async def make_embedding_job(services: Services, body: EmbeddingBody) -> Embeddi
     """Tokenize what is text, check; RequestError refuses the whole request."""
     services.check_model(body.model)
     inputs = body.inputs
-    _check_inputs(inputs)
+    _check_inputs(
+        inputs,
+        services.llm.input_processor,
+        text_allowance(body.truncate_prompt_tokens),
+    )
     check_dimensions(body.dimensions, services.hidden_size)
     job_id, now = f"embd-{uuid.uuid4().hex}", time.time()
+    texts = [entry for entry in inputs if isinstance(entry, str)]
+    found = iter(
+        await encode_all(services.llm.tokenizer, texts, add_special_tokens=body.add_special_tokens)
+    )
     requests = []
     for index, entry in enumerate(inputs):
-        await asyncio.sleep(0)  # thousands of texts must not hold up the other requests
-        token_ids = (
-            await encode(services.llm.tokenizer, entry, add_special_tokens=body.add_special_tokens)
-            if isinstance(entry, str)
-            else entry
-        )
+        await asyncio.sleep(0)  # thousands of inputs must not hold up the other requests
+        token_ids = next(found) if isinstance(entry, str) else entry
         if body.truncate_prompt_tokens is not None:
             token_ids = truncated(
                 token_ids,
@@ -143,7 +149,9 @@ async def make_embedding_job(services: Services, body: EmbeddingBody) -> Embeddi
     )
 
 
-def _check_inputs(inputs: Sequence[str | list[int]]) -> None:
+def _check_inputs(
+    inputs: Sequence[str | list[int]], processor: InputProcessor, at_least: int
+) -> None:
     if not 1 <= len(inputs) <= MAX_INPUTS:
         raise RequestError(
             f"input must hold 1 to {MAX_INPUTS} entries, got {len(inputs)}.", param="input"
@@ -152,6 +160,8 @@ def _check_inputs(inputs: Sequence[str | list[int]]) -> None:
         if not entry:  # a tokenizer may make a token of nothing
             name = _name(index, len(inputs))
             raise RequestError(f"{name} is empty; it must hold some text or tokens.", param=name)
+        if isinstance(entry, str):
+            processor.check_text(entry, _name(index, len(inputs)), at_least=at_least)
 
 
 def _name(index: int, count: int) -> str:

@@ -10,14 +10,13 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
 
 from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.input_processor import tokenize_bad_words
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.logprobs import LogprobsList
 from engine.frontend.outputs import RequestOutput
@@ -25,7 +24,7 @@ from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
 from engine.sampling_params import SamplingParams
-from engine.server.prompts import truncated
+from engine.server.prompts import encode_bad_words, truncated
 from engine.server.protocol import GenerationBody
 from engine.server.state import Services
 
@@ -141,7 +140,7 @@ def usage(job: Job, choices: Sequence[Choice]) -> dict[str, object]:
     }
 
 
-def make_job(
+async def make_job(
     services: Services,
     body: GenerationBody,
     prompts: Sequence[list[int]],
@@ -157,7 +156,7 @@ def make_job(
 ) -> Job:
     """Check every prompt and make the sub-requests; RequestError refuses the whole request."""
     body.check_choices(len(prompts))
-    params = tokenize_bad_words(services.llm.tokenizer, params)
+    params = await encode_bad_words(services.llm.tokenizer, params)
     if body.truncate_prompt_tokens is not None:
         prompts = [
             truncated(
@@ -171,20 +170,20 @@ def make_job(
         ]
     job_id = f"{id_prefix}-{uuid.uuid4().hex}"
     now = time.time()
-    requests = [
-        services.llm.input_processor.process(
-            f"{job_id}-{prompt_index * body.n + sample}",
+    requests: list[EngineCoreRequest] = []
+    for prompt in prompts:
+        await asyncio.sleep(0)  # long prompts are looked through one by one
+        first = services.llm.input_processor.process(
+            f"{job_id}-{len(requests)}",
             prompt,
-            params.for_sample(sample),
+            params,
             arrival_time=now,
             prompt_param=prompt_param,
             logprobs_param=logprobs_param,
             cache_salt=body.cache_salt,
             priority=body.priority,
         )
-        for prompt_index, prompt in enumerate(prompts)
-        for sample in range(body.n)
-    ]
+        requests += _samples(first, job_id, body.n, len(requests))
     _begin_traces(services.llm, requests, marks)
     if services.log_requests:
         logger.info("Received request %s: params: %s.", job_id, params)
@@ -203,6 +202,19 @@ def make_job(
         shows_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
     )
+
+
+def _samples(
+    first: EngineCoreRequest, job_id: str, count: int, start: int
+) -> Iterator[EngineCoreRequest]:
+    """`first`, numbered `start`, and its further samples."""
+    yield first
+    for sample in range(1, count):
+        yield msgspec.structs.replace(
+            first,
+            request_id=f"{job_id}-{start + sample}",
+            sampling_params=first.sampling_params.for_sample(sample),
+        )
 
 
 def _begin_traces(llm: AsyncLLM, requests: Sequence[EngineCoreRequest], marks: Marks) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 from starlette.responses import Response
 
 from engine.errors import RequestError
+from engine.frontend.tokenizer import Tokenizer
 from engine.server.chat import render_chat
 from engine.server.errors import ApiError
-from engine.server.prompts import encode
+from engine.server.prompts import MAX_UNBOUND_CHARS, decode, encode_all
 from engine.server.protocol import DetokenizeBody, TokenizeBody
 from engine.server.state import ServerPhase, ServerState, Services
 from engine.server.streaming import encode_json
 from engine.server.tools import template_tools
 from engine.version import __version__
+
+_SLICE_TOKENS = 16_384
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -69,26 +75,42 @@ async def tokenize(services: Services, body: TokenizeBody) -> Response:
     if body.messages is None:
         text, adds_special = body.prompt or "", body.add_special_tokens is not False
     else:
-        text = render_chat(
-            services.chat_template,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-            continue_final_message=body.continue_final_message,
-            template_args=body.chat_template_kwargs,
-            tools=template_tools(body.tools),
+        messages = body.messages
+        text = await services.rendering.run(
+            lambda: render_chat(
+                services.chat_template,
+                messages,
+                add_generation_prompt=body.add_generation_prompt
+                and not body.continue_final_message,
+                continue_final_message=body.continue_final_message,
+                template_args=body.chat_template_kwargs,
+                tools=template_tools(body.tools),
+            )
         )
         # Chat templates write the special tokens themselves.
         adds_special = body.add_special_tokens is True
-    tokenizer = services.llm.tokenizer
-    token_ids = await encode(tokenizer, text, add_special_tokens=adds_special)
+    processor, tokenizer = services.llm.input_processor, services.llm.tokenizer
+    param = "prompt" if body.messages is None else "messages"
+    processor.check_text(text, param, at_least=MAX_UNBOUND_CHARS)
+    (token_ids,) = await encode_all(tokenizer, [text], add_special_tokens=adds_special)
     return json_response(
         {
             "count": len(token_ids),
-            "max_model_len": services.llm.input_processor.max_model_len,
+            "max_model_len": processor.max_model_len,
             "tokens": token_ids,
-            "token_strs": tokenizer.token_strings(token_ids) if body.return_token_strs else None,
+            "token_strs": await _token_strings(tokenizer, token_ids)
+            if body.return_token_strs
+            else None,
         }
     )
+
+
+async def _token_strings(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
+    found: list[str] = []
+    for start in range(0, len(token_ids), _SLICE_TOKENS):
+        found += tokenizer.token_strings(token_ids[start : start + _SLICE_TOKENS])
+        await asyncio.sleep(0)
+    return found
 
 
 def tokenizer_info(services: Services) -> Response:
@@ -108,9 +130,8 @@ async def reset_prefix_cache(services: Services) -> Response:
     )
 
 
-def detokenize(services: Services, body: DetokenizeBody) -> Response:
+async def detokenize(services: Services, body: DetokenizeBody) -> Response:
     """Text of token ids, special tokens included."""
     services.check_model(body.model)
     services.llm.input_processor.check_token_ids(body.tokens, "tokens")
-    text = services.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return json_response({"prompt": text})
+    return json_response({"prompt": await decode(services.llm.tokenizer, body.tokens)})

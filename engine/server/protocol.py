@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from engine.errors import RequestError
 from engine.frontend.chat_template import plain_text
 from engine.sampling_params import SamplingParams
+from engine.server.body_limits import MAX_MESSAGES, MAX_TOOLS, CheckedList
 from engine.server.errors import ApiError
 from engine.server.structured import StructuredFields, structured_outputs_of
 from engine.server.tool_fields import MessageToolCall, ToolDefinition
@@ -68,7 +69,7 @@ _Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 _SCALAR_BRANCHES = ("str", "int", "float", "bool", "constrained-str", "constrained-int")
 _Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # strict: `true` is no token
-TokenIds = list[_TokenId]
+TokenIds = CheckedList[_TokenId]
 """Token ids of a request; whether the vocabulary has them is checked later."""
 
 PromptLimit = Annotated[int, Field(ge=-1, le=2**31 - 1)]
@@ -106,11 +107,11 @@ class GenerationBody(Body, StructuredFields):
     frequency_penalty: float = 0.0
     logit_bias: dict[_Count, float] = Field(default_factory=dict)
     allowed_token_ids: TokenIds = Field(default_factory=list, min_length=1)
-    bad_words: list[str] = Field(default_factory=list)
+    bad_words: CheckedList[str] = Field(default_factory=list)
     prompt_logprobs: _Int32 | None = None
     seed: int | None = None
     n: _Int32 = 1
-    stop: str | list[str] = Field(default_factory=list)
+    stop: str | CheckedList[str] = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
     min_tokens: _Int32 = 0
     ignore_eos: bool = False
@@ -189,8 +190,8 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: str
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    content: str | CheckedList[dict[str, Any]] | None = None
+    tool_calls: CheckedList[MessageToolCall] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """With plain text as content, which is what templates of text models expect.
@@ -209,7 +210,7 @@ class Message(BaseModel):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions. `max_tokens` is the old name of `max_completion_tokens`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: CheckedList[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
@@ -220,7 +221,7 @@ class ChatBody(GenerationBody):
     add_special_tokens: bool = False
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tools: list[ToolDefinition] = Field(default_factory=list)
+    tools: CheckedList[ToolDefinition] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
 
@@ -268,7 +269,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: str | CheckedList[str] | TokenIds | CheckedList[TokenIds]
     max_tokens: int = 16
     logprobs: _Int32 | None = None
     echo: bool = False
@@ -304,11 +305,11 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: CheckedList[Message] | None = Field(None, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tools: list[ToolDefinition] = Field(default_factory=list)
+    tools: CheckedList[ToolDefinition] = Field(default_factory=list, max_length=MAX_TOOLS)
     return_token_strs: bool = False
     continue_final_message: bool = False
     chat_template: None = None

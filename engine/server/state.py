@@ -12,6 +12,7 @@ from engine.config import TaskConfig
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import ChatTemplate
 from engine.server.errors import ApiError, unavailable
+from engine.server.rendering import Rendering
 
 
 class ServerPhase(enum.Enum):
@@ -43,6 +44,7 @@ class Services:
     tool_call_parser: str | None = None
     tokenizer_info: Mapping[str, object] = field(default_factory=dict)
     tasks: TaskConfig = field(default_factory=TaskConfig)
+    rendering: Rendering = field(default_factory=Rendering)
 
     def require_generation(self) -> None:
         """404 where only embeddings are served."""

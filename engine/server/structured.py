@@ -11,9 +11,10 @@ from pydantic_core import from_json
 
 from engine.errors import RequestError
 from engine.sampling_params import StructuredOutputsParams
+from engine.server.body_limits import CheckedList
 
 _Schema = dict[str, Any] | str
-_Choices = list[str]
+_Choices = CheckedList[str]
 
 
 class _Part(BaseModel):

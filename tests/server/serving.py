@@ -56,7 +56,12 @@ def make_llm(
     return AsyncLLM(
         core,
         tokenizer,
-        InputProcessor(vocab_size=VOCAB, max_model_len=READY.max_model_len, eos_token_ids=(EOS,)),
+        InputProcessor(
+            vocab_size=VOCAB,
+            max_model_len=READY.max_model_len,
+            eos_token_ids=(EOS,),
+            max_chars_per_token=tokenizer.max_chars_per_token,
+        ),
         sinks,
         traces,
     )
