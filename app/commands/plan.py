@@ -35,6 +35,14 @@ def plan(
         str | None, typer.Option(help="vllm, stoker or llama.cpp; by default what suits MODEL.")
     ] = None,
     shapes: Annotated[bool, typer.Option("--shapes", help="List the built-in shapes.")] = False,
+    gpus: Annotated[bool, typer.Option("--gpus", help="List the GPUs that are known.")] = False,
+    vllm_version: Annotated[
+        str | None,
+        typer.Option(
+            help="Plan for this release; without, the newest, with the spread of those in use.",
+            metavar="X.Y.Z",
+        ),
+    ] = None,
     from_log: Annotated[
         str | None,
         typer.Option(help="Compare with what this start logged; - for stdin.", metavar="FILE"),
@@ -48,8 +56,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Name, tab, value on each line.")] = False,
     gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of the memory.", rich_help_panel=_MEMORY)
-    ] = 0.92,
+        float | None,
+        typer.Option(help="Share of the memory.", show_default="0.92", rich_help_panel=_MEMORY),
+    ] = None,
     kv_cache_memory_bytes: Annotated[
         str | None,
         typer.Option(help="KV cache of a GPU, e.g. 2G.", metavar="SIZE", rich_help_panel=_MEMORY),
@@ -72,6 +81,16 @@ def plan(
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a block.", rich_help_panel=_MEMORY)
     ] = None,
+    enable_lora: Annotated[
+        bool,
+        typer.Option("--enable-lora", help="Room for LoRA adapters.", rich_help_panel=_MEMORY),
+    ] = False,
+    max_loras: Annotated[
+        int, typer.Option(min=1, help="Adapters in one step.", rich_help_panel=_MEMORY)
+    ] = 1,
+    max_lora_rank: Annotated[
+        int, typer.Option(min=1, help="Highest rank of an adapter.", rich_help_panel=_MEMORY)
+    ] = 16,
     request_len: Annotated[
         str,
         typer.Option(
@@ -155,12 +174,16 @@ def plan(
     import dataclasses
 
     from app.errors import ExitCode, StokerError
+    from app.planning.lora_weights import LoraSlots
     from app.planning.memory_estimates import GivenGib
     from app.planning.plan_models import find_planned_model
     from app.planning.plan_request import PlanRequest
+    from app.planning.vllm_versions import parse_version, version_rules
 
     if shapes:
         return _print_shapes(as_json)
+    if gpus:
+        return _print_gpus(as_json)
     words = what or []
     if words[:1] == ["verify"]:
         from_log, words = _log_to_verify(words, from_log)
@@ -178,6 +201,7 @@ def plan(
             exit_code=ExitCode.USAGE,
         )
     found = None if model is None else find_planned_model(model)
+    version = None if vllm_version is None else parse_version(vllm_version)
     device = None if from_log is not None and gpu == "auto" else _device(gpu)
     request = PlanRequest(
         gpu=device,
@@ -189,13 +213,17 @@ def plan(
         max_model_len=_length("--max-model-len", max_model_len),
         kv_cache_dtype=kv_cache_dtype,
         quantization=quantization,
-        gpu_memory_utilization=gpu_memory_utilization,
+        gpu_memory_utilization=version_rules(version).default_utilization
+        if gpu_memory_utilization is None
+        else gpu_memory_utilization,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_size("--max-num-batched-tokens", max_num_batched_tokens),
         block_size=block_size,
         num_speculative_tokens=num_speculative_tokens,
         enforce_eager=enforce_eager,
         kv_memory_bytes=_size("--kv-cache-memory-bytes", kv_cache_memory_bytes),
+        lora=LoraSlots(max_loras, max_lora_rank) if enable_lora else None,
+        vllm_version=version,
         given=GivenGib(non_torch_gib, peak_gib, graph_gib),
     )
     if from_log is not None:
@@ -330,6 +358,20 @@ def _print_shapes(as_json: bool) -> int:
         output.print_json("stoker.plan.shapes", {"shapes": names})
     else:
         output.print_plain((name, shape.hub_id) for name, shape in BUILTIN_SHAPES.items())
+    return ExitCode.OK
+
+
+def _print_gpus(as_json: bool) -> int:
+    from app import output
+    from app.errors import ExitCode
+    from app.planning.gpu_catalogue import known_gpus
+
+    known = list(known_gpus())
+    if as_json:
+        sizes = {gpu.name: gpu.memory_bytes for gpu in known}
+        output.print_json("stoker.plan.gpus", {"memory_bytes": sizes})
+    else:
+        output.print_plain((gpu.name, output.human_bytes(gpu.memory_bytes)) for gpu in known)
     return ExitCode.OK
 
 

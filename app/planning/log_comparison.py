@@ -1,14 +1,13 @@
 """Compares a plan with what a real start logged: the same KV memory must give the same capacity.
 
 A log rounds its KV memory to 0.01 GiB, so the prediction is a range. Older versions of vLLM counted
-otherwise; their rules are here and nowhere else.
+otherwise: `app.planning.vllm_versions`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from app.planning.model_shapes import ModelShape
 from app.planning.plan import Plan
 from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest, planned_step_budget
 from app.planning.planned_cache import cache_spec
+from app.planning.vllm_versions import NEWEST_VERSION, Version, parse_version, version_rules
 from engine.kv_sizing import (
     GIB,
     KVCacheGroup,
@@ -28,11 +28,6 @@ from engine.kv_sizing import (
 from logparse import LogReport
 from logparse.details import least
 
-_FIRST_WITH_GROUPS = (0, 9, 2)  # before, a window was kept like full attention
-_FIRST_TOKENS_BY_CONCURRENCY = (0, 20)  # before: blocks / groups * block size
-_FIRST_ASYNC = (0, 20)  # before, one step was in flight
-_FIRST_WITHOUT_GRAPHS = (0, 21)  # before, graphs came on top of the share, not out of it
-_UTILIZATION_BEFORE = ((0, 20), 0.90)  # the default share of older versions
 _CPU_BLOCK = 128
 
 
@@ -84,8 +79,9 @@ def request_of_log(report: LogReport, request: PlanRequest) -> PlanRequest:
     engines = {"llama.cpp": LLAMA_CPP, "sglang": LLAMA_CPP, "stoker": STOKER}
     cache_dtype = facts.kv_cache_dtype
     version = _version(report)
-    is_old = version is not None and version < _UTILIZATION_BEFORE[0]
-    share = _UTILIZATION_BEFORE[1] if is_old else request.gpu_memory_utilization
+    share = request.gpu_memory_utilization
+    if version is not None:
+        share = min(share, version_rules(version).default_utilization)
     return dataclasses.replace(
         request,
         gpu=gpu,
@@ -98,6 +94,7 @@ def request_of_log(report: LogReport, request: PlanRequest) -> PlanRequest:
         enforce_eager=bool(facts.enforce_eager) or request.enforce_eager,
         block_size=facts.block_size or request.block_size or _default_block(report),
         max_num_batched_tokens=facts.max_num_batched_tokens or request.max_num_batched_tokens,
+        vllm_version=version or request.vllm_version,
     )
 
 
@@ -143,17 +140,9 @@ def compare_memory(plan: Plan, report: LogReport) -> Iterator[ComparedValue]:
             yield ComparedValue(guess.name, gib_logged, low, high, guess.basis, is_estimate=True)
     memory = least(facts.kv_memory_gib)
     if memory is not None and plan.request.gpu is not None:
-        low, high = (round(edge / GIB, 2) for edge in _kv_memory_edges(plan, report))
+        low, high = (round(edge / GIB, 2) for edge in (plan.kv_low, plan.kv_high))
         basis = f"what is left of {plan.request.gpu.name}"
         yield ComparedValue("kv_memory_gib", memory, low, high, basis, is_estimate=True)
-
-
-def _kv_memory_edges(plan: Plan, report: LogReport) -> tuple[int, int]:
-    version = _version(report)
-    if version is None or version >= _FIRST_WITHOUT_GRAPHS:
-        return plan.kv_low, plan.kv_high
-    graphs = next(guess for guess in plan.assumptions if guess.name == "CUDA graphs")
-    return plan.kv_low + graphs.high, plan.kv_high + graphs.low
 
 
 def kv_memory_interval(gib: float) -> tuple[int, int]:
@@ -187,14 +176,12 @@ def _counting(
     stages = pipeline_stages(shape.num_layers, asked.pipeline_parallel_size)
     specs = (cache_spec(shape, asked, tokens, layers) for layers in stages)
     spec = max(specs, key=lambda stage: stage.bytes_per_block)
-    version = _version(report)
-    if version is None:
-        return _Counting(spec, max_model_len, has_tokens_by_concurrency=True)
-    if version < _FIRST_WITH_GROUPS:
+    rules = version_rules(_version(report) or NEWEST_VERSION)
+    if not rules.has_groups:
         spec = dataclasses.replace(spec, groups=(KVCacheGroup(tuple(range(spec.num_layers))),))
-    if version < _FIRST_ASYNC:
+    if not rules.has_async_scheduling:
         spec = dataclasses.replace(spec, in_flight_tokens=tokens)
-    return _Counting(spec, max_model_len, version >= _FIRST_TOKENS_BY_CONCURRENCY)
+    return _Counting(spec, max_model_len, rules.has_tokens_by_concurrency)
 
 
 def _default_block(report: LogReport) -> int | None:
@@ -203,9 +190,11 @@ def _default_block(report: LogReport) -> int | None:
     return _CPU_BLOCK if is_cpu and report.facts.kv_blocks is None else None
 
 
-def _version(report: LogReport) -> tuple[int, ...] | None:
-    """Of vLLM; None for other engines and unknown versions, which count as 0.30 does."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", report.facts.engine_version or "")
-    if report.engine != "vllm" or match is None:
+def _version(report: LogReport) -> Version | None:
+    """Of vLLM; None for other engines and unknown versions, which count as the newest does."""
+    if report.engine != "vllm" or not report.facts.engine_version:
         return None
-    return tuple(int(part or 0) for part in match.groups())
+    try:
+        return parse_version(report.facts.engine_version)
+    except StokerError:
+        return None

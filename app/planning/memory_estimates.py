@@ -1,23 +1,41 @@
 """The parts of a device's memory that only a start measures: given by the user or estimated.
 
-Each estimate says what it rests on and how far it can be wrong. Bytes unless the name says GiB.
+Each estimate follows what vLLM allocates, says what it rests on and how far it can be wrong: the
+profile run's forward pass and its sampling, what CUDA and NCCL take outside of torch, CUDA graphs.
+Bytes unless the name says GiB.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.planning.gpu_catalogue import PlannedGpu
 from app.planning.model_shapes import ModelShape
+from app.planning.vllm_versions import VersionRules
 from engine.cuda_graph_sizes import GraphPlan
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-_NON_TORCH = (0.15, 0.60, 1.00)  # GiB: low, likely, high
-_NCCL = (0.10, 0.30, 0.80)
-_GRAPH_BYTES = 5 * _MIB
-_GRAPH_SPREAD = (0.3, 2.0)
-_PEAK_SPREAD = (0.5, 3.0)
-_LOGIT_BYTES = 10  # 16-bit logits, their float32 copy and the sampler's probabilities
+
+Spread = tuple[float, float, float]  # low, likely, high
+
+# GiB that the forward pass leaves outside of torch, the CUDA context itself not counted.
+_CONTEXT: Spread = (0.0, 0.12, 0.45)
+_CONTEXT_OF_LARGE_CHIPS: Spread = (0.02, 0.25, 0.60)  # their kernel libraries are larger
+_CONTEXT_BEFORE: Spread = (0.0, 0.07, 0.40)
+_SHARED_WITH_SYSTEM: Spread = (0.0, 1.5, 4.0)  # where the system's own memory moves meanwhile
+_ROCM: Spread = (0.0, 0.6, 2.0)
+_NCCL: Spread = (0.0, 0.03, 0.30)
+_NCCL_OVER_NVLINK: Spread = (0.30, 1.70, 2.30)  # with buffers for all-reduce that ranks share
+_LLAMA_CPP_CONTEXT: Spread = (0.2, 0.45, 0.8)  # here the context counts, since the card is shared
+
+_GRAPH: Spread = (1 * _MIB, 8 * _MIB, 22 * _MIB)
+_FIXED_PEAK = 35 * _MIB
+_FORWARD_SPREAD = (0.7, 1.4)
+_WORKSPACE_SPREAD = (0.0, 1.3)
+_VALUE = 2  # bytes of an activation
+# vLLM's fused experts write their products into two buffers; those for MXFP4 need none of them.
+_WITHOUT_WORKSPACE = frozenset({"mxfp4"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +78,26 @@ class Calibration:
         return f"calibrated by {starts} of this model on this device"
 
 
-def assumptions(
-    given: GivenGib,
-    shape: ModelShape,
-    *,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    tensor_parallel_size: int,
-    graphs: GraphPlan,
-) -> tuple[Assumption, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledStart:
+    """The start whose memory is estimated: a step of `tokens` for `seqs` requests on one rank."""
+
+    shape: ModelShape
+    gpu: PlannedGpu
+    tokens: int
+    seqs: int
+    tensor_parallel_size: int
+    graphs: GraphPlan
+    rules: VersionRules
+    is_llama_cpp: bool = False
+
+
+def assumptions(given: GivenGib, start: ProfiledStart) -> tuple[Assumption, ...]:
     """Non-torch memory, transient peak, CUDA graphs, in the order in which they are spent."""
     return (
-        _given("non-torch memory", given.non_torch) or _non_torch(tensor_parallel_size),
-        _given("activation peak", given.peak)
-        or _peak(shape, max_num_batched_tokens, max_num_seqs, tensor_parallel_size),
-        _given("CUDA graphs", given.graphs) or _graphs(graphs),
+        _given("non-torch memory", given.non_torch) or _non_torch(start),
+        _given("activation peak", given.peak) or _peak(start),
+        _given("CUDA graphs", given.graphs) or _graphs(start),
     )
 
 
@@ -104,34 +127,92 @@ def _given(name: str, gib: float | None) -> Assumption | None:
     return Assumption(name, size, size, size, "given")
 
 
-def _non_torch(tensor_parallel_size: int) -> Assumption:
-    low, likely, high = _NON_TORCH
-    basis = "CUDA context and allocator, as start logs report them"
-    if tensor_parallel_size > 1:
-        low, likely, high = (a + b for a, b in zip(_NON_TORCH, _NCCL, strict=True))
-        basis += ", and NCCL buffers"
-    return _estimate("non-torch memory", low * _GIB, likely * _GIB, high * _GIB, basis)
+def _non_torch(start: ProfiledStart) -> Assumption:
+    spread, basis = _context(start)
+    if start.tensor_parallel_size > 1:
+        linked = start.gpu.is_data_centre_chip
+        more = _NCCL_OVER_NVLINK if linked else _NCCL
+        spread = (spread[0] + more[0], spread[1] + more[1], spread[2] + more[2])
+        basis += ", and buffers of NCCL" + (" and all-reduce over NVLink" if linked else "")
+    low, likely, high = (gib * _GIB for gib in spread)
+    return _estimate("non-torch memory", low, likely, high, basis)
 
 
-def _peak(shape: ModelShape, tokens: int, seqs: int, tensor_parallel_size: int) -> Assumption:
-    experts = shape.experts
-    inner = shape.intermediate_size if experts is None else experts.size * experts.per_token
-    feed_forward = tokens * 3 * inner * 2 / tensor_parallel_size
-    residual = tokens * shape.hidden_size * 2 * 4
-    logits = seqs * shape.vocab_size * _LOGIT_BYTES
-    likely = feed_forward + residual + logits
-    low, high = (likely * spread for spread in _PEAK_SPREAD)
-    basis = f"activations of {tokens:,} tokens and logits of {seqs:,} requests"
+def _context(start: ProfiledStart) -> tuple[Spread, str]:
+    gpu = start.gpu
+    if start.is_llama_cpp:
+        return _LLAMA_CPP_CONTEXT, "CUDA context and library work space"
+    if gpu.is_unified:
+        return _SHARED_WITH_SYSTEM, "memory shared with the system, which moves meanwhile"
+    if gpu.is_rocm:
+        return _ROCM, "HIP libraries and allocator"
+    basis = "CUDA libraries and allocator, as start logs report them"
+    if not start.rules.has_large_context:
+        return _CONTEXT_BEFORE, basis
+    is_large = gpu.is_data_centre_chip and (gpu.compute_capability or (0, 0)) >= (9, 0)
+    return (_CONTEXT_OF_LARGE_CHIPS if is_large else _CONTEXT), basis
+
+
+def _peak(start: ProfiledStart) -> Assumption:
+    """The higher of the forward pass and of sampling, whose logits no rank shares."""
+    forward = _forward_bytes(start)
+    values = min(start.seqs, start.tokens) * start.shape.vocab_size
+    residual = start.tokens * start.shape.hidden_size * _VALUE
+    workspace = _workspace_bytes(start)
+    kept = workspace if start.rules.keeps_expert_workspace else 0.0
+    edges: list[float] = []
+    for logit, spread, share in zip(
+        start.rules.logit_bytes,
+        (_FORWARD_SPREAD[0], 1.0, _FORWARD_SPREAD[1]),
+        (_WORKSPACE_SPREAD[0], 1.0, _WORKSPACE_SPREAD[1]),
+        strict=True,
+    ):
+        sampling = logit * values + residual + kept * share
+        edges.append(max((forward + workspace) * spread, sampling) + _FIXED_PEAK * spread)
+    basis = f"forward pass of {start.tokens:,} tokens, sampling for {start.seqs:,} requests"
+    if kept:
+        basis += ", work space of the experts"
+    low, likely, high = edges
     return _estimate("activation peak", low, likely, high, basis)
 
 
-def _graphs(graphs: GraphPlan) -> Assumption:
-    number = len(graphs.captures)
+def _forward_bytes(start: ProfiledStart) -> float:
+    """Of one layer: the feed-forward part or attention, and the residual stream beside it."""
+    shape, ranks = start.shape, start.tensor_parallel_size
+    experts = shape.experts
+    inner = shape.intermediate_size if experts is None else experts.shared_size
+    if experts is not None and experts.first_dense_layers:
+        inner = max(inner, shape.intermediate_size)
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    attention = 2 * queries + 2 * keys
+    if (latent := shape.latent) is not None:
+        head = 2 * (latent.nope_dim + latent.rope_dim) + 2 * latent.value_dim
+        attention = shape.num_heads * head
+    wide = max(3 * inner, attention) / ranks
+    return start.tokens * (wide + 4 * shape.hidden_size) * _VALUE
+
+
+def _workspace_bytes(start: ProfiledStart) -> float:
+    """The two buffers that vLLM's fused experts work in (modular kernels of fused_moe)."""
+    shape, experts = start.shape, start.shape.experts
+    if experts is None or start.is_llama_cpp or shape.quantization in _WITHOUT_WORKSPACE:
+        return 0.0
+    inner = experts.size / start.tensor_parallel_size
+    widths = max(2 * inner, shape.hidden_size) + max(inner, shape.hidden_size)
+    return start.tokens * experts.per_token * widths * _VALUE
+
+
+def _graphs(start: ProfiledStart) -> Assumption:
+    number = len(start.graphs.captures)
+    takes_share = start.rules.takes_graphs_from_share
     if number == 0:
         return Assumption("CUDA graphs", 0, 0, 0, "none are captured")
-    likely = number * _GRAPH_BYTES
-    low, high = (likely * spread for spread in _GRAPH_SPREAD)
-    basis = f"{number} graphs at about 5 MiB, as start logs report them"
+    if takes_share is False:
+        return Assumption("CUDA graphs", 0, 0, 0, "this version takes them beside its share")
+    low, likely, high = (number * size for size in _GRAPH)
+    basis = f"{number} graphs at about 8 MiB, as start logs report them"
+    if takes_share is None:  # a version before 0.21 would not count them
+        low = 0.0
     return _estimate("CUDA graphs", low, likely, high, basis)
 
 

@@ -10,7 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.planning.memory_estimates import Assumption, assumptions, calibrated
+from app.planning.expert_padding import padded_experts
+from app.planning.lora_weights import with_lora_slots
+from app.planning.memory_estimates import Assumption, ProfiledStart, assumptions, calibrated
 from app.planning.model_shapes import ModelShape
 from app.planning.plan_request import (
     LLAMA_CPP,
@@ -23,6 +25,7 @@ from app.planning.plan_request import (
     require_possible,
 )
 from app.planning.planned_cache import LLAMA_CPP_STEP, cache_spec, run_dtype
+from app.planning.vllm_versions import version_rules
 from app.planning.weight_sizes import Weights, device_bytes
 from engine.cuda_graph_sizes import CaptureRules, GraphPlan, graph_mode, graph_plan
 from engine.errors import MemoryBudgetError
@@ -112,8 +115,7 @@ def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> Plan
         weights = weights.loaded_as(run_dtype(shape, request))
     if request.quantization == "fp8":
         weights = weights.as_fp8()
-    if _is_native(shape, request):
-        weights = weights.as_native(shape, request.quantization)
+    weights = _as_loaded(weights, shape, request)
     max_len = asked_model_len(shape, request)
     scheduler = planned_step_budget(request, max_len)
     graphs = _graphs(request, scheduler)
@@ -139,6 +141,19 @@ def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> Plan
     return _sized(plan)
 
 
+def _as_loaded(weights: Weights, shape: ModelShape, request: PlanRequest) -> Weights:
+    """As the engine keeps them, which is not as the file has them."""
+    if _is_native(shape, request):
+        return weights.as_native(shape, request.quantization)
+    if request.engine != VLLM or request.gpu is None:
+        return weights
+    rules = version_rules(request.vllm_version)
+    weights = padded_experts(weights, shape, request.gpu, request.tensor_parallel_size, rules)
+    if request.lora is not None:
+        weights = with_lora_slots(weights, shape, request.lora, run_dtype(shape, request))
+    return weights
+
+
 def _is_native(shape: ModelShape, request: PlanRequest) -> bool:
     """Whether our native CPU kernels pack the weights, given a compiler."""
     is_ours = request.engine == STOKER and request.gpu is None and shape.quantization is None
@@ -150,13 +165,21 @@ def _sized(plan: Plan) -> Plan:
     blocks = max(0, _blocks(stage))
     kv, guesses = stage.available_bytes, plan.assumptions
     is_fixed = plan.request.kv_memory_bytes is not None
+    device = _device_spread(plan.request)
     return dataclasses.replace(
         plan,
         capacity=capacity_of_blocks(blocks, stage.spec, max_len),
-        kv_low=kv if is_fixed else kv - sum(a.high - a.num_bytes for a in guesses),
-        kv_high=kv if is_fixed else kv + sum(a.num_bytes - a.low for a in guesses),
+        kv_low=kv if is_fixed else kv - device - sum(a.high - a.num_bytes for a in guesses),
+        kv_high=kv if is_fixed else kv + device + sum(a.num_bytes - a.low for a in guesses),
         shortfall=_shortfall(plan.stages, max_len),
     )
+
+
+def _device_spread(request: PlanRequest) -> int:
+    """By how much the share may be off, since drivers report a card's memory differently."""
+    if request.gpu is None:
+        return 0
+    return int(_requested(request) * request.gpu.memory_tolerance)
 
 
 def _shortfall(stages: Sequence[StagePlan], max_len: int) -> str | None:
@@ -192,15 +215,18 @@ def _assumptions(
 ) -> tuple[Assumption, ...]:
     if request.gpu is None:
         return ()
-    tokens = scheduler.max_num_batched_tokens
-    guesses = assumptions(
-        request.given,
-        shape,
-        max_num_batched_tokens=LLAMA_CPP_STEP if request.engine == LLAMA_CPP else tokens,
-        max_num_seqs=1 if request.engine == LLAMA_CPP else scheduler.max_num_seqs,
+    is_llama_cpp = request.engine == LLAMA_CPP
+    start = ProfiledStart(
+        shape=shape,
+        gpu=request.gpu,
+        tokens=LLAMA_CPP_STEP if is_llama_cpp else scheduler.max_num_batched_tokens,
+        seqs=1 if is_llama_cpp else scheduler.max_num_seqs,
         tensor_parallel_size=request.tensor_parallel_size,
         graphs=graphs,
+        rules=version_rules(request.vllm_version),
+        is_llama_cpp=is_llama_cpp,
     )
+    guesses = assumptions(request.given, start)
     return calibrated(guesses, request.calibration)
 
 

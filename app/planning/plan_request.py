@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from app.errors import ExitCode, StokerError
 from app.planning.gpu_catalogue import PlannedGpu
+from app.planning.lora_weights import LoraSlots
 from app.planning.memory_estimates import Calibration, GivenGib
 from app.planning.model_shapes import ModelShape
+from app.planning.vllm_versions import Version
 from engine.step_budget import StepBudget, StepDevice, step_budget
 
 VLLM, STOKER, LLAMA_CPP = "vllm", "stoker", "llama.cpp"
@@ -40,6 +42,8 @@ class PlanRequest:
     num_speculative_tokens: int = 0
     enforce_eager: bool = False
     kv_memory_bytes: int | None = None
+    lora: LoraSlots | None = None
+    vllm_version: Version | None = None  # None: the newest, with the spread of all in use
     given: GivenGib = field(default_factory=GivenGib)
     calibration: Calibration | None = None
 
