@@ -1,11 +1,12 @@
 """Where Stoker keeps files: cache (models), state (logs), runtime (records of running servers).
 
 XDG folders through platformdirs; `STOKER_CACHE_DIR` and `STOKER_STATE_DIR` override. Every folder
-is made private (0700) on first use.
+is made private (0700) by who first writes into it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -43,7 +44,7 @@ def all_places() -> tuple[Place, ...]:
     cache, (run, run_variable) = _cache_path(), _runtime_path()
     state = _state_path()
     return (
-        Place("settings of this folder", Path.cwd() / PROJECT_FILE, ""),
+        Place("settings of this folder", Path(PROJECT_FILE).absolute(), ""),
         Place("settings", user_file(os.environ), USER_FILE_VARIABLE),
         Place("models", cache / _MODELS, _CACHE),
         Place("packed weights", cache / "packed", _CACHE),
@@ -70,26 +71,29 @@ def file_name(name: str) -> str:
 
 def cache_dir() -> Path:
     """Folder of everything that can be made again: models, downloads."""
-    return _private(_cache_path(), _CACHE)
+    return private_folder(_cache_path())
 
 
 def state_dir() -> Path:
     """Folder of what this machine's runs left behind: logs."""
-    return _private(_state_path(), _STATE)
+    return private_folder(_state_path())
 
 
 def runtime_dir() -> Path:
-    """Folder of what means nothing after a reboot; below the state folder where there is none."""
-    return _private(*_runtime_path())
+    """Folder of what means nothing after a reboot; below the state folder where there is none.
+
+    It need not be there: who writes into it makes it.
+    """
+    return _runtime_path()[0]
 
 
 def records_dir() -> Path:
     """Folder of the records of running servers; StokerError unless it is this user's alone.
 
-    A record names processes to signal and sockets to speak to.
+    A record names processes to signal and sockets to speak to. The folder need not be there.
     """
     runtime, variable = _runtime_path()
-    folder = _private(runtime / SERVERS, variable)
+    folder = runtime / SERVERS
     if (fault := own_distrust(folder)) is not None:
         raise StokerError(
             f"records of servers are not read: {fault.path} {fault.reason}",
@@ -100,13 +104,13 @@ def records_dir() -> Path:
 
 
 def models_dir() -> Path:
-    """Folder of the models that `stoker models` manages."""
-    return _private(cache_dir() / _MODELS, _CACHE)
+    """Folder of the models that `stoker models` manages; it need not be there."""
+    return _cache_path() / _MODELS
 
 
 def logs_dir() -> Path:
     """Folder of the raw engine logs."""
-    folder = _private(state_dir() / _LOGS, _STATE)
+    folder = private_folder(state_dir() / _LOGS)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StokerError(
             f"cannot write into {folder}",
@@ -139,16 +143,35 @@ def _runtime_path() -> tuple[Path, str]:
     return _state_path() / "run", _STATE
 
 
-def _private(folder: Path, variable: str) -> Path:
-    """The folder, made if need be; `variable` is what the user can set to have another one."""
+def private_folder(folder: Path) -> Path:
+    """The folder, made if need be, with what is above it: nobody else may look into them.
+
+    StokerError when that is not possible; it names the variable that moves the folder.
+    """
     folder = folder.expanduser().absolute()
-    if not folder.is_dir():
-        try:
-            make_private(folder)
-        except OSError as error:
-            raise StokerError(
-                f"cannot make the folder {folder}: {error.strerror}",
-                hint=f"choose another place with {variable}",
-                exit_code=ExitCode.USAGE,
-            ) from error
+    try:
+        make_private(folder)
+    except OSError as error:
+        raise StokerError(
+            f"cannot make the folder {error.filename or folder}: {error.strerror}",
+            hint=f"choose another place with {_variable_of(folder)}",
+            exit_code=ExitCode.USAGE,
+        ) from error
+    _close_to_others(_state_path(), folder)
     return folder
+
+
+def _close_to_others(own: Path, folder: Path) -> None:
+    """Earlier versions made the state folder readable by all; one that the user chose stays."""
+    if os.environ.get(_STATE) or not folder.is_relative_to(own):
+        return
+    with contextlib.suppress(OSError):
+        if own.stat().st_mode & 0o077:
+            own.chmod(0o700)
+
+
+def _variable_of(folder: Path) -> str:
+    run, variable = _runtime_path()
+    if folder.is_relative_to(run):
+        return variable
+    return _CACHE if folder.is_relative_to(_cache_path()) else _STATE

@@ -25,6 +25,9 @@ FACADE = (
     *("engine.cuda_graph_sizes", "engine.gpu_processes"),
     *("engine.machine", "engine.machine.control_groups", "engine.machine.memory"),
     *("engine.machine.hub", "engine.machine.secrets", "engine.machine.ownership"),
+    *("engine.machine.hub", "engine.machine.secrets"),
+    *("engine.machine.orphans", "engine.machine.ports", "engine.machine.processes"),
+    "engine.step_budget",
 )
 _DUMP = "print('\\n'.join(sys.modules), file=sys.stderr)"
 

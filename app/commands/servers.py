@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from app.ops.orphans import OrphanEngine
     from app.ops.server_registry import ServerRecord
     from app.ops.server_state import ServerState
     from app.ops.supervisor import StopReport
+    from engine.machine.orphans import OrphanEngine
 
 _ONE = "Name, pid, :port or URL; not needed when one server runs."
 _Json = Annotated[bool, typer.Option("--json", help="One JSON document; unknown is null.")]
@@ -229,8 +229,8 @@ def _list_servers(as_json: bool, as_plain: bool) -> int:
 def _list_orphans(as_json: bool, as_plain: bool) -> int:
     from dataclasses import asdict
 
-    from app.ops.orphans import find_orphans
     from app.output import print_json, print_plain, say
+    from engine.machine.orphans import find_orphans
 
     found = find_orphans()
     rows = [(one.pid, one.engine, one.program) for one in found]
@@ -277,8 +277,9 @@ def _say_stopped(record: ServerRecord, report: StopReport) -> None:
 
 def _stop_orphans(yes: bool) -> int:
     from app.errors import ExitCode, StokerError
-    from app.ops.orphans import end_orphan, find_orphans
+    from app.ops.orphans import end_orphan
     from app.output import confirm, is_interactive, say
+    from engine.machine.orphans import find_orphans
 
     found = find_orphans()
     if not found:

@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from app.doctor.facts import AccessFacts, ModelAccess, OpenServer, PortFacts, TokenFacts
-from app.doctor.processes import Listener, engine_kind
-from app.ops.ports import is_port_free, port_holder
 from engine.machine.hub import (
     TOKEN_VARIABLES,
     hub_cache,
@@ -22,6 +20,8 @@ from engine.machine.hub import (
     offline_variable,
     token_path,
 )
+from engine.machine.ports import Listener, is_port_free, port_holder
+from engine.machine.processes import engine_kind
 from engine.machine.secrets import SERVER_KEYS
 
 _IGNORED_TOKEN_VARIABLES = ("HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HF_API_TOKEN")

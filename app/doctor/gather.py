@@ -124,14 +124,14 @@ def _process_sections(
         return {}
     from app.doctor.access_probe import read_access
     from app.doctor.leftovers_probe import read_leftovers
-    from app.doctor.processes import read_listeners
+    from engine.machine.ports import read_listeners
 
     listeners = read_listeners()
     sections: dict[str, Any] = {}
     if "access" in wanted:
         sections["access"] = read_access(environ, question.port, question.model, listeners)
     if "leftovers" in wanted:
-        sections["leftovers"] = read_leftovers(environ, gpu, listeners)
+        sections["leftovers"] = read_leftovers(environ, gpu)
     return sections
 
 

@@ -5,27 +5,20 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.doctor.facts import CacheFolder, GpuReading, LeftoverFacts, LeftoverFile, Orphan
-from app.doctor.processes import Listener, engine_kind, is_engine_child
 from engine.machine.hub import hub_cache
+from engine.machine.orphans import find_orphans
 
-if TYPE_CHECKING:
-    import psutil
-
-_ADOPTERS = ("systemd", "init", "launchd", "tini", "dumb-init", "docker-init", "catatonit")
 _MOST_FILES = 20_000  # counting stops there: doctor must stay below a second
 
 
-def read_leftovers(
-    environ: Mapping[str, str], gpus: GpuReading, listeners: Sequence[Listener]
-) -> LeftoverFacts:
+def read_leftovers(environ: Mapping[str, str], gpus: GpuReading) -> LeftoverFacts:
     """The facts of this user on this machine."""
     return LeftoverFacts(
-        orphans=tuple(_orphans(gpus, listeners)),
+        orphans=tuple(_orphans(gpus)),
         files=(*_broken_downloads(hub_cache(environ)), *_build_locks(environ)),
         caches=tuple(
             found for folder in _cache_folders(environ) if (found := measure(folder)) is not None
@@ -45,31 +38,12 @@ def measure(folder: Path, most_files: int = _MOST_FILES) -> CacheFolder | None:
     return CacheFolder(path=str(folder), bytes=total)
 
 
-def _orphans(gpus: GpuReading, listeners: Sequence[Listener]) -> Iterator[Orphan]:
-    import psutil
-
+def _orphans(gpus: GpuReading) -> Iterator[Orphan]:
     on_gpu: dict[int, int | None] = {
         holder.pid: holder.bytes for gpu in gpus.gpus for holder in gpu.holders
     }
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            if not is_engine_child(words) or not _is_adopted(process):
-                continue
-            name = words[0] if words[0].startswith("VLLM::") else "Stoker's EngineCore"
-        except psutil.Error:  # it ended meanwhile, or is another user's
-            continue
-        ports = tuple(one.port for one in listeners if one.pid == process.pid)
-        yield Orphan(pid=process.pid, name=name, gpu_bytes=on_gpu.get(process.pid), ports=ports)
-
-
-def _is_adopted(process: psutil.Process) -> bool:
-    """True when the parent is gone. In a container process 1 may itself be the server."""
-    parent = process.parent()
-    if parent is None or parent.name() in _ADOPTERS:
-        return True
-    is_server = engine_kind(parent.cmdline()) is not None or parent.name().startswith("python")
-    return parent.pid == 1 and not is_server
+    for one in find_orphans():
+        yield Orphan(pid=one.pid, name=one.program, gpu_bytes=on_gpu.get(one.pid), ports=one.ports)
 
 
 def _broken_downloads(hub: Path) -> Iterator[LeftoverFile]:

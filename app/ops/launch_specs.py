@@ -19,10 +19,10 @@ from typing import NoReturn
 from app.errors import ExitCode, StokerError
 from app.ops.child_process import engine_command
 from app.ops.model_catalogue import CATALOGUE, DEFAULT_MODEL
-from app.ops.ports import url_host
 from engine.args import EngineArgs, with_dashes
 from engine.env import detect_device, is_loopback
 from engine.errors import ConfigError, ModelError
+from engine.machine.ports import url_host
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
 

@@ -37,6 +37,7 @@ from app.ops.start_words import without_api_key
 from app.ops.status_endpoint import StatusEndpoint
 from app.ops.status_pages import SupervisorStatus, page
 from app.ops.supervisor import StopReport, StopTimes
+from engine.machine.processes import process_identity
 from logparse import Event, LogReport
 
 
@@ -126,6 +127,8 @@ class ManagedServer:
             create_time=self._start.supervisor.create_time,
             supervisor_pid=os.getpid(),
             supervisor_create_time=psutil.Process().create_time(),
+            identity=self._start.supervisor.identity,
+            supervisor_identity=process_identity(os.getpid()),
             url=self.spec.url,
             model=self.spec.model,
             engine=self.spec.engine,
@@ -141,6 +144,7 @@ class ManagedServer:
         return {
             "pid": self._start.supervisor.pid,
             "create_time": self._start.supervisor.create_time,
+            "identity": self._start.supervisor.identity,
             "log_path": str(self.log_path),
             "num_restarts": self.num_restarts,
         }

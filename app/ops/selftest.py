@@ -29,12 +29,12 @@ from app.ops.background import (
 from app.ops.front import FrontLink, Show, serve_with_front
 from app.ops.launch_specs import LaunchSpec
 from app.ops.managed_server import ManagedServer, ServerCare
-from app.ops.ports import free_port, is_port_free
 from app.ops.selftest_terminal import start_in_terminal
 from app.ops.server_registry import ServerRecord, ServerRegistry
 from app.ops.serving import ServingScreens, serve_until_stopped
 from app.ops.socket_folders import remove_dead_socket_folders
 from app.ops.supervisor import StopTimes
+from engine.machine.ports import free_port, is_port_free
 from logparse import parse_lines
 
 _MARK, _NAME = "STOKER_SELFTEST", "selftest"

@@ -13,7 +13,6 @@ import psutil
 from app.errors import ExitCode
 from app.ops.front import Show
 from app.ops.managed_server import ServerCare
-from app.ops.orphans import find_orphans
 from app.ops.restart_policy import RestartPolicy
 from app.ops.selftest import (
     STALL_S,
@@ -31,6 +30,7 @@ from app.ops.selftest import (
 )
 from app.ops.server_registry import BACKING_OFF
 from app.ops.stopping import stop_server
+from engine.machine.orphans import find_orphans
 from logparse import PHASE_NAMES
 
 _READY = ("ready", "idle", "busy", "stalled")

@@ -6,26 +6,30 @@ are deleted when seen. Only a background server's failure stays, since nobody sa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from app.errors import ExitCode, StokerError
-from app.paths import file_name
+from app.ops.json_records import known_fields, read_own_file
+from app.paths import file_name, private_folder
+from engine.machine.processes import is_same_process
 
 FAILED = "failed"
 STARTING, RESTARTING, BACKING_OFF = "starting", "restarting", "backing off"
 NOT_READY_STATES = (STARTING, RESTARTING, BACKING_OFF)
 READY_STATES = ("ready", "idle", "busy")
 STATES = (STARTING, *READY_STATES, "stalled", "draining", BACKING_OFF, RESTARTING, FAILED)
-_CLOCK_SLACK_S = 1.5  # the boot time, and so every start time, moves a little when the clock is set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRecord:
-    """One server. A create time (epoch seconds) tells a process from a later one with its pid.
+    """One server. An identity tells a process from a later one with its pid.
+
+    Create times are seconds since the epoch, to be shown: they move when the clock is set.
 
     `state` is one of STATES; `detail` says more of it. While it is `backing off` no process runs.
     `command` is the server's own, `serve_args` and `folder` what `stoker restart` repeats.
@@ -41,6 +45,8 @@ class ServerRecord:
     engine: str
     log_path: str
     supervisor_create_time: float = 0.0
+    identity: str = ""  # of the process, as `process_identity` tells it
+    supervisor_identity: str = ""
     state: str = STARTING
     detail: str | None = None
     num_restarts: int = 0
@@ -63,11 +69,11 @@ class ServerRecord:
 
     def is_supervised(self) -> bool:
         """True while the `stoker` that started the server lives."""
-        return is_same_process(self.supervisor_pid, self.supervisor_create_time)
+        return is_same_process(self.supervisor_pid, self.supervisor_identity)
 
     def is_running(self) -> bool:
         """True while the server's first process lives."""
-        return is_same_process(self.pid, self.create_time)
+        return is_same_process(self.pid, self.identity)
 
 
 class ServerRegistry:
@@ -94,11 +100,16 @@ class ServerRegistry:
         self._write(record).replace(self._path(record.name))
 
     def _write(self, record: ServerRecord) -> Path:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self._folder)
         fresh = self._folder / f".{self._path(record.name).name}.{os.getpid()}"
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(record), file)
+        try:
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(asdict(record), file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise
         return fresh
 
     def remove(self, name: str) -> None:
@@ -127,7 +138,8 @@ class ServerRegistry:
             ):
                 found.append(record)
             else:
-                self._delete(path)
+                with contextlib.suppress(OSError):  # a folder, or the disk is read-only
+                    self._delete(path)
         return tuple(found)
 
     def free_name(self, wanted: str | None, fallback: str, port: int) -> str:
@@ -150,20 +162,6 @@ def open_registry() -> ServerRegistry:
     return ServerRegistry(records_dir())
 
 
-def is_same_process(pid: int, create_time: float) -> bool:
-    """True when `pid` lives, is no zombie, and started at `create_time`."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return (
-            abs(process.create_time() - create_time) < _CLOCK_SLACK_S
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _name_taken(name: str) -> StokerError:
     return StokerError(
         f"a server called {name} is already running",
@@ -175,11 +173,8 @@ def _name_taken(name: str) -> StokerError:
 def _read(path: Path) -> ServerRecord | None:
     """None for what is damaged; keys of a later version are passed over."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        known = {entry.name for entry in fields(ServerRecord)}
-        values = {key: value for key, value in document.items() if key in known}
-        for key in ("command", "serve_args"):
-            values[key] = tuple(values.get(key, ()))
-        return ServerRecord(**values)
-    except (OSError, ValueError, TypeError, AttributeError):
+        document = json.loads(read_own_file(path))
+        record = ServerRecord(**known_fields(ServerRecord, document))
+        return record if record.address else None  # ValueError for a port that is no number
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import ExitCode, StokerError
-from app.ops.ports import describe_holder
 from app.ops.status_pages import Page
 from engine.machine.ownership import temporary_base
+from engine.machine.ports import describe_holder
 
 _HOST = "127.0.0.1"
 _LONGEST_SOCKET_PATH = 100  # bytes; the kernel takes 107, or 103 on macOS

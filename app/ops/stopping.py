@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from app.ops.gpu_release import GpuWitness
-from app.ops.ports import describe_holder, is_port_free
 from app.ops.process_tree import ProcessTree
 from app.ops.server_registry import ServerRecord
 from app.ops.shared_files import SharedFiles
 from app.ops.socket_folders import remove_dead_socket_folders
 from app.ops.supervisor import StopReport, StopTimes
+from engine.machine.ports import describe_holder, is_port_free
 
 _POLL_S = 0.05
 _HURRY_AFTER_S = 0.3  # two equal signals at once would arrive as one

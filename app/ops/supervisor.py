@@ -20,9 +20,10 @@ from app.ops.child_process import spawn, start_guard, tell_guard
 from app.ops.gpu_release import GpuHold, GpuWitness
 from app.ops.launch_specs import LaunchSpec
 from app.ops.log_sink import LogSink
-from app.ops.ports import describe_holder, is_port_free
 from app.ops.process_tree import ProcessTree, new_mark
 from app.ops.shared_files import SharedFiles
+from engine.machine.ports import describe_holder, is_port_free
+from engine.machine.processes import process_identity
 
 _POLL_S = 0.05
 _LOG_GRACE_S = 4.0
@@ -88,6 +89,7 @@ class Supervisor:
         self._drain: threading.Thread | None = None
         self._tree: ProcessTree | None = None
         self._create_time = 0.0
+        self._identity = ""
         self._gpus = GpuWitness(nvml)
         self._files = SharedFiles()
         self._files_noted_at = 0.0
@@ -114,6 +116,7 @@ class Supervisor:
         assert process.stdout is not None
         self._process = process
         self._create_time = _create_time(process.pid)
+        self._identity = process_identity(process.pid)
         self._tree = ProcessTree(process.pid, mark)
         self._drain = threading.Thread(
             target=self._sink.drain, args=(process.stdout,), name="log-sink", daemon=True
@@ -134,6 +137,11 @@ class Supervisor:
     def create_time(self) -> float:
         """When that process started, seconds since the epoch."""
         return self._create_time
+
+    @property
+    def identity(self) -> str:
+        """What tells that process from a later one with its pid."""
+        return self._identity
 
     def is_alive(self) -> bool:
         """True while the server's first process runs."""

@@ -19,6 +19,7 @@ from app.cli import run
 from app.client.conversations import ConversationStore
 from app.ops.server_registry import ServerRecord, open_registry
 from app.paths import state_dir
+from engine.machine.processes import process_identity
 from tests.app.terminal import VARIABLES, Terminal
 from tests.client.local_server import Answer, Call, LocalServer, serving
 
@@ -332,6 +333,7 @@ def test_name_of_a_managed_server(
         name="tiny",
         pid=mine.pid,
         create_time=mine.create_time(),
+        identity=process_identity(mine.pid),
         supervisor_pid=mine.pid,
         url=server.url,
         model="smol",

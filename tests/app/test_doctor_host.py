@@ -29,9 +29,9 @@ from app.doctor.facts import (
     ModelAccess,
     TokenFacts,
 )
-from app.doctor.processes import Listener, engine_kind, is_engine_child
 from app.doctor.report import Check, Result
-from app.ops.ports import free_port
+from engine.machine.ports import Listener, free_port
+from engine.machine.processes import engine_kind, is_engine_child
 
 GIB = 1 << 30
 GOOD = HostFacts(
@@ -401,7 +401,7 @@ def test_an_engine_process_without_a_server_is_found(tmp_path: Path) -> None:
     )
     pid = int(done.stdout)
     try:
-        found = leftovers_probe.read_leftovers({"HF_HOME": str(tmp_path)}, GpuReading(), ())
+        found = leftovers_probe.read_leftovers({"HF_HOME": str(tmp_path)}, GpuReading())
         ours = [one for one in found.orphans if one.pid == pid]
         check = leftovers.check_orphans(ours)
     finally:
@@ -431,7 +431,7 @@ def test_broken_downloads_locks_and_caches(tmp_path: Path) -> None:
         "TRITON_CACHE_DIR": str(tmp_path / "no"),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "no"),
     }
-    facts = leftovers_probe.read_leftovers(environ, GpuReading(), ())
+    facts = leftovers_probe.read_leftovers(environ, GpuReading())
     checks = {check.id: check for check in leftovers.checks(Facts(leftovers=facts))}
 
     assert checks["downloads"].seen == "1 files, 2.0 KiB, the oldest 5 days old"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.ops.launch_specs import LaunchSpec
-from app.ops.ports import free_port
 from app.ops.ready_probe import ReadyProbe, answers_one_token
+from engine.machine.ports import free_port
 
 
 class Backend(ThreadingHTTPServer):

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from app.errors import ExitCode
-from app.ops.ports import is_port_free
 from app.ops.steady_output import NOBODY_READS
+from engine.machine.ports import is_port_free
 from tests.app.test_supervisor import free_port, is_running, wait_for
 
 SCRIPT = Path(__file__).with_name("serve_fake.py")

@@ -13,11 +13,11 @@ import pytest
 from app.client.exposition import parse_exposition
 from app.errors import ExitCode, StokerError
 from app.ops.managed_server import ManagedServer, ServerCare
-from app.ops.ports import free_port
 from app.ops.selftest import fake_spec
 from app.ops.server_registry import STATES, ServerRegistry
 from app.ops.status_endpoint import StatusEndpoint
 from app.ops.status_pages import Page, SupervisorStatus, page
+from engine.machine.ports import free_port
 
 STATUS = SupervisorStatus(
     name="one",

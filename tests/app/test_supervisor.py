@@ -14,9 +14,9 @@ import pytest
 from app.errors import ExitCode, StokerError
 from app.ops.launch_specs import LaunchSpec
 from app.ops.log_sink import LogSink
-from app.ops.ports import free_port as free_port
-from app.ops.ports import is_port_free
 from app.ops.supervisor import StopTimes, Supervisor
+from engine.machine.ports import free_port as free_port
+from engine.machine.ports import is_port_free
 from tests.app.test_doctor_gpu import GIB, Card, ScriptedNvml
 
 ENGINE = Path(__file__).with_name("fake_engine.py")

@@ -23,6 +23,7 @@ from app.cli import run
 from app.errors import ExitCode
 from app.ops.server_registry import FAILED, ServerRecord, open_registry
 from app.ops.server_state import describe, describe_address
+from engine.machine.processes import process_identity
 from tests.client.chat_server import DONE, answer, event, usage
 from tests.client.local_server import Answer, LocalServer, serving
 
@@ -69,7 +70,8 @@ def record(url: str, log: Path, **changes: Any) -> ServerRecord:
     log.write_text("INFO 10-03 12:00:00 [core.py:1] nothing yet\n")
     made = ServerRecord(
         name="tiny", pid=me.pid, create_time=me.create_time(), supervisor_pid=me.pid,
-        supervisor_create_time=me.create_time(), url=url, model="smol", engine="vllm",
+        identity=process_identity(me.pid), supervisor_identity=process_identity(me.pid),
+        url=url, model="smol", engine="vllm",
         log_path=str(log), state="ready",
     )  # fmt: skip
     return replace(made, **changes)

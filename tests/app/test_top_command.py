@@ -10,6 +10,7 @@ import pytest
 from app.cli import run
 from app.ops.server_registry import ServerRecord, open_registry
 from app.watch_targets import SupervisedStates
+from engine.machine.processes import process_identity
 from tests.client.local_server import Answer, LocalServer, serving
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
@@ -149,6 +150,7 @@ def managed(server: LocalServer, name: str) -> None:
             name=name,
             pid=me.pid,
             create_time=me.create_time(),
+            identity=process_identity(me.pid),
             supervisor_pid=me.pid,
             url=server.url,
             model="m",

@@ -21,7 +21,7 @@ from app.client.errors import BadAnswer, BadStatus, ClientError, Unauthorized, U
 from app.client.metric_names import HISTOGRAMS
 from app.client.metrics import MetricsSample, read_sample
 from app.client.prometheus import Instance, PrometheusServer, PrometheusSource
-from app.ops.ports import free_port
+from engine.machine.ports import free_port
 from tests.client.local_server import Answer, Call, LocalServer, serving
 
 NEVER = 3600.0

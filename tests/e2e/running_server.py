@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from app.ops.ports import free_port as free_port
+from engine.machine.ports import free_port as free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 STOKER = Path(sys.executable).with_name("stoker")

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.ops.ports import free_port
+from engine.machine.ports import free_port
 
 READY = "Application startup complete."
 

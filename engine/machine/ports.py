@@ -1,0 +1,125 @@
+"""Questions about a TCP port on this machine: is it free, and if not, who listens there."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+# Below those for outgoing connections and for port 0 (Linux from 32768, macOS from 49152 on).
+_PORTS_BY_HAND = (20_000, 32_768)
+_QUESTION = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def free_port() -> int:
+    """A port on 127.0.0.1 that nothing uses, and that the kernel gives to nobody by itself."""
+    while True:
+        port = random.randrange(*_PORTS_BY_HAND)
+        if bind_error("127.0.0.1", port) is None:
+            return port
+
+
+def is_port_free(host: str, port: int) -> bool:
+    """True when nothing listens there."""
+    return bind_error(host, port) != errno.EADDRINUSE
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listening TCP socket. `words` is its program's command line: look at it, never show it."""
+
+    pid: int
+    address: str
+    port: int
+    words: tuple[str, ...]
+
+
+def read_listeners() -> tuple[Listener, ...]:
+    """Listening sockets whose process this user may see."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except (psutil.AccessDenied, PermissionError):
+        return ()
+    found = {
+        (one.pid, one.laddr.ip, one.laddr.port)
+        for one in connections
+        if one.status == psutil.CONN_LISTEN and one.pid and one.laddr
+    }
+    return tuple(Listener(pid, address, port, _words(pid)) for pid, address, port in sorted(found))
+
+
+def port_holder(port: int) -> tuple[int, str] | None:
+    """(pid, program) of the process that listens on the port, if this user may see it."""
+    import psutil
+
+    for one in read_listeners():
+        if one.port == port:
+            try:
+                return one.pid, _program(psutil.Process(one.pid))
+            except psutil.Error:
+                return None
+    return None
+
+
+def answers_http(host: str, port: int, timeout_s: float) -> bool:
+    """Whether a new connection gets any answer to a question in HTTP, whatever it says."""
+    try:
+        with socket.create_connection((host, port), timeout_s) as connection:
+            connection.sendall(
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
+            return connection.recv(1) != b""
+    except OSError:
+        return False
+
+
+def describe_holder(port: int) -> str:
+    """`ollama (pid 12)`, or nothing when this user may not see it."""
+    holder = port_holder(port)
+    return "" if holder is None else f"{holder[1]} (pid {holder[0]})"
+
+
+def url_host(host: str) -> str:
+    """The host to connect to for a server that listens on `host`, written as in a URL."""
+    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reachable}]" if ":" in reachable else reachable
+
+
+def _program(process: psutil.Process) -> str:
+    """`ollama`, or `python .../engine/__main__.py`: never further arguments, they may be secret."""
+    name, words = process.name(), process.cmdline()
+    script = next((word for word in words[1:2] if not word.startswith("-")), None)
+    return f"{name} {script}" if name.startswith("python") and script else name
+
+
+def _words(pid: int) -> tuple[str, ...]:
+    import psutil
+
+    try:
+        return tuple(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ()
+
+
+def bind_error(host: str, port: int) -> int | None:
+    """Why nothing can listen there, as an `errno`; None where something can."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror:
+        return errno.EADDRNOTAVAIL
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # As servers do: without it, connections in TIME_WAIT would count as "in use".
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            return error.errno
+    return None

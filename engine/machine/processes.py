@@ -1,0 +1,114 @@
+"""Processes of this machine: which belong to an inference engine, and which is which.
+
+A process is known by its pid and by when it began, counted in the kernel's ticks since the boot:
+a clock that is set does not change that, and a pid that is used again is another process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+SERVER_MARK = "STOKER_SERVER_MARK"
+"""Variable in the environment of all that Stoker starts as a server: `TOKEN@PID@IDENTITY`, the
+last two being the supervisor's."""
+
+_ADOPTERS = ("systemd", "init", "launchd", "tini", "dumb-init", "docker-init", "catatonit")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_FIELD = 19  # of /proc/PID/stat, counted behind the name
+
+
+def engine_kind(words: Sequence[str]) -> str | None:
+    """`vllm`, `stoker`, `llama-server` or `sglang` for an engine's process, by its command line."""
+    if not words:
+        return None
+    text = " ".join(words[:6])
+    if words[0].startswith("VLLM::") or "vllm.entrypoints" in text:
+        return "vllm"
+    names = [word.rsplit("/", 1)[-1] for word in words[:3]]
+    if "vllm" in names and "serve" in words:
+        return "vllm"
+    if any(word.endswith("engine/__main__.py") for word in words[:4]):
+        return "stoker"
+    if "llama-server" in names:
+        return "llama-server"
+    return "sglang" if "sglang.launch_server" in text else None
+
+
+def is_engine_child(words: Sequence[str]) -> bool:
+    """True for a process that only works for a server: EngineCore or a worker."""
+    if not words:
+        return False
+    if words[0].startswith(("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator")):
+        return True
+    return engine_kind(words) == "stoker" and "core" in words[1:6]
+
+
+def process_identity(pid: int) -> str:
+    """What no other process with this pid has; empty when there is none, or only a zombie."""
+    import psutil
+
+    if _BOOT_ID.exists():  # Linux
+        try:
+            boot = _BOOT_ID.read_text(encoding="ascii").strip()
+            stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return ""
+        return "" if stat[0] in (b"Z", b"X") else f"{boot[:8]}.{int(stat[_START_FIELD])}"
+    try:
+        process = psutil.Process(pid)
+        is_gone = process.status() == psutil.STATUS_ZOMBIE
+        return "" if is_gone else f"{process.create_time():.2f}"
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def is_same_process(pid: int, identity: str) -> bool:
+    """True while the process of this pid and identity lives."""
+    return bool(identity) and process_identity(pid) == identity
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """True while it runs or stands still; a zombie is gone."""
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_stopped(pid: int) -> bool:
+    """True for a process that a signal has stopped (SIGSTOP, Ctrl-Z), or a debugger."""
+    import psutil
+
+    try:
+        status: str = psutil.Process(pid).status()
+    except psutil.Error:
+        return False
+    return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def is_adopted(process: psutil.Process) -> bool:
+    """True when the parent is gone. In a container process 1 may itself be a server's parent."""
+    parent = process.parent()
+    if parent is None:
+        return process.pid != 1
+    if engine_kind(parent.cmdline()) is not None:
+        return False
+    is_first = parent.pid == 1 and not parent.name().startswith(("python", "stoker"))
+    return is_first or parent.name() in _ADOPTERS
+
+
+def is_in_our_namespace(pid: int) -> bool:
+    """False for a container's process: the pids that it knows are not those that we see."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return sys.platform != "linux"
