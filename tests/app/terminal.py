@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -15,23 +16,25 @@ VARIABLES = ("STOKER_URL", "STOKER_API_KEY", "VLLM_API_KEY", "STOKER_API_KEY_FIL
 
 # The child takes the pseudo-terminal as its own first, so that Ctrl-C typed there reaches it.
 PROGRAM = """
-import fcntl, termios
+import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from app.cli import main
-main()
+from {module} import main
+sys.exit(main())
 """
 
 
 class Terminal:
     """A command of ours with a screen, on a pseudo-terminal."""
 
-    def __init__(self, *words: str, columns: int = 80, rows: int = 24) -> None:
+    def __init__(
+        self, *words: str, columns: int = 80, rows: int = 24, module: str = "app.cli"
+    ) -> None:
         self.fd, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.modes_before = termios.tcgetattr(child)[3]
         environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *words],
+            [sys.executable, "-c", PROGRAM.format(module=module), *words],
             stdin=child,
             stdout=child,
             stderr=child,
@@ -51,6 +54,13 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
+
+    def wait_for_end(self) -> int:
+        """The exit code; what is still printed is read."""
+        with contextlib.suppress(OSError):  # the last process has closed it
+            while chunk := os.read(self.fd, 4096):
+                self.seen += chunk.decode(errors="replace")
+        return self.process.wait(timeout=60)
 
     def close(self) -> int:
         code = self.process.wait(timeout=60)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,10 +11,9 @@ import pytest
 from app.commands.selftest import show_dashboard
 from app.ops.selftest import Trial, fake_spec, run_trial
 from app.ops.selftest_trials import terminal_trials
-from app.ops.server_registry import READY_STATES, ServerRegistry
+from app.ops.server_registry import READY_STATES, ServerRegistry, open_registry
 from app.ops.stopping import stop_server
-
-SCRIPT = Path(__file__).with_name("front_fake.py")
+from tests.app.terminal import Terminal
 
 
 @pytest.mark.parametrize("trial", terminal_trials(show_dashboard), ids=lambda trial: trial.title)
@@ -25,110 +21,72 @@ def test_nothing_hangs_on_a_terminal(trial: Trial) -> None:
     assert run_trial(trial, fake_spec).problem is None
 
 
-class Terminal:
-    """`stoker serve` in a terminal, and what is on it."""
-
-    def __init__(self, state: Path, mode: str) -> None:
-        self.registry = ServerRegistry(state / "run" / "servers")
-        self._screen, inside = pty.openpty()
-        environment = {
-            **os.environ,
-            "STOKER_STATE_DIR": str(state),
-            "TERM": "xterm",
-            "COLUMNS": "100",
-            "LINES": "30",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), "it", mode],
-            stdin=inside,
-            stdout=inside,
-            stderr=inside,
-            env=environment,
-            start_new_session=True,
-        )
-        os.close(inside)
-
-    def type(self, keys: str) -> None:
-        os.write(self._screen, keys.encode())
-
-    def read_until(self, text: str) -> str:
-        """EIO where it does not come before the end."""
-        shown = ""
-        while text not in shown:
-            shown += os.read(self._screen, 1 << 16).decode(errors="replace")
-        return shown
-
-    def end(self) -> int:
-        """The exit code; what is still printed is read."""
-        try:
-            while os.read(self._screen, 1 << 16):
-                pass
-        except OSError:  # the last process has closed it
-            pass
-        return self.process.wait(timeout=60)
-
-    def close(self) -> None:
-        os.close(self._screen)
-        self.process.kill()
-        self.process.wait()
-        for record in self.registry.running():
-            stop_server(record, now=True)
-
-
 Open = Callable[[str], Terminal]
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Open]:
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerRegistry]:
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "state"))
+    found = open_registry()
+    yield found
+    for record in found.running():
+        stop_server(record, now=True)
+
+
+@pytest.fixture
+def serve(registry: ServerRegistry) -> Iterator[Open]:
+    """`stoker serve` in a terminal, on the fake engine."""
     opened: list[Terminal] = []
 
     def open_terminal(mode: str) -> Terminal:
-        opened.append(Terminal(tmp_path / "state", mode))
+        opened.append(Terminal("it", mode, columns=100, rows=30, module="tests.app.front_fake"))
         return opened[-1]
 
     yield open_terminal
     for one in opened:
+        one.process.kill()
         one.close()
 
 
-def test_a_user_who_leaves_a_busy_server_can_detach(terminal: Open) -> None:
-    serving = terminal("busy")
-    serving.read_until("· busy")
-    serving.type("q")
-    serving.read_until("1 request is in the server.")
-    serving.type("d")
-    shown = serving.read_until("stoker stop it")
-    assert "it runs in the background" in shown
-    assert serving.process.wait(timeout=60) == 0
+def test_a_user_who_leaves_a_busy_server_can_detach(serve: Open, registry: ServerRegistry) -> None:
+    terminal = serve("busy")
+    terminal.wait_for("· busy")
+    terminal.type("q")
+    terminal.wait_for("1 request is in the server.")
+    terminal.type("d")
+    terminal.wait_for("it runs in the background")
+    assert terminal.wait_for_end() == 0
 
-    (record,) = serving.registry.running()
+    (record,) = registry.running()
     assert record.is_supervised()
     assert record.is_running()
     assert record.state in READY_STATES
     assert os.getsid(record.supervisor_pid) != os.getsid(0)
     assert stop_server(record, now=False).is_clean
-    assert serving.registry.all() == ()
+    assert registry.all() == ()
 
 
-def test_a_user_who_leaves_a_busy_server_can_stay_and_then_stop_it(terminal: Open) -> None:
-    serving = terminal("busy")
-    serving.read_until("· busy")
-    serving.type("q")
-    serving.read_until("1 request is in the server.")
-    serving.type("\r")
-    serving.read_until("KV cache")
-    serving.type("\x03")
-    serving.read_until("1 request is in the server.")
-    serving.type("s")
-    shown = serving.read_until("stopped: ")
-    assert "stopping the server" in shown
-    assert serving.end() == 0
-    assert serving.registry.all() == ()
+def test_a_user_who_leaves_a_busy_server_can_stay_and_then_stop_it(
+    serve: Open, registry: ServerRegistry
+) -> None:
+    terminal = serve("busy")
+    terminal.wait_for("· busy")
+    terminal.type("q")
+    terminal.wait_for("1 request is in the server.")
+    terminal.type("\r")
+    terminal.wait_for("KV cache")
+    terminal.type("\x03")
+    terminal.wait_for("1 request is in the server.")
+    terminal.type("s")
+    terminal.wait_for("stopping the server")
+    assert terminal.wait_for_end() == 0
+    assert "stopped: " in terminal.seen
+    assert registry.all() == ()
 
 
-def test_an_idle_server_is_stopped_without_a_question(terminal: Open) -> None:
-    serving = terminal("idle")
-    serving.read_until("· idle")
-    serving.type("q")
-    serving.read_until("stopped: ")
-    assert serving.end() == 0
+def test_an_idle_server_is_stopped_without_a_question(serve: Open) -> None:
+    terminal = serve("idle")
+    terminal.wait_for("· idle")
+    terminal.type("q")
+    assert terminal.wait_for_end() == 0
+    assert "stopped: " in terminal.seen
