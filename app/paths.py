@@ -7,6 +7,7 @@ is made private (0700) by who first writes into it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -151,6 +152,8 @@ def private_folder(folder: Path) -> Path:
     folder = folder.expanduser().absolute()
     try:
         make_private(folder)
+        if not folder.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
     except OSError as error:
         raise StokerError(
             f"cannot make the folder {error.filename or folder}: {error.strerror}",

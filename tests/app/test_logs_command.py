@@ -15,6 +15,7 @@ import pytest
 
 from app.ops.server_registry import ServerRecord, ServerRegistry
 from app.paths import logs_dir, runtime_dir
+from engine.machine.processes import process_identity
 
 SAMPLE = Path(__file__).parents[1] / "data" / "seed_example10.log"
 FAILED = (
@@ -234,7 +235,7 @@ def test_a_running_server_by_name_and_pid(tmp_path: Path, monkeypatch: pytest.Mo
     record = ServerRecord(
         name="mine", pid=os.getpid(), create_time=psutil.Process().create_time(),
         supervisor_pid=os.getpid(), url="http://127.0.0.1:1", model="m", engine="vllm",
-        log_path=str(SAMPLE),
+        log_path=str(SAMPLE), identity=process_identity(os.getpid()),
     )  # fmt: skip
     ServerRegistry(runtime_dir() / "servers").add(record)
     for word in ("mine", str(os.getpid())):

@@ -67,6 +67,9 @@ def test_folders_are_private_and_can_be_moved(
     assert paths.models_dir() == tmp_path / "c" / "models"
     assert paths.logs_dir() == tmp_path / "s" / "logs"
     assert paths.runtime_dir() == tmp_path / "s" / "run"
+    paths.cache_dir()
+    paths.private_folder(paths.models_dir())
+    paths.private_folder(paths.runtime_dir())
     for folder in ("c", "c/models", "s", "s/logs", "s/run"):
         assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
 
@@ -79,7 +82,7 @@ def test_a_folder_that_cannot_be_made_names_the_variable(
     monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "file"))
 
     with pytest.raises(StokerError, match=r"cannot make the folder .*file/c: Not a dir") as cache:
-        paths.models_dir()
+        paths.cache_dir()
     with pytest.raises(StokerError, match=r"cannot make the folder .*file: File exists") as state:
         paths.logs_dir()
 

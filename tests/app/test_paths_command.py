@@ -7,7 +7,7 @@ import pytest
 
 from app.cli import run
 from app.ops.memory_ledger import open_ledger
-from app.paths import logs_dir, models_dir, records_dir, runtime_dir
+from app.paths import logs_dir, models_dir, private_folder, records_dir, runtime_dir
 
 
 def test_paths_are_those_in_use_and_are_not_made(
@@ -50,7 +50,7 @@ def test_every_folder_that_is_made_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "a" / "state"))
-    made = [logs_dir(), records_dir()]
+    made = [logs_dir(), private_folder(records_dir())]
 
     for folder in (*made, tmp_path / "a", tmp_path / "a" / "state"):
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -60,7 +60,7 @@ def test_records_that_others_could_write_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path))
-    folder = records_dir()
+    folder = private_folder(records_dir())
     folder.chmod(0o777)
     code = run(["ps"])
     error = capsys.readouterr().err
