@@ -156,6 +156,10 @@ def _dispatch(invocation: _Invocation) -> int:
     if args == ("help", "exit-codes"):
         print("\n".join(f"{code:>8}  {meaning}" for code, meaning in EXIT_CODE_MEANINGS))
         return ExitCode.OK
+    if args[0] == "__complete":  # asked by the shells' scripts at a key press
+        from app.completion.answers import print_answers
+
+        return print_answers(args[1:])
     if args[0] == "help":
         args = (*args[1:], "--help")
     entry = _find_command(args[0])

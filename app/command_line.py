@@ -5,6 +5,7 @@ A target is a plain function (one command) or a `typer.Typer` (a command with su
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,47 @@ PASS_THROUGH_SETTINGS = {
 }
 
 
+# What a value is called where its option does not say: by the name of its type.
+_WORDS = (("path", "FILE"), ("int", "N"), ("float", "NUMBER"))
+_RANGE = re.compile(r"(?:([\d.]+)<=?)?x(?:<=?([\d.]+)|>=?([\d.]+))?(?=[\];])")
+_WHOLE = re.compile(r"(?<=[ :])(\d+)\.0(?=[;\]])")
+
+
+def value_word(param: Any) -> str:
+    """How the help calls the value of a parameter: FILE, N, TEXT, or what the parameter says."""
+    if param.metavar:
+        return str(param.metavar)
+    kind = str(getattr(getattr(param, "type_descriptor", None), "annotation", "")).lower()
+    return next((word for part, word in _WORDS if part in kind), "TEXT")
+
+
+def _help_record(param: Any, ctx: Any) -> tuple[str, str] | None:
+    """typer's record, in words: `N  ... [at least 1]` for `<int range>  ... [x>=1]`."""
+    record = param.get_help_record(ctx)
+    if record is None:
+        return None
+    name = re.sub(r"\s*<[^<>]*>$", "", record[0])
+    if name == record[0] or param.metavar:
+        return name, _in_words(record[1])
+    return f"{name} {value_word(param)}", _in_words(record[1])
+
+
+def _in_words(text: str) -> str:
+    head, bracket, extra = text.rpartition("  [")
+    if not bracket:
+        head, bracket, extra = "", "", text
+        if not text.startswith("["):
+            return text
+    return head + bracket + _WHOLE.sub(r"\1", _RANGE.sub(_range_words, extra))
+
+
+def _range_words(match: re.Match[str]) -> str:
+    low, high, least = (part and part.removesuffix(".0") for part in match.groups())
+    if low and high:
+        return f"{low} to {high}"
+    return f"at least {least}" if least else f"at most {high}"
+
+
 class GroupedCommand(TyperCommand):
     """Help with one section per `rich_help_panel`, in the order of the parameters."""
 
@@ -38,7 +80,7 @@ class GroupedCommand(TyperCommand):
         """Write the options, grouped."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
+            record = _help_record(param, ctx)
             if record is not None:
                 panel = getattr(param, "rich_help_panel", None) or "Options"
                 sections.setdefault(panel, []).append(record)

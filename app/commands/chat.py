@@ -67,7 +67,8 @@ def chat(
         bool, typer.Option("--line", "--no-tui", help="A conversation in lines, no screen.")
     ] = False,
     theme: Annotated[
-        str | None, typer.Option(help="dark, light or 16. Default: $STOKER_THEME, else dark.")
+        str | None,
+        typer.Option(metavar="dark|light|16", help="Colours. Default: $STOKER_THEME, else dark."),
     ] = None,
     ascii_only: Annotated[
         bool, typer.Option("--ascii", help="Draw with ASCII characters only (or $STOKER_ASCII).")

@@ -34,7 +34,11 @@ Examples:
 @app.command("show", cls=GroupedCommand)
 def show(
     section: Annotated[
-        str | None, typer.Argument(help="A command, or a profile: serve, models.rm, @coder.")
+        str | None,
+        typer.Argument(
+            metavar="COMMAND|@PROFILE",
+            help="A command, or a profile: serve, models.rm, @coder.",
+        ),
     ] = None,
     origin: Annotated[
         bool, typer.Option("--origin", help="Say where each value comes from.")

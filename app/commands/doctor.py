@@ -26,7 +26,7 @@ def doctor(
         str | None,
         typer.Option(
             help="Some families: wheel, environment, platform, gpu, host, access, leftovers.",
-            metavar="wheel,gpu",
+            metavar="FAMILY,...",
         ),
     ] = None,
     fix: Annotated[

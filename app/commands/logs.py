@@ -40,7 +40,10 @@ def logs(
     plain: Annotated[bool, typer.Option("--plain", help="Key, tab, value on each line.")] = False,
     brief: Annotated[bool, typer.Option("--brief", help="Three lines.")] = False,
     phase: Annotated[
-        str | None, typer.Option(help="Lines of one phase: its name, a part of it, or 1 to 5.")
+        str | None,
+        typer.Option(
+            metavar="PHASE", help="Lines of one phase: its name, a part of it, or 1 to 5."
+        ),
     ] = None,
     errors: Annotated[bool, typer.Option("--errors", help="Only the lines that failed.")] = False,
     compare: Annotated[

@@ -99,7 +99,7 @@ def remove(
 
 @app.command("show", cls=GroupedCommand)
 def show(
-    name: str = typer.Argument(..., metavar="NAME", help="Built-in name, folder or hub id."),
+    name: str = typer.Argument(..., metavar="MODEL", help="Built-in name, folder or hub id."),
     json: bool = _JSON,
     plain: bool = _PLAIN,
 ) -> None:

@@ -24,15 +24,19 @@ def plan(
         list[str] | None,
         typer.Argument(
             help="A folder, a .gguf file, a Hugging Face id, or a built-in shape.",
-            metavar="[MODEL] | verify LOG|SERVER [MODEL]",
+            metavar="[MODEL|SHAPE] | verify LOG|SERVER [MODEL]",
         ),
     ] = None,
     gpu: Annotated[
         str,
-        typer.Option(help="A card (rtx4090, h100), its memory (24GiB), auto, or cpu."),
+        typer.Option(
+            metavar="GPU|SIZE|auto|cpu",
+            help="A card (rtx4090, h100), its memory (24GiB), auto, or cpu.",
+        ),
     ] = "auto",
     engine: Annotated[
-        str | None, typer.Option(help="vllm, stoker or llama.cpp; by default what suits MODEL.")
+        str | None,
+        typer.Option(metavar="vllm|stoker|llama.cpp", help="By default what suits MODEL."),
     ] = None,
     shapes: Annotated[bool, typer.Option("--shapes", help="List the built-in shapes.")] = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="List the GPUs that are known.")] = False,
@@ -70,12 +74,19 @@ def plan(
         ),
     ] = None,
     kv_cache_dtype: Annotated[
-        str, typer.Option(help="auto, bfloat16, float16, fp8.", rich_help_panel=_MEMORY)
+        str,
+        typer.Option(
+            metavar="auto|bfloat16|float16|fp8",
+            help="Number format of the KV cache.",
+            rich_help_panel=_MEMORY,
+        ),
     ] = "auto",
     quantization: Annotated[
         str | None,
         typer.Option(
-            help="Quantise while loading: fp8, on a CPU int8 or int4.", rich_help_panel=_MEMORY
+            metavar="fp8|int8|int4",
+            help="Quantise while loading: fp8, on a CPU int8 or int4.",
+            rich_help_panel=_MEMORY,
         ),
     ] = None,
     block_size: Annotated[
@@ -94,7 +105,9 @@ def plan(
     request_len: Annotated[
         str,
         typer.Option(
-            help="How many requests of these lengths fit, e.g. 2k,8k.", rich_help_panel=_MEMORY
+            metavar="N,...",
+            help="How many requests of these lengths fit, e.g. 2k,8k.",
+            rich_help_panel=_MEMORY,
         ),
     ] = "2048,8192",
     tensor_parallel_size: Annotated[
@@ -144,7 +157,10 @@ def plan(
         bool, typer.Option("--enforce-eager", help="No CUDA graphs.", rich_help_panel=_STEPS)
     ] = False,
     batch: Annotated[
-        str, typer.Option(help="Show what these batch sizes pad to.", rich_help_panel=_STEPS)
+        str,
+        typer.Option(
+            metavar="N,...", help="Show what these batch sizes pad to.", rich_help_panel=_STEPS
+        ),
     ] = _BATCHES,
     non_torch_gib: Annotated[
         float | None,

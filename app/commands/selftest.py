@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.command_line import new_app
+from app.command_line import GroupedCommand, new_app
 
 if TYPE_CHECKING:
     from app.ops.selftest import TrialResult
@@ -19,11 +19,14 @@ _Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 _Fake = Annotated[bool, typer.Option("--fake-only", help="Leave our own engine out.")]
 _Model = Annotated[
     Path | None,
-    typer.Option(help="Folder for our own engine. Default: the built-in model, if it is here."),
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder for our own engine. Default: the built-in model, if it is here.",
+    ),
 ]
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def lifecycle(
     as_json: _Json = False,
     fake_only: _Fake = False,
@@ -43,7 +46,7 @@ def lifecycle(
     return _report(selftest_trials.lifecycle(own_model, cycles, show_dashboard), as_json)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def stall(as_json: _Json = False, fake_only: _Fake = False, model: _Model = None) -> int:
     """See idle, busy, stalled and dead servers for what they are.
 

@@ -16,7 +16,7 @@ from app.command_line import PASS_THROUGH_SETTINGS, GroupedCommand, new_app
 if TYPE_CHECKING:
     from app.ops.engine_launch import EnginePlace
     from app.ops.front import FrontLink
-    from app.ops.launch_specs import LaunchSpec, ServeRequest
+    from app.ops.launch_specs import EngineFlag, LaunchSpec, ServeRequest
     from app.ops.managed_server import ManagedServer, ServerCare
     from app.ops.restart_policy import RestartPolicy
     from app.serve_view import Running
@@ -41,6 +41,15 @@ class ServeCommand(GroupedCommand):
         """The engine's flags."""
         own = ("model", "engine_args")
         return tuple(name for name in self.setting_defaults if name not in own)
+
+    words_metavar = "@PROFILE MODEL"
+
+    @property
+    def engine_flags(self) -> tuple[EngineFlag, ...]:
+        """The engine's flags with what they mean, for completion."""
+        from app.ops.launch_specs import engine_flags
+
+        return engine_flags()
 
     @property
     def setting_schemas(self) -> dict[str, Any]:
@@ -84,7 +93,10 @@ def serve(
     ctx: typer.Context,
     name: str = typer.Option(None, "--name", help="Name of this server in `stoker` commands."),
     engine: str = typer.Option(
-        "stoker", "--engine", help="Engine that runs the model: stoker, vllm or llama.cpp."
+        "stoker",
+        "--engine",
+        metavar="stoker|vllm|llama.cpp",
+        help="Engine that runs the model: stoker, vllm or llama.cpp.",
     ),
     engine_python: str = typer.Option(
         None,
@@ -104,7 +116,10 @@ def serve(
         help="A start that shows no progress for so long is ended.",
     ),
     api_key_file: str = typer.Option(
-        None, "--api-key-file", help="File with the key that /v1 requests must carry."
+        None,
+        "--api-key-file",
+        metavar="FILE",
+        help="File with the key that /v1 requests must carry.",
     ),
     drain: float = typer.Option(
         None, "--drain", min=0.0, metavar="SECONDS", help="What running requests get at the end."

@@ -80,7 +80,10 @@ def top(
     ] = None,
     theme: Annotated[
         str | None,
-        typer.Option(help="dark, light, or 16 for the terminal's own. Default: $STOKER_THEME."),
+        typer.Option(
+            metavar="dark|light|16",
+            help="Colours; 16 are the terminal's own. Default: $STOKER_THEME.",
+        ),
     ] = None,
     ascii_only: Annotated[
         bool, typer.Option("--ascii", help="Draw with ASCII characters only (or $STOKER_ASCII).")

@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from app.errors import ExitCode, StokerError
 from app.ops.child_process import engine_command
@@ -32,6 +32,21 @@ API_KEY_VARIABLE = "STOKER_API_KEY"
 _ALIASES = {"llamacpp": LLAMA_CPP, "llama-cpp": LLAMA_CPP, "llama-server": LLAMA_CPP}
 _END_OF_FLAGS = "--"
 _SECRET_FLAGS = ("--api-key", "--hf-token", "-hft")  # other users can read an argument list
+# What a value is, where its type does not say it.
+_FLAG_WORDS = {
+    "host": "ADDRESS",
+    "port": "PORT",
+    "api_key": "KEY",
+    "max_model_len": "N|auto",
+    "kv_cache_memory_bytes": "SIZE",
+    "cudagraph_capture_sizes": "N...",
+    "pooler_config": "JSON",
+    **dict.fromkeys(("allowed_origins", "allowed_methods", "allowed_headers"), "JSON"),
+    "allowed_hosts": "JSON",
+    "chat_template": "FILE",
+    "generation_config": "auto|vllm|FOLDER",
+    "shutdown_timeout": "SECONDS",
+}
 _WATCHED_FLAGS = ("--host", "--port", "--uds")  # the server would be where nobody looks for it
 
 
@@ -185,21 +200,42 @@ def as_flags(args: EngineArgs) -> list[str]:
     return flags
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFlag:
+    """A flag of the engine for help and completion; `word` is "" for a switch."""
+
+    name: str
+    word: str
+    meaning: str
+    default: object
+
+
+def engine_flags() -> tuple[EngineFlag, ...]:
+    """Every flag of the engine, in the order of EngineArgs."""
+    return tuple(_engine_flag(entry) for entry in dataclasses.fields(EngineArgs))
+
+
 def engine_flag_help() -> list[tuple[str, str]]:
     """(flag, help) of every engine flag, for `stoker serve --help`."""
     records = []
-    for entry in dataclasses.fields(EngineArgs):
-        option = "--" + entry.name.replace("_", "-")
-        choices = entry.metadata["choices"]
-        if isinstance(entry.default, bool):
-            option = f"--[no-]{option[2:]}"
-        elif choices:
-            option += " " + "|".join(choices)
-        else:
-            option += " VALUE"
-        shown = "" if entry.default in (None, ()) else f" [default: {_typed(entry.default)}]"
-        records.append((option, entry.metadata["help"] + shown))
+    for flag in engine_flags():
+        option = f"{flag.name} {flag.word}" if flag.word else f"--[no-]{flag.name[2:]}"
+        shown = "" if flag.default in (None, ()) else f" [default: {_typed(flag.default)}]"
+        records.append((option, flag.meaning + shown))
     return records
+
+
+def _engine_flag(entry: dataclasses.Field[Any]) -> EngineFlag:
+    meta = entry.metadata
+    kind = str(entry.type)
+    if kind == "bool":
+        word = ""
+    elif meta["choices"]:
+        word = "|".join(meta["choices"])
+    else:
+        word = _FLAG_WORDS.get(entry.name) or ("N" if "int" in kind else "NUMBER")
+        word = "TEXT" if "str" in kind and entry.name not in _FLAG_WORDS else word
+    return EngineFlag("--" + entry.name.replace("_", "-"), word, meta["help"], entry.default)
 
 
 def _typed(value: object) -> object:

@@ -230,6 +230,15 @@ _MAKERS = re.compile(
 _FORMS = re.compile(r"sxm\d?|pcie|nvl|hbm\d?e?|oam|blackwell|serveredition|maxq\w*|generation")
 
 
+def gpu_names() -> tuple[str, ...]:
+    """The cards that `find_gpu` knows by name; of a card in several sizes, each of them."""
+    return tuple(
+        name
+        for key, family in _FAMILIES.items()
+        for name in (_names_of(key, family) if family.must_choose else [key])
+    )
+
+
 def find_gpu(text: str) -> PlannedGpu:
     """A card by name, or any device by its memory, as in 24GiB.
 

@@ -11,6 +11,7 @@ import pytest
 
 from app import cli
 from app.errors import ExitCode, StokerError
+from app.option_settings import leaf_commands
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -56,6 +57,28 @@ def test_every_command_has_help(name: str, stoker: Run) -> None:
     assert done.stdout.startswith(f"Usage: stoker {name}")
     assert done.stderr == ""
     assert stoker("help", name).stdout == done.stdout
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in cli.COMMANDS])
+def test_help_speaks_words(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No `<list[str]>`, no `x>=1.0`: what a value is, and between which limits, in words."""
+    entry = next(entry for entry in cli.COMMANDS if entry.name == name)
+    for path, _leaf in leaf_commands(cli.load_command(entry), (name,)):
+        assert cli.run([*path, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert not re.search(r"<(list|str|int|float|path)|\bx[<>]=?|=x\b", shown)
+
+
+def test_limits_in_help_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["serve", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "ended. [default: 600; at least 1]" in shown
+    assert "/metrics. [1 to 65535]" in shown
+    assert "--api-key-file FILE" in shown
+    cli.run(["top", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--interval NUMBER Seconds between two samples. [default: 1; 0.1 to 60]" in shown
+    assert "[SERVER]... " in shown
 
 
 def test_a_near_command_is_suggested(stoker: Run) -> None:
