@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import pty
 import re
 import select
 import shutil
+import struct
 import subprocess
 import sys
 import termios
@@ -66,7 +68,7 @@ class Shell:
     def __init__(self, name: str, scripts: Path, folder: Path) -> None:
         self._screen, slave = pty.openpty()
         self._seen = ""
-        termios.tcsetwinsize(slave, (60, 160))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 160, 0, 0))
         self.process = subprocess.Popen(
             TERMINALS[name], stdin=slave, stdout=slave, stderr=slave, cwd=folder,
             env=shell_environment(scripts, folder), start_new_session=True,
