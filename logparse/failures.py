@@ -15,6 +15,7 @@ from logparse.problems import (
     ProblemRule,
     announces_end,
     is_death,
+    is_loud,
     is_plain_failure,
     is_server_program,
     is_tool_failure,
@@ -270,7 +271,7 @@ class FailureTracker:
         if level is None and kind is None:
             if text.startswith(_USAGE_BLOCK):
                 self._usages.append(text[len(_USAGE_BLOCK) : _MAX_NAME])
-            elif self._is_refused_by_server(text):
+            elif ": error: " in text[:160] and self._is_refused_by_server(text):
                 kind = "usage"
         if kind is None or (kind == "error" and self._is_open_ended(key)):
             self._continue(key, text)
@@ -352,8 +353,9 @@ class FailureTracker:
                 c for c in self._announced if c.process is not None and not _is_by(c, process, pid)
             ]
             self._continued.clear()
-        for key in [k for k in self._open if k[0][0] == process and pid in (None, k[0][1])]:
-            del self._open[key]
+        if self._open:
+            for key in [k for k in self._open if k[0][0] == process and pid in (None, k[0][1])]:
+                del self._open[key]
 
     def forget(self, candidate: Candidate) -> None:
         """It was of another program."""
@@ -463,6 +465,8 @@ def _kind(text: str, level: str | None, *, is_raised: bool) -> str | None:
     if _is_of_a_field(text) or (is_raised and _RAISED.match(text)):
         return "exception"
     if level is None:
+        if not is_loud(text):
+            return None
         if is_plain_failure(text):
             return "plain"
         if is_tool_failure(text):

@@ -11,7 +11,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from logparse.envelopes import envelope_of
 from logparse.prefixes import ESCAPES, common_prefix
 from logparse.wraps import joined, wrap_width
 
@@ -33,6 +32,8 @@ _VISIBLE_MARKS = ("#033", "#015", "\\033", "\\x1b", "\\x1B", "\\u001b", "\\e[", 
 # Process and pid of a changed vLLM, which has another form for them.
 _OTHER_OWNER = re.compile(r"[\[<](\w[\w.-]{0,40})(?:\]\[|[ :,]{1,2})pid[=: ](\d{1,9})[\]>] ?")
 _BAR_END = re.compile(r" {1,200}\|\s*$")
+
+_VALUE_FIRSTS = frozenset("{[\"'")
 
 Layer = Callable[[str], str]
 
@@ -73,8 +74,11 @@ def _together(layers: list[Layer]) -> Layer:
 
 def _outermost(lines: list[str]) -> Layer | None:
     """What undoes the last thing that was done to all of these; None when nothing was."""
-    if (envelope := envelope_of(lines)) is not None:
-        return envelope
+    if any(map(_may_be_a_value, lines[:20])):
+        from logparse.envelopes import envelope_of  # most logs are none
+
+        if (envelope := envelope_of(lines)) is not None:
+            return envelope
     if _is_from_a_page(lines):
         return _from_a_page
     prefix = common_prefix(lines)
@@ -85,6 +89,11 @@ def _outermost(lines: list[str]) -> Layer | None:
     if sum(_OTHER_OWNER.match(line) is not None for line in lines) >= _FEWEST:
         return _with_usual_owner
     return _without_bar if _is_in_a_table(lines) else None
+
+
+def _may_be_a_value(line: str) -> bool:
+    start = line.lstrip()[:40]
+    return start[:1] in _VALUE_FIRSTS or start[:2] in ("b'", 'b"') or "," in start or "=" in start
 
 
 def _is_run_together(line: str) -> bool:

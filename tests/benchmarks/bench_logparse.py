@@ -1,12 +1,14 @@
 """Speed and memory of the log parser: a large log made of the collected samples, one of a server
 that ran for days, and a small one.
 
-Python -m tests.benchmarks.bench_logparse [MEGABYTES] [FOLDER]; --fuzz N reads N mutated logs.
+Python -m tests.benchmarks.bench_logparse [MEGABYTES] [FOLDER]; --fuzz N reads N damaged pieces,
+--mutate N reads each log of the folder in N forms in which its server never answered.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import io
 import random
 import resource
@@ -17,9 +19,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from logparse import LogParser, explain, to_document
+from logparse import LogParser, explain, parse_lines, to_document
 from logparse.restore import restored_lines
 from logparse.source import decoded_lines
+from tests.logparse.mutations import mutated_logs
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "logs"
 START = Path(__file__).parents[1] / "data" / "seed_example10.log"
@@ -168,6 +171,21 @@ def fuzz(samples: list[bytes], count: int, seed: int) -> None:
     print(f"{count} mutated logs in {spent:.0f} s; slowest {slowest * 1e6:.1f} s per MB")
 
 
+def mutate(folder: Path, count: int, seed: int) -> None:
+    """Count wrong answers: a log whose server never answered that is called ready."""
+    logs = {}
+    for path in sorted(folder.glob("*.log")):
+        with path.open("rb") as stream:
+            logs[path.name] = [line.rstrip("\n") for line in decoded_lines(stream)]
+    outcomes: collections.Counter[str] = collections.Counter()
+    for what, lines in mutated_logs(logs, count, seed):
+        outcome = parse_lines(lines).outcome.value
+        outcomes[outcome] += 1
+        if outcome == "ready":
+            print(f"called ready: {what}")
+    print(f"{outcomes.total()} mutated logs of {len(logs)}: {dict(outcomes)}")
+
+
 def _price(log: bytes) -> float:
     """Seconds per byte, with a kilobyte for the report itself."""
     before = time.process_time()
@@ -181,8 +199,12 @@ def main() -> None:
     parser.add_argument("megabytes", nargs="?", type=int, default=200)
     parser.add_argument("folder", nargs="?", type=Path, default=SAMPLES)
     parser.add_argument("--fuzz", type=int, default=0, metavar="N")
+    parser.add_argument("--mutate", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.mutate:
+        mutate(arguments.folder, arguments.mutate, arguments.seed)
+        return
     samples = sample_logs(arguments.folder)
     if arguments.fuzz:
         fuzz(samples, arguments.fuzz, arguments.seed)
