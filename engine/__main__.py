@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
     core = commands.add_parser("core", help="the engine process (started by `serve`)")
     core.add_argument("--handshake", required=True, metavar="ADDRESS")
     core.add_argument("--parent", required=True, type=int, metavar="PID")
+    commands.add_parser("grammars", help="the process that tries grammars (started by `serve`)")
     convert = commands.add_parser("convert", help="convert a .gguf file to a safetensors folder")
     convert.add_argument("source", type=Path, metavar="GGUF")
     convert.add_argument("target", type=Path, metavar="FOLDER")
@@ -57,6 +58,10 @@ def main(argv: list[str]) -> int:
         from engine.core.engine_core_proc import main as core_main
 
         return core_main(namespace.handshake, namespace.parent)
+    if namespace.command == "grammars":
+        from engine.core.grammar_worker import main as grammars_main
+
+        return grammars_main()
     if namespace.command == "convert":
         return _convert(namespace.source, namespace.target)
     if namespace.command == "resolve":

@@ -19,6 +19,7 @@ class StructuredOutputsParams:
     """What the output must look like: exactly one field is set (names of vLLM's class).
 
     `json` is a JSON schema as text, `grammar` a Lark or EBNF grammar as llguidance reads it.
+    `compiled_bytes` is the memory that it takes once compiled, 0 where nobody has measured it.
     """
 
     json: str | None = None
@@ -26,6 +27,13 @@ class StructuredOutputsParams:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    compiled_bytes: int = dataclasses.field(default=0, compare=False)
+
+    @property
+    def num_chars(self) -> int:
+        """Length of what was asked for."""
+        texts = (self.json, self.regex, self.grammar, *(self.choice or ()))
+        return sum(len(text) for text in texts if text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

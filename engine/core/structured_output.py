@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.grammar import grammar_of
+from engine.core.grammar import GrammarModel, compile_grammar, load_tokenizer, plain_reason
 from engine.logger import get_logger
 from engine.model_config import ModelConfig
 from engine.sampling_params import StructuredOutputsParams
@@ -26,7 +25,11 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-_MAX_GRAMMARS = 128  # compiled ones that are kept, a few hundred KiB each
+_MAX_GRAMMARS = 128
+_MAX_BYTES = 256 << 20
+"""Compiled grammars that are kept, and what they may take together."""
+
+_LEAST_BYTES = 256 << 10  # of any compiled grammar
 _COMPILE_THREADS = 2
 
 
@@ -35,7 +38,7 @@ class RequestGrammar:
 
     __slots__ = ("_compiled", "_matcher", "_request_id", "is_terminated")
 
-    def __init__(self, request_id: str, compiled: Future[LLMatcher]) -> None:
+    def __init__(self, request_id: str, compiled: Future[LLMatcher | str]) -> None:
         self._request_id = request_id
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
@@ -49,14 +52,16 @@ class RequestGrammar:
     @property
     def error(self) -> str | None:
         """Why it cannot be used."""
-        cause = self._compiled.exception()
-        return str(cause) if cause is not None else (self.matcher.get_error() or None)
+        compiled = self._compiled.result()
+        return compiled if isinstance(compiled, str) else (self.matcher.get_error() or None)
 
     @property
     def matcher(self) -> LLMatcher:
         """This request's own copy of the compiled grammar."""
         if self._matcher is None:
-            self._matcher = self._compiled.result().deep_copy()
+            compiled = self._compiled.result()
+            assert not isinstance(compiled, str), "`error` is asked first"
+            self._matcher = compiled.deep_copy()
         return self._matcher
 
     def accept(self, token_id: int) -> bool:
@@ -76,25 +81,36 @@ class StructuredOutputManager:
     """Grammars of one engine. Costs nothing until the first structured request."""
 
     def __init__(self, model: ModelConfig) -> None:
-        self._model = model
+        self._model = GrammarModel.of(model)
         self._pool = ThreadPoolExecutor(_COMPILE_THREADS, thread_name_prefix="grammar")
         self._tokenizer: Future[LLTokenizer] | None = None
         self._executor: LLExecutor | None = None
-        self._compiled: OrderedDict[StructuredOutputsParams, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputsParams, Future[LLMatcher | str]] = (
+            OrderedDict()
+        )
+        self._num_bytes = 0
 
     def start(self, request_id: str, spec: StructuredOutputsParams) -> RequestGrammar:
         """A grammar for a new request; equal ones are compiled once."""
         if self._tokenizer is None:
             # First in the queue, so that the compilations that wait for it cannot fill the pool.
-            self._tokenizer = self._pool.submit(_load_tokenizer, self._model)
+            self._tokenizer = self._pool.submit(load_tokenizer, self._model)
         compiled = self._compiled.get(spec)
         if compiled is None:
             compiled = self._pool.submit(_compile, self._tokenizer, spec)
             self._compiled[spec] = compiled
-            if len(self._compiled) > _MAX_GRAMMARS:
-                self._compiled.popitem(last=False)
+            self._num_bytes += _size(spec)
         self._compiled.move_to_end(spec)
+        self._forget()
         return RequestGrammar(request_id, compiled)
+
+    def _forget(self) -> None:
+        """Drop the grammars that were asked for longest ago; requests keep their own copies."""
+        while len(self._compiled) > 1 and (
+            len(self._compiled) > _MAX_GRAMMARS or self._num_bytes > _MAX_BYTES
+        ):
+            oldest, _ = self._compiled.popitem(last=False)
+            self._num_bytes -= _size(oldest)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a compilation ends, `timeout_s` at most."""
@@ -123,24 +139,13 @@ class StructuredOutputManager:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _load_tokenizer(model: ModelConfig) -> LLTokenizer:
-    from llguidance import LLTokenizer
+def _size(spec: StructuredOutputsParams) -> int:
+    return max(spec.compiled_bytes, spec.num_chars, _LEAST_BYTES)
 
-    text = (Path(model.path) / "tokenizer.json").read_text(encoding="utf-8")
-    eos = list(model.eos_token_ids) or None
+
+def _compile(tokenizer: Future[LLTokenizer], spec: StructuredOutputsParams) -> LLMatcher | str:
+    """The matcher, or why there is none: an exception would keep what it was raised over."""
     try:
-        # The model may have logits for more ids than the tokenizer has tokens; they are forbidden.
-        return LLTokenizer(text, n_vocab=model.vocab_size, eos_token=eos)
-    except ValueError:  # the tokenizer has the larger vocabulary, or is none that llguidance reads
-        return LLTokenizer(text, eos_token=eos)
-
-
-def _compile(tokenizer: Future[LLTokenizer], spec: StructuredOutputsParams) -> LLMatcher:
-    from llguidance import LLMatcher, LLParserLimits
-
-    # Verbose errors would write the client's schema and text into the log.
-    limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(tokenizer.result(), grammar_of(spec), log_level=0, limits=limits)
-    if matcher.is_error():
-        raise ValueError(matcher.get_error())
-    return matcher
+        return compile_grammar(tokenizer.result(), spec)
+    except BaseException as error:  # a panic of llguidance is no `Exception`
+        return plain_reason(str(error)) or type(error).__name__

@@ -54,8 +54,8 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
     )
     marks.note("tokenized")
     params = body.sampling_params(services.sampling_defaults)
-    await check_structured_outputs(body)
-    params = await plan.apply(params)
+    params = await check_structured_outputs(services.grammars, body, params)
+    params = await plan.apply(services.grammars, params)
     job = await make_job(
         services,
         body,

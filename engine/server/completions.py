@@ -19,11 +19,11 @@ async def make_completion_job(services: Services, body: CompletionBody, marks: M
     """Tokenize what is text, check."""
     services.check_model(body.model)
     params = body.sampling_params(services.sampling_defaults)
-    await check_structured_outputs(body)
     tokenizer, prompts = services.llm.tokenizer, body.prompts
     body.check_choices(len(prompts))
     token_ids = await _tokenize(services, body, prompts)
     marks.note("tokenized")
+    params = await check_structured_outputs(services.grammars, body, params)
     return await make_job(
         services,
         body,

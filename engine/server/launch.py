@@ -141,6 +141,7 @@ async def _run_until_end(
         return 0
     finally:
         stats.cancel()
+        await engine.services.grammars.close()
 
 
 async def _log_stats(engine: RunningEngine) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from engine.args import EngineArgs
 from engine.config import EngineConfig, ObservabilityConfig
+from engine.core.grammar import GrammarModel
+from engine.core.grammar_checker import GrammarChecker
 from engine.errors import ConfigError
 from engine.frontend.async_llm import AsyncLLM, EngineCoreClient
 from engine.frontend.engine_start import ClientFactory, StartedEngine, start_async_llm
@@ -57,6 +59,7 @@ async def start_engine(
         llm=started.llm,
         services=Services(
             llm=started.llm,
+            grammars=GrammarChecker(GrammarModel.of(started.config.model)),
             chat_template=started.chat_template,
             model_name=started.config.model.served_name,
             root=model,

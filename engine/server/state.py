@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from engine.config import TaskConfig
+from engine.core.grammar_checker import GrammarChecker
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import ChatTemplate
 from engine.server.errors import ApiError, unavailable
@@ -34,6 +35,7 @@ class Services:
     """
 
     llm: AsyncLLM
+    grammars: GrammarChecker
     chat_template: ChatTemplate | None
     model_name: str
     root: str

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
+from engine.core.grammar_checker import GrammarChecker
 from engine.errors import RequestError
-from engine.sampling_params import StructuredOutputsParams
+from engine.sampling_params import SamplingParams, StructuredOutputsParams
 from engine.server.body_limits import CheckedList
 
 _Schema = dict[str, Any] | str
@@ -74,28 +75,28 @@ def structured_outputs_of(body: StructuredFields) -> StructuredOutputsParams | N
     return asked[0][1] if asked else None
 
 
-async def check_structured_outputs(body: StructuredFields) -> None:
+async def check_structured_outputs(
+    grammars: GrammarChecker, body: StructuredFields, params: SamplingParams
+) -> SamplingParams:
     """Refuse a structure that cannot be followed, before anything is queued."""
     for name, spec in _asked(body):
-        await check_grammar(spec, name)
+        spec = await check_grammar(grammars, spec, name)
+        params = dataclasses.replace(params, structured_outputs=spec)
+    return params
 
 
-async def check_grammar(spec: StructuredOutputsParams, param: str) -> None:
-    """RequestError with llguidance's reason when `spec`, which came as `param`, cannot be used."""
-    from engine.core.grammar import grammar_error
-
-    # A thread, since a large schema takes long and llguidance releases the interpreter lock.
-    check = asyncio.get_running_loop().run_in_executor(None, grammar_error, spec)
-    await asyncio.wait({check})
-    # Some wrong schemas make llguidance panic, and what pyo3 raises then is no `Exception`.
-    failure = check.exception()
-    error = check.result() if failure is None else str(failure)
-    if error is not None:
+async def check_grammar(
+    grammars: GrammarChecker, spec: StructuredOutputsParams, param: str
+) -> StructuredOutputsParams:
+    """`spec` as it can be queued; RequestError with the reason when it, `param`, is unusable."""
+    try:
+        return await grammars.check(spec)
+    except ValueError as error:
         raise RequestError(
             f"{param} cannot be turned into a grammar: {error}",
             param=param,
             code="invalid_grammar",
-        )
+        ) from error
 
 
 def _asked(body: StructuredFields) -> list[tuple[str, StructuredOutputsParams]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.core.grammar_checker import GrammarChecker
 from engine.errors import RequestError
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
 from engine.server.structured import check_grammar
@@ -36,7 +37,7 @@ class ToolPlan:
     keeps_special_tokens: bool = False
     ends_with_stop: bool = False
 
-    async def apply(self, params: SamplingParams) -> SamplingParams:
+    async def apply(self, grammars: GrammarChecker, params: SamplingParams) -> SamplingParams:
         """Add what the tools ask for; RequestError when that cannot be followed."""
         if self.keeps_special_tokens:
             params = dataclasses.replace(params, skip_special_tokens=False)
@@ -48,8 +49,7 @@ class ToolPlan:
                 "answer; leave out response_format and structured_outputs.",
                 param="tool_choice",
             )
-        spec = StructuredOutputsParams(json=self.schema)
-        await check_grammar(spec, "tools")
+        spec = await check_grammar(grammars, StructuredOutputsParams(json=self.schema), "tools")
         return dataclasses.replace(params, structured_outputs=spec)
 
 

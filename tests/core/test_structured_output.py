@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from engine.core.engine_core import EngineCore
-from engine.core.grammar import grammar_error
+from engine.core.grammar import grammar_error, load_tokenizer
 from engine.core.structured_output import RequestGrammar, StructuredOutputManager
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreRequest, FinishReason
@@ -175,7 +175,7 @@ def test_a_spec_that_cannot_be_compiled_is_named(
     manager: StructuredOutputManager, spec: StructuredOutputsParams
 ) -> None:
     assert compiled(manager, spec).error
-    assert grammar_error(spec)
+    assert grammar_error(load_tokenizer(manager._model), spec)
 
 
 def test_a_panic_inside_llguidance_fails_the_request_only(
@@ -201,6 +201,22 @@ def test_old_grammars_are_forgotten(manager: StructuredOutputManager) -> None:
     assert StructuredOutputsParams(regex="a{139}") in manager._compiled
 
 
+def test_kept_grammars_have_a_bound_in_bytes(manager: StructuredOutputManager) -> None:
+    for number in range(12):
+        spec = StructuredOutputsParams(regex=f"a{{{number}}}", compiled_bytes=50 << 20)
+        manager.start("r", spec)
+    assert len(manager._compiled) == 5
+    assert manager._num_bytes == 250 << 20
+
+
+def test_a_grammar_that_cannot_be_compiled_keeps_nothing_but_its_reason(
+    manager: StructuredOutputManager,
+) -> None:
+    spec = StructuredOutputsParams(regex="(a")
+    compiled(manager, spec)
+    assert isinstance(manager._compiled[spec].result(), str)
+
+
 def test_json_has_no_room_for_endless_blanks(
     manager: StructuredOutputManager, tokenizer: Tokenizer
 ) -> None:
@@ -216,9 +232,9 @@ def test_grammars_need_no_torch_and_nothing_until_the_first_is_asked_for() -> No
     code = (
         "import sys, engine.core.structured_output\n"
         "assert 'llguidance' not in sys.modules\n"
-        "from engine.core.grammar import grammar_error\n"
+        "from engine.core.grammar import grammar_of\n"
         "from engine.sampling_params import StructuredOutputsParams\n"
-        "assert grammar_error(StructuredOutputsParams(regex='a')) is None\n"
+        "assert grammar_of(StructuredOutputsParams(regex='a'))\n"
         "import llguidance.numpy\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )

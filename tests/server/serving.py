@@ -14,6 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from engine.config import CacheConfig
+from engine.core.grammar import GrammarModel
+from engine.core.grammar_checker import GrammarChecker
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import load_chat_template
 from engine.frontend.input_processor import InputProcessor
@@ -85,6 +87,7 @@ async def serving(
     llm = make_llm(folder, core, state, FrontendTraces() if has_debug_routes else None)
     services = Services(
         llm=llm,
+        grammars=GrammarChecker(GrammarModel(str(folder), VOCAB, (EOS,))),
         chat_template=load_chat_template(folder, llm.tokenizer.special_tokens),
         model_name=MODEL,
         root=str(folder),
@@ -120,6 +123,7 @@ async def serving(
         )
         yield Served(url, core, state, llm, services, http, client)
     state.phase = ServerPhase.STOPPING
+    await services.grammars.close()
     await core.shutdown(0.0)
 
 

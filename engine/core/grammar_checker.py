@@ -1,0 +1,152 @@
+"""GrammarChecker: asks a process of its own whether a grammar can be used, before it is queued.
+
+Owns that process (`grammar_worker`), started with the first structured request, and what it said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+
+import engine
+from engine.core.grammar import MAX_GRAMMAR_CHARS, GrammarModel
+from engine.core.grammar_worker import CheckReply, CheckRequest, FrameReader, write_frame
+from engine.logger import get_logger
+from engine.machine.secrets import child_environment
+from engine.sampling_params import StructuredOutputsParams
+
+logger = get_logger(__name__)
+
+_AT_A_TIME = 2
+_MAX_KNOWN = 256
+_MAX_KNOWN_CHARS = 8 << 20
+_ENDED = "the process that compiles grammars ended; try again"
+
+
+@dataclasses.dataclass(slots=True)
+class _Check:
+    """One check that is under way, and how many requests wait for it."""
+
+    task: asyncio.Task[CheckReply]
+    num_waiting: int = 0
+
+
+class GrammarChecker:
+    """Checks the grammars of one model; equal ones once, as long as they are remembered."""
+
+    def __init__(self, model: GrammarModel) -> None:
+        self._model = model
+        self._known: OrderedDict[StructuredOutputsParams, CheckReply] = OrderedDict()
+        self._known_chars = 0
+        self._checks: dict[StructuredOutputsParams, _Check] = {}
+        self._seats = asyncio.Semaphore(_AT_A_TIME)
+        self._starting = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._numbers = itertools.count()
+        self._answers: dict[int, asyncio.Future[CheckReply]] = {}
+
+    async def check(self, spec: StructuredOutputsParams) -> StructuredOutputsParams:
+        """`spec` with the size that it has once compiled; ValueError says why it is unusable.
+
+        Who leaves while it waits takes its check along, unless others wait for the same one.
+        """
+        size = spec.num_chars
+        if size > MAX_GRAMMAR_CHARS:
+            raise ValueError(f"it has {size} characters; at most {MAX_GRAMMAR_CHARS} can be used")
+        reply = self._known.get(spec)
+        if reply is None:
+            reply = await self._join(spec)
+            self._remember(spec, reply)
+        if reply.error is not None:
+            raise ValueError(reply.error)
+        return dataclasses.replace(spec, compiled_bytes=reply.num_bytes)
+
+    async def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        if self._reader is not None:
+            await self._reader
+
+    async def _join(self, spec: StructuredOutputsParams) -> CheckReply:
+        check = self._checks.get(spec)
+        if check is None:
+            check = self._checks[spec] = _Check(asyncio.create_task(self._ask(spec)))
+        check.num_waiting += 1
+        try:
+            reply: CheckReply = await asyncio.shield(check.task)
+            return reply
+        finally:
+            check.num_waiting -= 1
+            if not check.num_waiting:
+                del self._checks[spec]
+                check.task.cancel()
+
+    def _remember(self, spec: StructuredOutputsParams, reply: CheckReply) -> None:
+        if spec not in self._known and reply.error != _ENDED:
+            self._known[spec] = reply
+            self._known_chars += spec.num_chars
+        while len(self._known) > _MAX_KNOWN or self._known_chars > _MAX_KNOWN_CHARS:
+            oldest, _ = self._known.popitem(last=False)
+            self._known_chars -= oldest.num_chars
+
+    async def _ask(self, spec: StructuredOutputsParams) -> CheckReply:
+        async with self._seats:
+            process = await self._running()
+            number = next(self._numbers)
+            answer: asyncio.Future[CheckReply] = asyncio.get_running_loop().create_future()
+            self._answers[number] = answer
+            assert process.stdin is not None, "a pipe"
+            try:
+                process.stdin.write(write_frame(CheckRequest(number, spec)))
+                return await answer
+            except asyncio.CancelledError:
+                process.stdin.write(write_frame(CheckRequest(number)))
+                raise
+            finally:
+                self._answers.pop(number, None)
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                script = Path(engine.__file__).with_name("__main__.py")
+                self._process = process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    str(script),
+                    "grammars",
+                    env=child_environment(),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                assert process.stdin is not None, "a pipe"
+                process.stdin.write(write_frame(self._model))
+                self._reader = asyncio.create_task(self._read(process), name="grammar-answers")
+            return self._process
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        frames = FrameReader()
+        assert process.stdout is not None, "a pipe"
+        while data := await process.stdout.read(1 << 16):
+            for payload in frames.feed(data):
+                reply = msgspec.msgpack.decode(payload, type=CheckReply)
+                answer = self._answers.get(reply.number)
+                if answer is not None and not answer.done():
+                    answer.set_result(reply)
+        code = await process.wait()
+        if self._process is process:
+            logger.error("The process that compiles grammars ended with code %d.", code)
+        for number, answer in list(self._answers.items()):
+            if not answer.done():
+                answer.set_result(CheckReply(number, _ENDED))
