@@ -81,7 +81,7 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             ("let the server choose", "{serve} --dtype auto"),
             ("the largest format always works", "{serve} --dtype float32"),
-            ("AWQ on older GPUs wants float16", "{serve} --dtype half"),
+            ("AWQ on older GPUs wants float16", "{serve} --dtype float16"),
         ),
         is_fatal=True,
     ),

@@ -190,7 +190,7 @@ def _found(seen: _Seen, facts: Facts, engine: str | None) -> WarningFound:
         rank=rule.rank,
         title=rule.title,
         why=rule.why,
-        fixes=filled_fixes(rule.fixes, facts, engine),
+        fixes=filled_fixes(rule.fixes, facts, rule.engine or engine, is_own=bool(rule.engine)),
         line=seen.line,
         line_number=seen.line_number,
         count=seen.count,

@@ -101,7 +101,7 @@ LIBRARY_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         ("the script starts the engine while it is being imported",),
         "Processes are spawned: each imports the script again, so the start must be guarded.",
-        (("put the start below a guard", 'if __name__ == "__main__":'),),
+        (('put the start below `if __name__ == "__main__":`', None),),
     ),
     ProblemRule(
         "E15",

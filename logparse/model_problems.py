@@ -389,7 +389,7 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(r"Bfloat16 is only supported on GPUs with compute capability of at least 8\.0"),
         ("this GPU cannot compute in bfloat16",),
         "bfloat16 needs compute capability 8.0 (Ampere) or newer.",
-        (("use float16", "{serve} --dtype half"),),
+        (("use float16", "{serve} --dtype float16"),),
     ),
     ProblemRule(
         "C12",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from logparse.command_line import Flag, given_flags, typed_command
+from logparse.command_line import Flag, added_flags, given_flags, typed_command
 from logparse.failures import Cause
 from logparse.fitting import tuned
 from logparse.problems import ProblemRule, Values
@@ -23,6 +23,11 @@ _PROGRAMS = {
     "sglang": "python -m sglang.launch_server",
 }
 _MODEL_FLAGS = {"llama-server": "-m ", "python -m sglang.launch_server": "--model-path "}
+_SUPERVISED = {
+    "vllm": "stoker serve --engine vllm --restart on-failure",
+    "llama.cpp": "stoker serve --engine llama.cpp --restart on-failure",
+    "stoker": "stoker serve --restart on-failure",
+}
 # What people call it, and the package that pip knows.
 _NAMES: dict[str, tuple[str, str | None]] = {
     "vllm": ("vLLM", "vllm"),
@@ -30,16 +35,27 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "llama.cpp": ("llama.cpp", None),
     "sglang": ("SGLang", "sglang"),
 }
-# The engine flags that our own server takes; fixes that need others are left out for it.
+# All engine flags that our own server takes (a test compares them with the engine's); fixes that
+# need others are left out for it.
 _OWN_FLAG_TEXT = """
---served-model-name --host --port --dtype --device --num-threads --seed --max-model-len
---max-num-batched-tokens --max-num-seqs --enable-chunked-prefill
---no-enable-chunked-prefill --long-prefill-token-threshold --scheduling-policy
---block-size --gpu-memory-utilization --kv-cache-memory-bytes --num-gpu-blocks-override
---enable-prefix-caching --no-enable-prefix-caching --chat-template --enable-log-requests
---disable-log-stats --disable-uvicorn-access-log --shutdown-timeout
+--allow-credentials --allowed-headers --allowed-hosts --allowed-methods --allowed-origins
+--api-key --attention-backend --block-size --chat-template --convert --cudagraph-capture-sizes
+--device --disable-log-stats --disable-uvicorn-access-log --dtype --enable-auto-tool-choice
+--enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-prefix-caching
+--enable-tokenizer-info-endpoint --enforce-eager --generation-config --gpu-memory-utilization
+--host --kernels --kv-cache-dtype --kv-cache-memory-bytes --long-prefill-token-threshold
+--max-cudagraph-capture-size --max-logprobs --max-model-len --max-num-batched-tokens
+--max-num-seqs --model-impl --no-allow-credentials --no-disable-log-stats
+--no-disable-uvicorn-access-log --no-enable-auto-tool-choice --no-enable-chunked-prefill
+--no-enable-debug-endpoints --no-enable-log-requests --no-enable-prefix-caching
+--no-enable-tokenizer-info-endpoint --no-enforce-eager --no-show-prompts --num-gpu-blocks-override
+--num-threads --optimization-level --pooler-config --port --quantization --runner
+--scheduling-policy --seed --served-model-name --show-prompts --shutdown-timeout
+--tool-call-parser
 """
 OWN_FLAGS = frozenset(_OWN_FLAG_TEXT.split())
+# Values of vLLM's that our server does not take, and its short forms.
+_NOT_OWN = ("--quantization fp8", "--attention-backend ", " -cc.")
 _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]{1,60})")
 _VLLM_WORD = re.compile(r"(?<![\w:'-])vllm(?![\w:])(?! serve\|)")
 _GPU_COMMANDS = ("nvidia-smi", "CUDA_VISIBLE_DEVICES=", "docker run --gpus")
@@ -131,6 +147,8 @@ def _context(facts: Facts, engine: str | None, values: Values) -> Values:
     context = {"program": program, "model": model, "server": server}
     if package is not None:
         context["package"] = package
+    if engine in _SUPERVISED:
+        context["supervised"] = _SUPERVISED[engine]
     port = values.get("port") or _port(facts)
     context["next_port"] = str(int(port) + 1) if port and port.isdigit() else "8001"
     if port is not None:
@@ -172,10 +190,17 @@ def _fixes(rule: ProblemRule, values: Values, facts: Facts, engine: str | None) 
 
 
 def filled_fixes(
-    templates: tuple[tuple[str, str | None], ...], facts: Facts, engine: str | None
+    templates: tuple[tuple[str, str | None], ...],
+    facts: Facts,
+    engine: str | None,
+    *,
+    is_own: bool = False,
 ) -> tuple[Fix, ...]:
-    """Fixes that need nothing but the facts of the log."""
-    return _filled(templates, _context(facts, engine, {}), facts, engine, is_translated=True)
+    """Fixes that need nothing but the facts of the log; `is_own` if they name the engine's own
+    flags.
+    """
+    values = _context(facts, engine, {})
+    return _filled(templates, values, facts, engine, is_translated=not is_own)
 
 
 def _filled(
@@ -228,7 +253,8 @@ def _translated(template: str, flags: dict[str, str]) -> str | None:
     """The advice in the flags of another engine, None when it has none for it."""
     if "VLLM_" in template:
         return None
-    for flag in _FLAG.findall(template):
+    names = {flag.name for flag in added_flags(template)} | set(_FLAG.findall(template))
+    for flag in sorted(names):
         if flag not in flags and flag != "--help":
             return None
         template = template.replace(flag, flags.get(flag, flag), 1)
@@ -246,6 +272,8 @@ def _can_be_typed(command: str, facts: Facts, engine: str | None) -> bool:
     if engine != "stoker":
         return True
     if "VLLM_" in command or _VLLM_WORD.search(command) or "torchinductor" in command.lower():
+        return False
+    if any(words in command for words in _NOT_OWN):
         return False
     flags = _FLAG.findall(command) if "stoker serve" in command else []
     return all(flag in OWN_FLAGS or flag == "--help" for flag in flags)

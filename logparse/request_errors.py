@@ -21,6 +21,7 @@ REQUEST_ERRORS: tuple[WarningRule, ...] = (
             ("use a shorter context", "{serve} --ctx-size {len_half}"),
             ("store the KV cache in 8 bits", "{serve} --cache-type-k q8_0 --cache-type-v q8_0"),
         ),
+        engine="llama.cpp",
     ),
     WarningRule(
         "request-too-long",
@@ -112,7 +113,7 @@ REQUEST_ERRORS: tuple[WarningRule, ...] = (
         ('HTTP/1.1" 401',),
         "requests came without the right key (401)",
         "The server was started with a key, and each request must carry it.",
-        (("send the header", "Authorization: Bearer KEY"),),
+        (("send the header `Authorization: Bearer KEY`", None),),
     ),
     WarningRule(
         "request-refused",

@@ -37,7 +37,7 @@ RUNTIME_MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
             ("leave more memory free", "{serve} --gpu-memory-utilization {share_down}"),
             ("avoid fragmentation", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {serve}"),
             ("make a step smaller", "{serve} --max-num-batched-tokens {budget_half}"),
-            ("have it started again when it dies", "stoker unit --help"),
+            ("have it started again when it dies", "{supervised} {model}"),
         ),
         functions=_STEP,
         not_functions=_START,

@@ -108,8 +108,8 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         "The command line holds a flag that this version does not know.",
         (
-            ("use the right spelling", "{meant_with_value}"),
-            ("use what replaces it", "{replacement}"),
+            ("spell it {meant_with_value}", None),
+            ("use {replacement} instead", None),
             ("leave {gone_flag} out", None),
             ASK_CLI,
         ),

@@ -33,7 +33,7 @@ _CACHES = (
     "delete kernels that were built by older versions",
     "rm -rf ~/.triton/cache ~/.cache/flashinfer ~/.cache/torch_extensions",
 )
-_KINDS = (
+KINDS = (
     Kind(
         "a package: one is missing, or two do not fit together",
         _words(
@@ -179,11 +179,11 @@ _PATH = re.compile(r"['\"](/[^'\"\n]{1,300})['\"]")
 def kind_of(text: str, *frames: str | None) -> Kind | None:
     """By the exception's own words first, then by the frames, the deepest first."""
     said = text[:600]
-    for kind in _KINDS:
+    for kind in KINDS:
         if kind.raised is not None and kind.raised.search(said):
             return kind
     for frame in frames:
-        for kind in _KINDS if frame else ():
+        for kind in KINDS if frame else ():
             if kind.frames is not None and kind.frames.search(frame or ""):
                 return kind
     return None

@@ -19,6 +19,7 @@ class WarningRule:
     title: str
     why: str
     fixes: tuple[tuple[str, str | None], ...]
+    engine: str = ""  # whose words they are; its flags are not translated
 
 
 WARNING_RULES: tuple[WarningRule, ...] = (
@@ -54,6 +55,7 @@ WARNING_RULES: tuple[WarningRule, ...] = (
             ("see the devices that it finds", "llama-server --list-devices"),
             ("see what the driver says", "nvidia-smi"),
         ),
+        engine="llama.cpp",
     ),
     WarningRule(
         "device-incompatible",
@@ -352,6 +354,7 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         "our engine runs with the slower kernels of torch",
         "The reason is in the line: no compiler, a processor without the instructions, an option.",
         (("see what this machine lacks", "stoker doctor"),),
+        engine="stoker",
     ),
     WarningRule(
         "own-transformers-model",
@@ -360,6 +363,7 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         "our engine has no code of its own for this architecture",
         "It is slower than a model of our own, and fewer options apply.",
         (("see the models with code of their own", "stoker models list"),),
+        engine="stoker",
     ),
     WarningRule(
         "own-unused-tensors",
@@ -368,6 +372,7 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         "parts of the checkpoint are not used",
         "Usually a tower for images; with text parts missing, the answers would be wrong.",
         (("see what is in it", "stoker models list"),),
+        engine="stoker",
     ),
     WarningRule(
         "own-quantisation-slow",
@@ -376,6 +381,7 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         "quantisation saves nothing with these kernels",
         "The kernels of torch follow it in their results only.",
         (("use the compiled kernels", "{serve} --kernels native"),),
+        engine="stoker",
     ),
     WarningRule(
         "own-cache-unusable",
@@ -384,5 +390,6 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         "what an earlier start kept cannot be used",
         "It is made anew, which costs time at each start until the folder is in order.",
         (("name a folder that can be written", "STOKER_CACHE_DIR=/big/disk {serve}"),),
+        engine="stoker",
     ),
 )

@@ -136,7 +136,7 @@ CASES: list[tuple[str, str, str, str]] = [
     ("C11", "ValueError: The model type 'gemma2' does not support float16. Reason: x",
      "gemma2", "vllm serve o/m --dtype float32"),
     ("C11", "ValueError: torch.bfloat16 is not supported for quantization method awq. Supported "
-     "dtypes: [torch.float16]", "awq", "vllm serve o/m --dtype half"),
+     "dtypes: [torch.float16]", "awq", "vllm serve o/m --dtype float16"),
     ("C12", "ValueError: The quantization method fp8 is not supported for the current GPU. Minimum "
      "capability: 89. Current capability: 75.", "fp8", "vllm serve o/m"),
     ("C13", "ValueError: Weight input_size_per_partition = 4608 is not divisible by min_thread_k = "
@@ -220,7 +220,7 @@ CASES: list[tuple[str, str, str, str]] = [
      "forked", "VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve o/m"),
     ("E14", "RuntimeError: \n        An attempt has been made to start a new process before the\n"
      "        current process has finished its bootstrapping phase.", "imported",
-     'if __name__ == "__main__":'),
+     None),
     ("E15", "ImportError: cannot import name 'LLM' from 'vllm' (unknown location)", "named vllm",
      "cd / && vllm serve o/m"),
     ("E15", "AttributeError: partially initialized module 'triton' has no attribute 'jit'",

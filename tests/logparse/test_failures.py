@@ -209,7 +209,7 @@ CASES = [
         "C11",
         "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0. x",
         "bfloat16",
-        "vllm serve o/m --dtype half",
+        "vllm serve o/m --dtype float16",
     ),
     (
         "C12",
@@ -403,7 +403,7 @@ def test_a_flag_that_is_gone() -> None:
     report = parse_lines(["vllm serve: error: unrecognized arguments: --max-seq-len-to-capture 8"])
     assert report.problem is not None
     assert report.problem.title == "the flag --max-seq-len-to-capture no longer exists"
-    assert report.problem.fixes[0].command == "--max-cudagraph-capture-size"
+    assert report.problem.fixes[0].text == "use --max-cudagraph-capture-size instead"
 
 
 def test_a_bad_choice() -> None:
