@@ -22,6 +22,7 @@ from logparse import (
     to_document,
 )
 from logparse.document import SCHEMA, SCHEMA_VERSION
+from logparse.redact import shortened, shortened_front
 
 if TYPE_CHECKING:
     from logparse.compare import ComparedRow
@@ -41,6 +42,7 @@ _TOLD_FACTS = {
     "compile_s": "compile, s",
     "engine_init_s": "engine init, s",
 }
+_CELL = 48  # columns of one side of a comparison
 _STEPS = 4  # a bar is told when it passes another quarter
 
 
@@ -136,10 +138,14 @@ def show_comparison(titles: tuple[str, str], rows: Sequence[ComparedRow], *, for
 
 def comparison_lines(titles: tuple[str, str], rows: Sequence[ComparedRow]) -> Iterator[str]:
     """A table by groups; a star marks rows that differ."""
-    cells = [(row.name, _cell(row.left)[:48], _cell(row.right)[:48]) for row in rows]
-    cells.append(("", titles[0][-48:], titles[1][-48:]))
+    heads = [shortened_front(title, _CELL) for title in titles]
+    cells = [
+        (row.name, shortened(_cell(row.left), _CELL), shortened(_cell(row.right), _CELL))
+        for row in rows
+    ]
+    cells.append(("", heads[0], heads[1]))
     names, lefts, rights = (max(len(cell[i]) for cell in cells) for i in range(3))
-    yield f"    {'':<{names}}  {titles[0][-48:]:<{lefts}}  {titles[1][-48:]}"
+    yield f"    {'':<{names}}  {heads[0]:<{lefts}}  {heads[1]}"
     group = ""
     for row, (name, left, right) in zip(rows, cells, strict=False):
         if row.group != group:

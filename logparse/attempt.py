@@ -41,6 +41,7 @@ class AttemptState:
         self.first_line = first_line
         self.has_beginning = False
         self.version_owners: set[tuple[str | None, str | None]] = set()
+        self.version_lines: set[tuple[str | None, str | None, str]] = set()  # and the rule's id
         self.is_ready = False
         self.is_stopping = False
         self.is_stopped = False

@@ -5,6 +5,9 @@ from __future__ import annotations
 from logparse.explain import explain, with_unit
 from logparse.hangs import usual_hang
 from logparse.records import LogReport, Outcome
+from logparse.redact import shortened
+
+_LINE = 160
 
 
 def brief(report: LogReport) -> tuple[str, str, str]:
@@ -33,13 +36,13 @@ def _next(report: LogReport) -> str:
         if fix is not None and fix.command is not None:
             todo += f": {fix.command}"
         shown = problem.key_line.partition(" [type=")[0]  # what pydantic appends explains nothing
-        return f"line {problem.key_line_number}: {shown[:160]}{todo}"
+        return f"line {problem.key_line_number}: {shortened(shown, _LINE)}{todo}"
     if report.outcome is Outcome.READY:
         if report.was_stopped:
             return f"served at {report.ready_url}" if report.ready_url else "stopped"
         return f"serving at {report.ready_url}" if report.ready_url else "ready, address not shown"
     if report.last_message:
-        return f"last line: {report.last_message[:160]}{_takes_long(report)}"
+        return f"last line: {shortened(report.last_message, _LINE)}{_takes_long(report)}"
     return "nothing to add"
 
 

@@ -10,6 +10,7 @@ import re
 
 from logparse.arguments import as_flag, differing_arguments
 from logparse.records import Facts, LogReport, Measured, Process, Sample, Serving, WarningFound
+from logparse.redact import shortened
 
 _SHOWN_WARNINGS = 5
 _CHART_WIDTH = 48
@@ -32,7 +33,10 @@ def setup_lines(report: LogReport) -> tuple[str, ...]:
         lines.append(f"set up     {layout}")
     if report.facts.non_default_args is not None:
         given = differing_arguments(report.facts.non_default_args)
-        flags = " ".join(as_flag(name, value)[:_LONGEST_ARGUMENT] for name, value in given.items())
+        words = (
+            shortened(as_flag(name, value), _LONGEST_ARGUMENT) for name, value in given.items()
+        )
+        flags = " ".join(words)
         lines.append(f"arguments  {flags or 'none that differ from the defaults'}")
     if report.processes:
         lines += ["processes", *_tree(report.processes)]

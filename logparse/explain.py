@@ -18,7 +18,7 @@ from logparse.details import (
 )
 from logparse.hangs import usual_hang
 from logparse.records import Fix, LogReport, Measured, Outcome, Phase, Problem
-from logparse.redact import printable
+from logparse.redact import printable, shortened
 
 _LABEL_WIDTH = 15
 
@@ -38,7 +38,7 @@ _EXIT_CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Blocks of text in the order to show them; `text()` joins them."""
+    """Blocks of text; `text()` joins them, the verdict and its cause first."""
 
     headline: str
     capacity: tuple[str, ...]
@@ -57,7 +57,7 @@ class Explanation:
     def text(self) -> str:
         """The whole explanation, ending in a newline."""
         cause = (self.headline, *self.cause)
-        blocks = [self.capacity, self.phases, cause, *self.details, self.notes]
+        blocks = [cause, self.capacity, self.phases, *self.details, self.notes]
         return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -274,7 +274,7 @@ def _notes(report: LogReport) -> tuple[str, ...]:
         first = report.attempts[-1].first_line
         earlier = ", ".join(
             f"{i} {attempt.outcome.value}"
-            + (f" ({attempt.key_line[:100]})" if attempt.key_line else "")
+            + (f" ({shortened(attempt.key_line, 100)})" if attempt.key_line else "")
             for i, attempt in enumerate(report.attempts[:-1], 1)
         )
         notes.append(

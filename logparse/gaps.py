@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from logparse.line import seconds_between, stamp_seconds
 from logparse.records import Facts, Measured, TimePart
-from logparse.redact import safe_text
+from logparse.redact import safe_text, shortened
 
 SHORTEST_S = 5.0
 _MAX_PARTS = 32
@@ -137,7 +137,7 @@ def _name(before: str | None, after: str) -> str:
         for start, name in _BEGUN_BY_HEAD.get(before[:_HEAD], ()):
             if before.startswith(start):
                 return name
-    return f"after: {safe_text(before, 60)}" if before else "before the first line"
+    return f"after: {shortened(safe_text(before), 60)}" if before else "before the first line"
 
 
 def _weights_s(facts: Facts) -> float | None:

@@ -9,8 +9,11 @@ _E = "llama.cpp"
 LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "L4",
-        patterns(r"error: (?:invalid|unknown) argument: (?P<flag>\S{1,100})"),
-        ("unknown flag {flag}",),
+        patterns(
+            r"error: (?:invalid|unknown) argument: (?P<flag>-\S{1,100})",
+            r"error: (?:invalid|unknown) argument: (?P<word>\S{1,100})",
+        ),
+        ("unknown flag {flag}", "the word {word} stands where a flag is expected"),
         "The command line holds a flag that this build does not know.",
         (("see the flags that this build knows", "llama-server --help"),),
         is_fatal=True,

@@ -214,7 +214,7 @@ class LogParser:
                 mark = rule.mark
                 if mark is not None:
                     if mark is _VERSION or mark is _BEGINS:
-                        self._begin(mark, line, events)
+                        self._begin(mark, rule.id, line, events)
                     elif mark is _DIED and line[2] is None:  # an ERROR line is read anyway
                         failures = self._attempt.failures_now
                         failures.announce(self._line_number, line[:2], message)
@@ -243,13 +243,14 @@ class LogParser:
         else:
             self._read_failure(line, events)
 
-    def _begin(self, mark: Mark, line: LogLine, events: list[Event] | None) -> None:
-        if self._begins_again(mark, line):
+    def _begin(self, mark: Mark, rule_id: str, line: LogLine, events: list[Event] | None) -> None:
+        if self._begins_again(mark, rule_id, line):
             self._start_over(line)
             if events is not None:
                 events.append(StartRepeated(self._line_number))
         if mark is _VERSION:
             self._attempt.version_owners.add((line.process, line.pid))
+            self._attempt.version_lines.add((line.process, line.pid, rule_id))
 
     def _read_failure(self, line: LogLine, events: list[Event] | None) -> None:
         process, pid, level, _, message, _ = line
@@ -292,7 +293,7 @@ class LogParser:
 
     # -- several starts ------------------------------------------------------
 
-    def _begins_again(self, mark: Mark, line: LogLine) -> bool:
+    def _begins_again(self, mark: Mark, rule_id: str, line: LogLine) -> bool:
         """Whether this line belongs to another start than the one being read."""
         attempt = self._attempt
         if attempt.is_stopped or attempt.failures.has_ended:
@@ -305,7 +306,8 @@ class LogParser:
             return has_gone_on
         if (line.process, line.pid) in attempt.version_owners:
             # In a container each start has the same pid.
-            return has_gone_on and (line.pid is None or attempt.is_past_beginning)
+            is_repeated = (line.process, line.pid, rule_id) in attempt.version_lines
+            return has_gone_on and (line.pid is None or attempt.is_past_beginning or is_repeated)
         if line.process is None and line.pid is not None:
             return False  # llama-server as a router starts a process for a model
         if line.process is None or line.process == "APIServer":

@@ -17,7 +17,7 @@ from logparse.model_problems import MODEL_ACCESS_PROBLEMS, MODEL_CONFIG_PROBLEMS
 from logparse.option_problems import OPTION_PROBLEMS
 from logparse.other_engine_problems import LLAMACPP_PROBLEMS, SGLANG_PROBLEMS
 from logparse.platform_problems import PARALLEL_PROBLEMS, PLATFORM_PROBLEMS
-from logparse.problems import ProblemRule, patterns
+from logparse.problems import MORE_TIME, WHO_STOPS, ProblemRule, patterns
 from logparse.runtime_problems import RUNTIME_MEMORY_PROBLEMS, RUNTIME_PROBLEMS
 from logparse.server_problems import OWN_ENGINE_PROBLEMS, SERVER_PROBLEMS
 
@@ -46,8 +46,8 @@ LAST_RESORTS: tuple[ProblemRule, ...] = (
         "G10",
         patterns(r"KeyboardInterrupt", r"Failed core proc\(s\): \{[^}]{0,300}: (?:-15|143)\b"),
         ("the start was interrupted from outside",),
-        "Ctrl-C, or a SIGTERM of whoever manages the server.",
-        (("start it again", "{serve}"),),
+        "Ctrl-C, or a" + WHO_STOPS[1:],
+        (MORE_TIME, ("start it again", "{serve}")),
     ),
     ProblemRule(
         "G11",

@@ -12,7 +12,7 @@ from logparse.failures import Cause
 from logparse.fitting import tuned
 from logparse.problems import ProblemRule, Values
 from logparse.records import Facts, Fix, Problem
-from logparse.redact import safe_text
+from logparse.redact import safe_text, shortened
 from logparse.unknown_problems import Kind, kind_of, path_in
 
 _KEY_LINE = 400
@@ -182,7 +182,7 @@ def _title(cause: Cause, values: Values) -> str:
     text, source = cause.candidate.text, cause.candidate.source
     if source and _BARE.fullmatch(text.strip()):
         text = f"{text.strip().rstrip(':')} at `{source}`"  # it says nothing, the code does
-    return safe_text(text, 200)
+    return shortened(safe_text(text), 200)
 
 
 def _fixes(rule: ProblemRule, values: Values, facts: Facts, engine: str | None) -> tuple[Fix, ...]:

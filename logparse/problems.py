@@ -58,6 +58,14 @@ def patterns(*texts: str) -> tuple[CluedPattern, ...]:
 
 
 # Fixes that several causes share.
+WHO_STOPS = (
+    "A SIGTERM of whoever manages the server: a person, a scheduler, or in Kubernetes a startup or "
+    "liveness probe that gave up (it waits failureThreshold times periodSeconds, 30 s unless set)."
+)
+MORE_TIME = (
+    "in Kubernetes, let the startup probe wait longer than the start takes, and see what it said",
+    "kubectl describe pod <pod>",
+)
 ASK_CLI = ("see the flags that this version knows", "{program} --help")
 FREE_GPU = ("see what else holds the GPU and end it", "nvidia-smi")
 SMALLER_MODEL = ("use a quantised checkpoint or a smaller model", None)
@@ -274,6 +282,7 @@ _PLAIN_FAILURES = re.compile(
     r"|error: Insufficient Memory \("
     r"|Failed: Cuda error |.{0,200}Watchdog caught collective operation timeout"
     r"|nvidia-container-cli: |ptxas fatal"
+    r"|.{0,300}failed (?:startup|liveness) probe, will be restarted"
 )
 
 

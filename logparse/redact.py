@@ -110,6 +110,20 @@ def safe_text(text: str, limit: int = 4000) -> str:
     return safe[:limit].rstrip()
 
 
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters, cut between words; what was cut away is marked."""
+    if len(text) <= limit:
+        return text
+    kept = text[: limit - 4]
+    head, space, _ = kept.rpartition(" ")
+    return f"{head if space and len(head) > limit // 2 else kept} ..."
+
+
+def shortened_front(text: str, limit: int) -> str:
+    """The end of a path or a name, with a mark where its beginning was cut away."""
+    return text if len(text) <= limit else f"...{text[3 - limit :]}"
+
+
 def _safe(text: str) -> str:
     return mask_secrets(printable(strip_ansi(text)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from logparse.problems import ASK_CLI, ProblemRule, Values, patterns
+from logparse.problems import ASK_CLI, MORE_TIME, WHO_STOPS, ProblemRule, Values, patterns
 
 # Flags people mistype, and flags that are gone by 0.30 with what replaces them.
 _FLAG_TEXT = """
@@ -96,6 +96,17 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
         "A server can only listen on an address of its own machine.",
         (("listen on this machine only", "{serve} --host 127.0.0.1"),),
         is_fatal=True,
+    ),
+    ProblemRule(
+        "F2",
+        patterns(
+            r": error: unrecognized arguments: "
+            r"(?P<words>(?!-)\S{1,200}(?: {1,4}(?!-)\S{1,200}){0,40})\s{0,4}$"
+        ),
+        ("the command line holds words that belong to no flag: {words}",),
+        "A value with a space lost its quotes, a flag lost its dashes, or a line was broken "
+        "without a backslash at its end.",
+        (ASK_CLI,),
     ),
     ProblemRule(
         "F2",
@@ -214,11 +225,30 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
     ),
     ProblemRule(
+        "G12",
+        patterns(
+            r"failed (?P<probe>startup|liveness) probe, will be restarted",
+            r"(?P<probe>[Ss]tartup|[Ll]iveness) probe failed",
+        ),
+        ("Kubernetes stopped the server because its {probe} probe gave up",),
+        "The probe asks from the first second on and stops a server that does not answer within "
+        "failureThreshold times periodSeconds (30 s unless set); loading a model takes longer.",
+        (
+            MORE_TIME,
+            (
+                "for example, half an hour: startupProbe with periodSeconds: 10 and "
+                "failureThreshold: 180",
+                None,
+            ),
+        ),
+        is_fatal=True,
+    ),
+    ProblemRule(
         "G10",
         patterns(r"^Terminated|\d Terminated\b"),
         ("the start was interrupted from outside",),
-        "A SIGTERM of whoever manages the server.",
-        (("start it again", "{serve}"),),
+        WHO_STOPS,
+        (MORE_TIME, ("start it again", "{serve}")),
     ),
     ProblemRule(
         "G3",

@@ -33,6 +33,15 @@ _KERNELS = (
         Take("instructions", Unit.TEXT),
     ),
     _line(
+        "stoker-kernels-again",
+        "CPU kernels are built again: ",
+        r"(.{1,400}?)\.?$",
+        "The file of an earlier build cannot be trusted, so it was removed.",
+        _BUILD,
+        2,
+        _WHY,
+    ),
+    _line(
         "stoker-no-native-kernels",
         "Native CPU kernels are not used: ",
         r"(.{1,400}?)\.?$",

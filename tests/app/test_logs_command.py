@@ -41,8 +41,9 @@ def test_text_of_a_file() -> None:
     lines = done.stdout.decode().splitlines()
     assert done.returncode == 0
     assert done.stderr == b""
-    assert lines[0] == ("26 lines: 11 APIServer, 15 EngineCore, 3 without a level (progress bars)")
-    assert lines[3] == "KV tokens      40720 = 2545 blocks of 16"
+    assert lines[0] == "vllm 0.30.0 with example-org/Coder-8B-Instruct is ready"
+    assert lines[2] == ("26 lines: 11 APIServer, 15 EngineCore, 3 without a level (progress bars)")
+    assert lines[5] == "KV tokens      40720 = 2545 blocks of 16"
     assert "  2 engine start and weight loading  22 s" in lines
 
 

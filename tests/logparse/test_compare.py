@@ -5,6 +5,7 @@ from pathlib import Path
 from logparse import LogReport, parse_lines
 from logparse.brief import brief
 from logparse.compare import ComparedRow, compare
+from logparse.redact import shortened, shortened_front
 
 SAMPLE = (Path(__file__).parents[1] / "data" / "seed_example10.log").read_text().splitlines()
 
@@ -65,3 +66,14 @@ def test_three_lines() -> None:
 
     running = brief(parse_lines(SAMPLE[:9]))
     assert running[2].startswith("last line: ")
+
+
+def test_what_is_cut_is_marked() -> None:
+    long = " ".join(["frob"] * 90)
+    raised = ["Traceback (most recent call last):", '  File "/v/x.py", line 1, in f']
+    second = brief(parse_lines([*SAMPLE[:4], *raised, f"FrobError: {long}"]))[2]
+    assert "frob ..." in second
+    assert "fro ..." not in second
+    assert shortened("a b", 9) == "a b"
+    assert len(shortened("x" * 90, 20)) == 20
+    assert shortened_front("/a/very/long/path/to/server.log", 16) == "...to/server.log"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from logparse import LogReport, explain, parse_lines
+from logparse import LogReport, Outcome, explain, parse_lines
 from logparse.arguments import differing_arguments
 from logparse.details import chart
 from logparse.records import Sample
@@ -185,3 +185,116 @@ def test_an_argument_cannot_bring_control_characters_into_the_explanation() -> N
     text = explain(parse_lines([f"INFO 10-03 12:00:01 [a.py:1] non-default args: {arguments}"]))
     assert "max-model-len 4096" in text.text()
     assert all(char.isprintable() or char == "\n" for char in text.text())
+
+
+CORE = "(EngineCore pid=2) ERROR 10-03 12:00:05 [core.py:9] "
+
+
+def test_the_verdict_and_its_cause_come_first() -> None:
+    text = said(parse_lines([VERSION, CORE + "Traceback (most recent call last):",
+                             CORE + "FrobError: odd"]))  # fmt: skip
+    verdict, cause, count = (text.index(part) for part in ("failed to start", "why:", "3 lines"))
+    assert verdict < cause < count
+
+
+def test_a_download_is_not_called_a_slow_disk() -> None:
+    text = said(
+        parse_lines(
+            [
+                VERSION,
+                line("Starting to load model o/m...", "12:00:01"),
+                line("Time spent downloading weights for o/m: 95.5 seconds", "12:01:40"),
+                line("Loading weights took 7.25 seconds", "12:01:48"),
+                line("Model loading took 14.3 GiB memory and 104.5 seconds", "12:01:49"),
+            ]
+        )
+    )
+    assert "95.5 s download of the weights" in text
+    assert "7.2 s weights from disk" in text
+    assert "104.5 s weights" not in text
+
+
+@pytest.mark.parametrize(
+    ("last", "told", "lever"),
+    [
+        ("waiting for baton release at /x/lock", "waits for its lock", "pgrep -af"),
+        ("Still waiting to acquire lock on /x (elapsed: 3 s)", "downloads the same", "ls -l"),
+    ],
+)
+def test_waiting_for_a_lock_is_not_a_slow_disk(last: str, told: str, lever: str) -> None:
+    start = [VERSION, line("Starting to load model o/m...")]
+    text = said(parse_lines([*start, line(last)]))
+    assert told in text
+    assert lever in text
+    assert "slow disk" not in text
+
+
+def test_what_is_loaded_is_not_read_from_a_slow_disk() -> None:
+    loaded = line("Model loading took 14.3 GiB memory and 4.5 seconds")
+    text = said(parse_lines([VERSION, line("Starting to load model o/m..."), loaded, line("frob")]))
+    assert "slow disk" not in text
+    assert "compiling with a cold cache" in text
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Processed prompts:  50%|█████     | 5/10 [00:07<00:07,  1.41s/it, est. speed input: 1]"],
+        ["Prompt: 'Hello', Generated text: ' there'"],
+        ["Generated text: ' there'"],
+    ],
+)
+def test_an_engine_in_a_script_was_ready(lines: list[str]) -> None:
+    start = [VERSION, line("Initializing a V1 LLM engine (v0.22.0) with config: model='o/m', x")]
+    report = parse_lines([*start, *lines])
+    assert (report.outcome, report.is_offline) == (Outcome.READY, True)
+    assert "answered the prompts of its script" in said(report)
+    waiting = "Processed prompts:   0%|          | 0/10 [00:00<?, ?it/s, est. speed input: 0.00 x]"
+    assert parse_lines([*start, waiting]).outcome is Outcome.RUNNING
+
+
+def test_a_probe_that_gave_up() -> None:
+    start = [VERSION, line("Starting to load model o/m...")]
+    event = "Warning  Unhealthy  Container frob failed startup probe, will be restarted"
+    report = parse_lines([*start, event])
+    assert report.problem is not None
+    assert (report.problem.id, report.problem.key_line) == ("G12", event)
+    assert "startup probe gave up" in report.problem.title
+    stopped = parse_lines([*start, "Terminated"])
+    assert stopped.problem is not None
+    assert "probe" in stopped.problem.why
+    assert "kubectl describe pod <pod>" in [fix.command for fix in stopped.problem.fixes]
+
+
+RESTARTS = [
+    "frob-1  | (APIServer pid=1) INFO 10-03 12:00:00 [a.py:1] vLLM API server version 0.11.0",
+    "frob-1  | (APIServer pid=1) Traceback (most recent call last):",
+    'frob-1  | (APIServer pid=1)   File "/v/x.py", line 3, in main',
+    "frob-1  | (APIServer pid=1) FrobError: odd",
+]
+
+
+def test_each_round_of_a_compose_loop_is_a_start() -> None:
+    report = parse_lines(RESTARTS * 3)
+    assert [attempt.outcome for attempt in report.attempts] == [Outcome.FAILED] * 3
+    assert [attempt.first_line for attempt in report.attempts] == [1, 5, 9]
+
+
+def test_a_line_that_is_printed_twice_is_one_start() -> None:
+    assert parse_lines([line for line in RESTARTS for _ in (1, 2)]).attempts == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "title"),
+    [
+        ("vllm serve: error: unrecognized arguments: frob 8",
+         "the command line holds words that belong to no flag: frob 8"),
+        ("vllm serve: error: unrecognized arguments: frob --nope 8", "unknown flag --nope"),
+        ("error: invalid argument: frob", "the word frob stands where a flag is expected"),
+        ("error: invalid argument: --frob", "unknown flag --frob"),
+    ],
+)  # fmt: skip
+def test_a_stray_word_is_no_flag(error: str, title: str) -> None:
+    report = parse_lines(["usage: vllm serve [x]", error])
+    assert report.problem is not None
+    assert report.problem.title == title

@@ -833,6 +833,11 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {"instructions": "AVX-512"},
     ),
     (
+        "stoker-kernels-again",
+        "CPU kernels are built again: somebody else wrote it.",
+        {"reason": "somebody else wrote it"},
+    ),
+    (
         "stoker-no-native-kernels",
         "Native CPU kernels are not used: no compiler was found.",
         {"reason": "no compiler was found"},

@@ -29,7 +29,8 @@ def report() -> LogReport:
 
 
 def test_prints_what_the_document_prints(report: LogReport) -> None:
-    assert explain(report).text().startswith(EXPECTED)
+    text = explain(report).text()
+    assert text.startswith("vllm 0.30.0 with example-org/Coder-8B-Instruct is ready\n\n" + EXPECTED)
 
 
 def test_facts(report: LogReport) -> None:
