@@ -19,6 +19,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.executor import preload_executor
 from engine.errors import EngineError
 from engine.logger import get_logger, setup_logging
+from engine.machine.heap import Heap
 from engine.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -84,6 +85,7 @@ class EngineCoreProc:
         self, core: EngineCore, context: zmq.Context[zmq.Socket[bytes]], init: HandshakeInit
     ) -> None:
         self._core = core
+        self._heap = Heap()
         self._shutdown_timeout_s = init.config.shutdown_timeout_s
         self._stop_deadline: float | None = None
         self._input = context.socket(zmq.PULL)
@@ -121,11 +123,15 @@ class EngineCoreProc:
         poller.register(self._wake_read.fileno(), zmq.POLLIN)
         while not self._should_stop():
             if self._core.is_idle:
+                self._heap.give_back()
                 poller.poll()
                 self._drain_wakeups()
             self._receive()
             if not self._core.is_idle:
-                self._send(self._core.step())
+                outputs = self._core.step()
+                self._send(outputs)
+                if any(output.prompt_logprobs for output in outputs.outputs):
+                    self._heap.give_back()
 
     def _should_stop(self) -> bool:
         if self._stop_deadline is None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 
 from engine.core.grammar import GrammarModel, grammar_error, load_tokenizer, plain_reason
 from engine.sampling_params import StructuredOutputsParams
@@ -165,12 +166,13 @@ def _try_and_exit(
         # What llguidance writes when it panics is for its authors.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         _set_limits()
-        before = _resident_bytes()
+        process = psutil.Process()  # not the parent's, which has another number
+        before = process.memory_info().rss
         try:
             error = grammar_error(tokenizer, spec)
         except MemoryError:
             error = _TOO_LARGE
-        num_bytes = max(0, _resident_bytes() - before - _FORK_BYTES)
+        num_bytes = max(0, process.memory_info().rss - before - _FORK_BYTES)
         if error is None and num_bytes > LIMIT_BYTES:
             error = _TOO_LARGE
         reply = CheckReply(number, error and plain_reason(error), num_bytes)
@@ -189,7 +191,7 @@ def _set_limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.alarm(_LIMIT_WALL_S)
     if sys.platform == "linux":
-        size = _address_bytes() + _ROOM_BYTES
+        size = psutil.Process().memory_info().vms + _ROOM_BYTES
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (min(size, hard) if hard >= 0 else size, hard))
 
@@ -201,21 +203,6 @@ def _why_ended(status: int) -> str:
     if number == signal.SIGABRT:
         return f"it takes more than {_ROOM_BYTES >> 20} MiB of memory to compile; make it smaller"
     return "it cannot be compiled; make it smaller, or nest it less"
-
-
-def _resident_bytes() -> int:
-    if sys.platform != "linux":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return _statm(1)
-
-
-def _address_bytes() -> int:
-    return _statm(0)
-
-
-def _statm(field: int) -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[field]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -42,12 +42,13 @@ def engine_kind(words: Sequence[str]) -> str | None:
 
 
 def is_engine_child(words: Sequence[str]) -> bool:
-    """True for a process that only works for a server: EngineCore or a worker."""
+    """True for a process that only works for a server: EngineCore, a worker, a grammar worker."""
     if not words:
         return False
     if words[0].startswith(("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator")):
         return True
-    return engine_kind(words) == "stoker" and "core" in words[1:6]
+    is_ours = engine_kind(words) == "stoker"
+    return is_ours and ("core" in words[1:6] or (words[-1] == "grammars" and len(words) < 4))
 
 
 def process_identity(pid: int) -> str:

@@ -40,7 +40,14 @@ from engine.server.protocol import (
     parse_body,
 )
 from engine.server.state import ServerState, Services
-from engine.server.streaming import AnswerFormat, EventStream, stream_job, wait_for_disconnect
+from engine.server.streaming import (
+    AnswerFormat,
+    Document,
+    EventStream,
+    document,
+    stream_job,
+    wait_for_disconnect,
+)
 
 logger = get_logger(__name__)
 
@@ -185,7 +192,7 @@ async def _answer(
     if stream:
         return EventStream(stream_job(services.llm, job, answer))
     choices = await _unless_client_goes(request, collect_job(services.llm, job))
-    return Response(answer.document(choices), media_type="application/json")
+    return Document(await document(answer, choices), services.heap.give_back)
 
 
 async def _unless_client_goes(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.errors import RequestError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.logprobs import LogprobsList
@@ -31,6 +32,12 @@ from engine.server.state import Services
 logger = get_logger(__name__)
 
 ChoiceOutput = tuple[int, RequestOutput]
+
+MAX_LOGPROBS = 1 << 20
+"""Log probabilities of one API request: tokens times tokens shown for each.
+
+Written as JSON they are a hundred times that in bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +128,12 @@ class Choice:
         if output.finish_reason is not None:
             self.finish_reason = str(output.finish_reason)
 
+    @property
+    def num_logprobs(self) -> int:
+        """Log probabilities that the answer shows."""
+        parts = (self.logprobs, self.prompt_logprobs)
+        return sum(part.num_entries for part in parts if part is not None)
+
     def forget_content(self) -> None:
         """Keep the counts only."""
         self.texts[:] = [""]
@@ -184,6 +197,7 @@ async def make_job(
             priority=body.priority,
         )
         requests += _samples(first, job_id, body.n, len(requests))
+    _check_logprobs(requests, params, logprobs_param)
     _begin_traces(services.llm, requests, marks)
     if services.log_requests:
         logger.info("Received request %s: params: %s.", job_id, params)
@@ -202,6 +216,27 @@ async def make_job(
         shows_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
     )
+
+
+def _check_logprobs(
+    requests: Sequence[EngineCoreRequest], params: SamplingParams, logprobs_param: str
+) -> None:
+    """Refuse too large an answer. One sample alone generates no more than the context holds."""
+    of_prompts, generated = params.prompt_logprobs, params.logprobs
+    count = 0
+    if of_prompts is not None:
+        tokens = sum(len(request.prompt_token_ids) for request in requests)
+        count += tokens * (of_prompts + 1)
+    if generated is not None and len(requests) > 1:
+        tokens = sum(request.sampling_params.max_tokens or 0 for request in requests)
+        count += tokens * (generated + 1)
+    if count > MAX_LOGPROBS:
+        raise RequestError(
+            f"This asks for up to {count} log probabilities (tokens of all prompts and samples, "
+            f"times those shown for each); one request may ask for {MAX_LOGPROBS}. Lower "
+            f"{logprobs_param}, prompt_logprobs, max_tokens or n, or send fewer prompts.",
+            param="prompt_logprobs" if of_prompts is not None else logprobs_param,
+        )
 
 
 def _samples(

@@ -6,7 +6,7 @@ Chunks are glued from ready-made JSON pieces: at 32 streams this is the server's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +22,8 @@ from engine.server.errors import error_body, error_response, to_api_error
 from engine.server.generation import Choice, Job, run_job, usage
 
 DONE = b"data: [DONE]\n\n"
+
+_INLINE_LOGPROBS = 512  # writing more takes longer than a millisecond
 
 encode_json = msgspec.json.encode
 
@@ -66,6 +68,25 @@ class AnswerFormat(Protocol):
         """Event with token counts and no choices."""
 
 
+async def document(answer: AnswerFormat, choices: Sequence[Choice]) -> bytes:
+    """The whole answer; a large one is written beside the event loop."""
+    if sum(choice.num_logprobs for choice in choices) <= _INLINE_LOGPROBS:
+        return answer.document(choices)
+    return await asyncio.to_thread(answer.document, choices)
+
+
+async def _event(answer: AnswerFormat, index: int, delta: Delta) -> bytes:
+    if delta.logprobs is None or delta.logprobs.num_entries <= _INLINE_LOGPROBS:
+        return answer.event(index, delta)
+    return await asyncio.to_thread(answer.event, index, delta)
+
+
+async def _closing(answer: AnswerFormat, index: int, delta: Delta, choice: Choice) -> bytes:
+    if delta.logprobs is None or delta.logprobs.num_entries <= _INLINE_LOGPROBS:
+        return answer.closing(index, delta, choice)
+    return await asyncio.to_thread(answer.closing, index, delta, choice)
+
+
 async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGenerator[bytes, None]:
     """The events of a job, `[DONE]` included. The first `anext` raises what refuses the request."""
     choices = [Choice() for _ in job.requests]
@@ -80,10 +101,10 @@ async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGene
             token_ids = output.token_ids if job.shows_token_ids else None
             delta = Delta(text, job.shown_logprobs(output), counts, token_ids)
             if output.is_finished:
-                yield head + answer.closing(index, delta, choice)
+                yield head + await _closing(answer, index, delta, choice)
             elif text or head or delta.logprobs or token_ids:
                 has_news = text or delta.logprobs or token_ids
-                yield head + (answer.event(index, delta) if has_news else b"")
+                yield head + (await _event(answer, index, delta) if has_news else b"")
             if llm.traces is not None:
                 llm.traces.note_event(output.request_id)
             # What earlier outputs brought is out; only the counts matter from here on.
@@ -91,6 +112,32 @@ async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGene
     if job.include_usage:
         yield answer.usage_event(usage(job, choices))
     yield DONE
+
+
+class Document(Response):
+    """A JSON document in parts of a size that holds up nobody; `after` is called when it is out."""
+
+    media_type = "application/json"
+    _PART_BYTES = 1 << 18
+
+    def __init__(self, content: bytes, after: Callable[[], object]) -> None:
+        super().__init__(content)
+        self._after = after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as ASGI application."""
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        body = memoryview(self.body)
+        for first in range(0, len(body), self._PART_BYTES):
+            await _send_body(send, bytes(body[first : first + self._PART_BYTES]))
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        is_large = len(body) > self._PART_BYTES
+        del body
+        self.body = b""
+        if is_large:
+            self._after()
 
 
 class EventStream(Response):

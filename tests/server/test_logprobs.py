@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.frontend.logprobs import LogprobsList, PositionLogprobs
 from tests.server.conftest import ANSWER
 from tests.server.fake_core import FakeCore
 from tests.server.serving import MODEL, Served, serving
@@ -125,3 +127,56 @@ async def test_prompt_logprobs(served: Served, path: str) -> None:
             str(token + 1): {"logprob": -0.5, "rank": 1, "decoded_token": "c"},
         }
     assert document["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": "a" * 200, "prompt_logprobs": 19, "n": 100}, "prompt_logprobs"),
+        ({"prompt": ["a" * 200] * 100, "echo": True, "logprobs": 19, "max_tokens": 1}, None),
+        ({"prompt": "a", "logprobs": 19, "n": 100, "max_tokens": 300}, "logprobs"),
+    ],
+)
+async def test_an_answer_of_too_many_logprobs_is_refused(
+    served: Served, fields: dict[str, Any], param: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.server.generation.MAX_LOGPROBS", 300_000)
+    answer = await served.http.post("/v1/completions", json=fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert "300000" in error["message"]
+    assert error["param"] == (param or "prompt_logprobs")
+    assert not served.core.requests
+
+
+async def test_one_sample_may_show_as_much_as_the_context_holds(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.server.generation.MAX_LOGPROBS", 100)
+    body = {"prompt": "a", "logprobs": 19, "max_tokens": 30}
+    assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_large_answers_are_written_beside_the_event_loop(
+    served: Served, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[threading.Thread] = set()
+    real = LogprobsList.__iter__
+
+    def watched(self: LogprobsList) -> Iterator[PositionLogprobs]:
+        threads.add(threading.current_thread())
+        return real(self)
+
+    body = {"messages": ASK, "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
+    plain = await served.http.post("/v1/chat/completions", json={**body, "stream": stream})
+    monkeypatch.setattr("engine.server.streaming._INLINE_LOGPROBS", 0)
+    monkeypatch.setattr("engine.server.streaming.Document._PART_BYTES", 100)
+    monkeypatch.setattr(LogprobsList, "__iter__", watched)
+    aside = await served.http.post("/v1/chat/completions", json={**body, "stream": stream})
+    assert threads
+    assert threading.main_thread() not in threads
+    if not stream:
+        first, second = plain.json(), aside.json()
+        assert first["choices"] == second["choices"]
+        assert int(aside.headers["content-length"]) == len(aside.content)
