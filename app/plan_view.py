@@ -21,9 +21,24 @@ _BAR_WIDTH = 60
 
 def plan_text(plan: Plan, answers: Answers, batches: Sequence[int]) -> str:
     """The whole report."""
-    lines = [*_model_lines(plan), "", *_memory_lines(plan), "", *_process_lines(plan)]
+    lines = [*_verdict_lines(plan, answers), "", *_model_lines(plan), "", *_memory_lines(plan)]
+    lines += ["", *_process_lines(plan)]
     lines += ["", *_scheduler_lines(plan, batches), "", *_answer_lines(plan, answers)]
     return printable("\n".join(lines))
+
+
+def _verdict_lines(plan: Plan, answers: Answers) -> Iterator[str]:
+    if plan.shortfall is not None:
+        yield f"It does not fit. {plan.shortfall}"
+        yield f"  what would, each alone: {'; or '.join(answers.advice)}"
+        return
+    worst = "" if plan.fits_at_worst else " At the high end of the estimates it would not."
+    yield f"It fits.{worst}"
+    capacity, length = plan.capacity, plan.max_model_len
+    yield (
+        f"  room for {capacity.num_tokens:,} tokens: {capacity.max_concurrency:.2f} requests of "
+        f"{length:,} tokens at once"
+    )
 
 
 def _model_lines(plan: Plan) -> Iterator[str]:
@@ -55,19 +70,23 @@ def _cache_words(plan: Plan) -> str:
 
 def _memory_lines(plan: Plan) -> Iterator[str]:
     request, stage = plan.request, plan.tightest
-    share = f"total x {request.gpu_memory_utilization:g}"
     if request.gpu is None:
-        share = "of the free RAM"
-    elif request.engine == LLAMA_CPP:
-        share = "all of it"
-    yield f"requested      = {_gib(plan.requested_bytes)} GiB ({share})"
+        yield f"free RAM       = {_gib(plan.requested_bytes)} GiB"
+    else:
+        share = f"total x {request.gpu_memory_utilization:g}"
+        share = "all of it" if request.engine == LLAMA_CPP else share
+        yield f"requested      = {_gib(plan.requested_bytes)} GiB ({share})"
     yield f"weights        = {_gib(stage.weights_bytes)} GiB{_each(plan)}"
+    if request.gpu is None and request.kv_memory_bytes is None:
+        share = f"{request.gpu_memory_utilization:g} of what is left"
+        yield f"KV cache       = {share}, at most 4 GiB or one request of the longest length"
     if plan.assumptions:
         graphs = _gib(plan.assumptions[2].num_bytes)
         yield f"non-KV memory  = {_gib(plan.non_kv_bytes)} GiB, CUDA graphs {graphs} GiB"
     for guess in plan.assumptions:
         low_high = "" if guess.low == guess.high else f" ({_gib(guess.low)} to {_gib(guess.high)})"
         yield f"  {guess.name:<17} {_gib(guess.num_bytes)} GiB{low_high}  {guess.basis}"
+    yield from _device_lines(plan)
     yield from _calibration_lines(plan)
     yield f"Available KV cache memory: {_gib(stage.available_bytes)} GiB"
     if plan.kv_low != plan.kv_high:
@@ -80,6 +99,14 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     )
     yield f"  a page (one layer of a block of {spec.block_size}) is {spec.page_bytes:,} bytes"
     yield from _bar(plan)
+
+
+def _device_lines(plan: Plan) -> Iterator[str]:
+    gpu = plan.request.gpu
+    if gpu is not None and gpu.memory_tolerance:
+        low, high = (gpu.memory_bytes * (1 + sign * gpu.memory_tolerance) for sign in (-1, 1))
+        memory = f"{_gib(gpu.memory_bytes)} GiB ({_gib(low)} to {_gib(high)})"
+        yield f"  memory of {gpu.name} {memory}  as drivers report it"
 
 
 def _calibration_lines(plan: Plan) -> Iterator[str]:
@@ -101,13 +128,14 @@ def _bar(plan: Plan) -> Iterator[str]:
     if total <= 0:
         return
     stage = plan.tightest
-    weights = 0 if plan.request.gpu is None else stage.weights_bytes
     other = sum(guess.num_bytes for guess in plan.assumptions)
-    parts = (("#", weights), ("+", other), ("=", max(0, stage.available_bytes)))
-    bar = ""
-    for mark, size in parts:
-        bar += mark * round(size / total * _BAR_WIDTH)
-    yield f"[{bar[:_BAR_WIDTH]:.<{_BAR_WIDTH}}] {_gib(total)} GiB"
+    if plan.request.gpu is None and (found := plan.request.calibration) is not None:
+        other = int(found.likely)
+    bar, end = "", 0
+    for mark, size in (("#", stage.weights_bytes), ("+", other), ("=", stage.available_bytes)):
+        end += max(0, size)
+        bar += mark * (min(_BAR_WIDTH, round(end / total * _BAR_WIDTH)) - len(bar))
+    yield f"[{bar:.<{_BAR_WIDTH}}] {_gib(total)} GiB"
     yield "  # weights  + other  = KV cache  . not used by this server"
 
 
@@ -156,12 +184,6 @@ def _shortened(sizes: Sequence[int]) -> str:
 
 
 def _answer_lines(plan: Plan, answers: Answers) -> Iterator[str]:
-    if plan.shortfall is None:
-        worst = "" if plan.fits_at_worst else " At the high end of the estimates it would not."
-        yield f"It fits.{worst}"
-    else:
-        yield f"It does not fit. {plan.shortfall}"
-        yield f"  what would: {'; or '.join(answers.advice)}"
     yield f"longest max_model_len that fits: {answers.longest_model_len:,}"
     for length, number in answers.requests:
         yield f"requests of {length:,} tokens at once: {number:,}"
@@ -195,6 +217,8 @@ def plan_document(plan: Plan, answers: Answers, batches: Sequence[int]) -> dict[
         "engine": request.engine,
         "gpu": None if request.gpu is None else request.gpu.name,
         "memory_bytes": None if request.gpu is None else request.gpu.memory_bytes,
+        "memory_tolerance": None if request.gpu is None else request.gpu.memory_tolerance,
+        "vllm_version": ".".join(map(str, request.vllm_version or ())) or None,
         "fits": plan.shortfall is None,
         "fits_at_worst": plan.fits_at_worst,
         "shortfall": plan.shortfall,

@@ -34,6 +34,7 @@ from engine.kv_sizing import (
     KVCacheSpec,
     KVCapacity,
     capacity_of_blocks,
+    format_gib,
     longest_model_len,
     pipeline_stages,
     requested_memory,
@@ -165,13 +166,41 @@ def _sized(plan: Plan) -> Plan:
     blocks = max(0, _blocks(stage))
     kv, guesses = stage.available_bytes, plan.assumptions
     is_fixed = plan.request.kv_memory_bytes is not None
-    device = _device_spread(plan.request)
     return dataclasses.replace(
         plan,
         capacity=capacity_of_blocks(blocks, stage.spec, max_len),
-        kv_low=kv if is_fixed else kv - device - sum(a.high - a.num_bytes for a in guesses),
-        kv_high=kv if is_fixed else kv + device + sum(a.num_bytes - a.low for a in guesses),
-        shortfall=_shortfall(plan.stages, max_len),
+        kv_low=kv if is_fixed else kv - estimate_slack(plan),
+        kv_high=kv
+        if is_fixed
+        else kv + _device_spread(plan.request) + sum(a.num_bytes - a.low for a in guesses),
+        shortfall=_cache_beyond_memory(plan) or _shortfall(plan.stages, max_len),
+    )
+
+
+def estimate_slack(plan: Plan) -> int:
+    """Bytes by which the memory for the KV cache may come out less than planned."""
+    above = sum(guess.high - guess.num_bytes for guess in plan.assumptions)
+    return above + _device_spread(plan.request)
+
+
+def kv_room(plan: Plan) -> int:
+    """Most bytes that a KV cache can take beside the weights and all else, whatever the share."""
+    request = plan.request
+    spent = plan.tightest.weights_bytes + sum(guess.num_bytes for guess in plan.assumptions)
+    if request.gpu is None:
+        taken = spent + int(request.calibration.likely if request.calibration else 0)
+        return max(0, request.free_ram_bytes - taken)
+    return max(0, request.gpu.memory_bytes - spent)
+
+
+def _cache_beyond_memory(plan: Plan) -> str | None:
+    asked = plan.request.kv_memory_bytes
+    if asked is None or asked <= (room := kv_room(plan)):
+        return None
+    where = "RAM" if plan.request.gpu is None else "memory of the GPU"
+    return (
+        f"--kv-cache-memory-bytes asks for {format_gib(asked)} GiB, and beside the weights and "
+        f"what else is needed the {where} has room for {format_gib(room)} GiB."
     )
 
 
@@ -231,8 +260,8 @@ def _assumptions(
 
 
 def _requested(request: PlanRequest) -> int:
-    if request.gpu is None:
-        return int(request.free_ram_bytes * request.gpu_memory_utilization)
+    if request.gpu is None:  # the share is of what the weights leave
+        return request.free_ram_bytes
     if request.engine == LLAMA_CPP:  # takes what its flags need, from the whole device
         return request.gpu.memory_bytes
     return requested_memory(request.gpu.memory_bytes, request.gpu_memory_utilization)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.planning.plan import Plan, least_tensor_parallel, with_changes
+from app.planning.plan import Plan, kv_room, least_tensor_parallel, with_changes
+from app.planning.plan_fixes import find_fixes, quantised_forms
 from app.planning.plan_models import PlannedModel
 from app.planning.plan_request import VLLM, parallel_sizes
 from app.planning.start_commands import StartCommand, start_commands
+
+_NO_FLAG_HELPS = "a larger GPU, or a smaller or quantised model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """`advice` is empty when it fits; `least_tensor_parallel` None when no size up to 16 does."""
+    """`advice` is empty when it fits; `least_tensor_parallel` None when no size up to 16 does.
+
+    Each advice is enough alone, with all other flags as they are.
+    """
 
     longest_model_len: int
     requests: tuple[tuple[int, int], ...]  # (tokens, how many fit at once)
@@ -36,57 +42,36 @@ class Answers:
 def answer(plan: Plan, model: PlannedModel, lengths: tuple[int, ...]) -> Answers:
     """Everything that follows from a plan; `lengths` are tokens of a request.
 
-    The commands are those of a plan that fits, where there is one.
+    The commands are those of the plan, or of the first change to it that fits.
     """
-    least = least_tensor_parallel(plan, model.weights)
-    variants = _variants(plan, model)
-    longest = plan.longest_model_len()
-    fitting = _fitting(plan, model, longest, least)
+    fixes = find_fixes(plan, model.weights)
+    fitting = fixes[0].plan if fixes else plan
+    advice = tuple(fix.flags for fix in fixes) or (_NO_FLAG_HELPS,)
     return Answers(
-        longest_model_len=longest,
+        longest_model_len=plan.longest_model_len() if _has_room(plan) else 0,
         requests=tuple((length, plan.requests_of(length)) for length in lengths),
-        least_tensor_parallel=least,
+        least_tensor_parallel=least_tensor_parallel(plan, model.weights),
         parallel_sizes=parallel_sizes(plan.shape) if plan.request.engine == VLLM else (1,),
-        variants=variants,
-        advice=_advice(plan, longest, least, variants) if plan.shortfall else (),
-        commands=start_commands(model, fitting.request, fitting.max_model_len),
+        variants=_variants(plan, model),
+        advice=advice if plan.shortfall else (),
+        commands=start_commands(model, fitting),
     )
 
 
+def _has_room(plan: Plan) -> bool:
+    given = plan.request.kv_memory_bytes
+    return given is None or given <= kv_room(plan)
+
+
 def _variants(plan: Plan, model: PlannedModel) -> tuple[Variant, ...]:
-    """fp8 weights and fp8 cache, where they are not there already."""
-    changes: dict[str, dict[str, object]] = {}
-    if plan.request.engine == VLLM and plan.request.gpu is not None:
-        if plan.shape.quantization is None and plan.request.quantization is None:
-            changes["--quantization fp8"] = {"quantization": "fp8"}
-        if plan.tightest.spec.dtype_bytes > 1:
-            changes["--kv-cache-dtype fp8"] = {"kv_cache_dtype": "fp8"}
-        if len(changes) == 2:
-            both = {key: value for change in changes.values() for key, value in change.items()}
-            changes[" ".join(changes)] = both
-    plans = ((flags, with_changes(plan, model.weights, **c)) for flags, c in changes.items())
+    """What vLLM does on a GPU with fp8 weights, an fp8 cache and both."""
+    if plan.request.engine != VLLM or plan.request.gpu is None:
+        return ()
+    plans = (
+        (flags, with_changes(plan, model.weights, **change))
+        for flags, change in quantised_forms(plan)
+    )
     return tuple(
         Variant(flags, p.shortfall is None, p.capacity.num_tokens, p.capacity.max_concurrency)
         for flags, p in plans
     )
-
-
-def _fitting(plan: Plan, model: PlannedModel, longest: int, least: int | None) -> Plan:
-    """The plan, or the nearest to it that fits."""
-    if plan.shortfall is None:
-        return plan
-    if longest > 0:
-        return with_changes(plan, model.weights, max_model_len=longest)
-    if least is not None:
-        return with_changes(plan, model.weights, tensor_parallel_size=least)
-    return plan
-
-
-def _advice(
-    plan: Plan, longest: int, least: int | None, variants: tuple[Variant, ...]
-) -> tuple[str, ...]:
-    advice = [f"--max-model-len {longest}"] if longest > 0 else []
-    if least is not None and least > plan.request.tensor_parallel_size:
-        advice.append(f"--tp {least}")
-    advice += [variant.flags for variant in variants if variant.fits]
-    return tuple(advice) or ("a larger GPU, or a smaller or quantised model",)

@@ -13,6 +13,10 @@ from app.planning.vllm_versions import Version
 from engine.step_budget import StepBudget, StepDevice, step_budget
 
 VLLM, STOKER, LLAMA_CPP = "vllm", "stoker", "llama.cpp"
+_VOCABULARY_MULTIPLE = 64  # DEFAULT_VOCAB_PADDING_SIZE of vLLM
+OWN_UTILIZATION = 0.92
+LEAST_LENGTH = 128
+"""Shorter requests than this are nothing to advise."""
 ENGINES = (VLLM, STOKER, LLAMA_CPP)
 
 
@@ -35,7 +39,7 @@ class PlanRequest:
     max_model_len: int | None = None
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
-    gpu_memory_utilization: float = 0.92
+    gpu_memory_utilization: float = OWN_UTILIZATION
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
@@ -55,12 +59,14 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
         raise _usage("parallel sizes are at least 1")
     if not 0.0 < request.gpu_memory_utilization <= 1.0:
         raise _usage(f"--gpu-memory-utilization {request.gpu_memory_utilization} is not in (0, 1]")
-    if shape.num_heads % tensor:
+    if not _divides(shape, tensor):
         sizes = ", ".join(map(str, parallel_sizes(shape)))
         raise _usage(
-            f"--tp {tensor} does not divide the {shape.num_heads} attention heads of {shape.name}",
+            f"--tp {tensor} does not divide the {shape.num_heads} attention heads "
+            f"({shape.num_kv_heads} for keys and values) of {shape.name}",
             f"sizes that do: {sizes}",
         )
+    _require_vllm_limits(request)
     if pipeline > shape.num_layers:
         raise _usage(f"--pp {pipeline} is more than the {shape.num_layers} layers of {shape.name}")
     if request.engine != VLLM and tensor * pipeline * request.data_parallel_size > 1:
@@ -78,6 +84,23 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
         )
     if request.quantization and shape.quantization:
         raise _usage(f"{shape.name} is quantised already ({shape.quantization})")
+
+
+def _require_vllm_limits(request: PlanRequest) -> None:
+    """What vLLM's SchedulerConfig and its attention on GPUs refuse."""
+    if request.engine != VLLM or request.gpu is None:
+        return
+    tokens, seqs = request.max_num_batched_tokens, request.max_num_seqs
+    if tokens is not None and seqs is not None and tokens < seqs:
+        raise _usage(
+            f"--max-num-batched-tokens {tokens} is below --max-num-seqs {seqs}, which vLLM refuses",
+            f"use --max-num-seqs {tokens} or less",
+        )
+    if request.block_size is not None and request.block_size % 16:
+        raise _usage(
+            f"--block-size {request.block_size} is no multiple of 16, as vLLM's attention needs it",
+            f"use --block-size {-(-request.block_size // 16) * 16}",
+        )
 
 
 def _load_formats(request: PlanRequest) -> tuple[str, ...]:
@@ -114,8 +137,19 @@ def planned_step_budget(request: PlanRequest, max_model_len: int) -> StepBudget:
 
 
 def parallel_sizes(shape: ModelShape, most: int = 16) -> tuple[int, ...]:
-    """Tensor-parallel sizes that divide the attention heads."""
-    return tuple(size for size in range(1, most + 1) if shape.num_heads % size == 0)
+    """Tensor-parallel sizes that vLLM can split this model over."""
+    return tuple(size for size in range(1, most + 1) if _divides(shape, size))
+
+
+def _divides(shape: ModelShape, size: int) -> bool:
+    """Heads in equal parts; KV heads too, or each of them on equally many ranks.
+
+    And rows of the vocabulary, which vLLM pads to a multiple of 64.
+    """
+    heads, kv_heads = shape.num_heads, 1 if shape.latent else shape.num_kv_heads
+    vocabulary = -(-shape.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+    has_equal_kv = kv_heads % size == 0 or size % kv_heads == 0
+    return heads % size == 0 and has_equal_kv and vocabulary % size == 0
 
 
 def _usage(message: str, hint: str | None = None) -> StokerError:

@@ -1,16 +1,34 @@
-"""The command lines that start what was planned: vLLM, our own engine, llama-server."""
+"""The command lines that start what was planned: vLLM, our own engine, llama-server.
+
+A command is printed only where the same plan for that engine fits, and with every flag that the
+plan was made with; else the reason why not.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from dataclasses import dataclass
+from typing import Any
 
+from app.errors import StokerError
 from app.ops.model_catalogue import find_builtin
+from app.planning.plan import Plan, with_changes
 from app.planning.plan_models import PlannedModel
-from app.planning.plan_request import PlanRequest
+from app.planning.plan_request import (
+    LEAST_LENGTH,
+    LLAMA_CPP,
+    OWN_UTILIZATION,
+    STOKER,
+    VLLM,
+    PlanRequest,
+)
+from app.planning.planned_cache import run_dtype
+from app.planning.vllm_versions import version_rules
 from engine.model_families import is_supported
 
-_DEFAULT_UTILIZATION = 0.92
+_Q4_K_M_BYTES = 4.85 / 8  # of one value, as such files come out on average
+_OWN_CACHE_FORMATS = ("auto", "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +40,23 @@ class StartCommand:
     note: str | None = None
 
 
-def start_commands(
-    model: PlannedModel, request: PlanRequest, max_model_len: int
-) -> tuple[StartCommand, ...]:
+def start_commands(model: PlannedModel, plan: Plan) -> tuple[StartCommand, ...]:
     """One for each engine."""
-    return (
-        _vllm(model, request, max_model_len),
-        _stoker(model, request, max_model_len),
-        _llama_cpp(model, max_model_len),
-    )
+    return _vllm(model, plan), _stoker(model, plan), _llama_cpp(model, plan)
 
 
-def _vllm(model: PlannedModel, request: PlanRequest, max_model_len: int) -> StartCommand:
+def _vllm(model: PlannedModel, plan: Plan) -> StartCommand:
+    request = plan.request
     if model.is_gguf:
-        return StartCommand("vllm", None, "vLLM 0.30.0 has no GGUF loader")
+        return StartCommand(VLLM, None, "vLLM 0.30.0 has no GGUF loader")
     if request.gpu is None:
-        return StartCommand("vllm", None, "the vLLM wheel is the CUDA build")
-    words = ["vllm", "serve", model.command_name]
-    words += _shared_flags(model, request, max_model_len)
+        return StartCommand(VLLM, None, "the vLLM wheel is the CUDA build")
+    fitting = _fitting(plan, model, engine=VLLM)
+    if isinstance(fitting, str):
+        return StartCommand(VLLM, None, fitting)
+    request = fitting.request
+    share = version_rules(request.vllm_version).default_utilization
+    words = ["vllm", "serve", model.command_name, *_shared_flags(fitting, share)]
     for flag, value in (
         ("--tensor-parallel-size", request.tensor_parallel_size),
         ("--pipeline-parallel-size", request.pipeline_parallel_size),
@@ -47,47 +64,111 @@ def _vllm(model: PlannedModel, request: PlanRequest, max_model_len: int) -> Star
     ):
         words += [flag, str(value)] if value > 1 else []
     words += ["--quantization", request.quantization] if request.quantization else []
-    return StartCommand("vllm", shlex.join(words))
+    if (lora := request.lora) is not None:
+        words += ["--enable-lora", "--max-loras", str(lora.max_loras)]
+        words += ["--max-lora-rank", str(lora.max_lora_rank)]
+    note = "and your --speculative-config" if request.num_speculative_tokens else None
+    return StartCommand(VLLM, shlex.join(words), note)
 
 
-def _stoker(model: PlannedModel, request: PlanRequest, max_model_len: int) -> StartCommand:
-    sizes = (
-        request.tensor_parallel_size,
-        request.pipeline_parallel_size,
-        request.data_parallel_size,
-    )
-    reason = None
-    if max(sizes) > 1:
-        reason = "it runs on one device"
-    elif model.shape.quantization not in (None, "gguf") or request.quantization:
-        reason = "it runs checkpoints that are not quantised"
-    if reason is not None:
-        return StartCommand("stoker", None, reason)
+def _stoker(model: PlannedModel, plan: Plan) -> StartCommand:
+    request = plan.request
+    reason = _own_obstacle(model, request)
+    fitting = reason or _fitting(plan, model, engine=STOKER)
+    if isinstance(fitting, str):
+        return StartCommand(STOKER, None, fitting)
     name = model.shape.name if find_builtin(model.shape.name) else model.command_name
-    words = ["stoker", "serve", name, *_shared_flags(model, request, max_model_len)]
+    words = ["stoker", "serve", name, *_shared_flags(fitting, OWN_UTILIZATION)]
+    words += ["--quantization", request.quantization] if request.quantization else []
     note = None
     if model.is_gguf:
         note = "converts the file to bf16 once, which takes more memory"
     elif not is_supported(model.shape.architecture):
         note = "in transformers' own code over Stoker's cache, where that is possible"
-    return StartCommand("stoker", shlex.join(words), note)
+    return StartCommand(STOKER, shlex.join(words), note)
 
 
-def _llama_cpp(model: PlannedModel, max_model_len: int) -> StartCommand:
-    name = model.command_name if model.is_gguf else f"{model.shape.name.rsplit('/', 1)[-1]}.gguf"
-    words = ["llama-server", "--model", name, "--ctx-size", str(max_model_len)]
-    words += ["--n-gpu-layers", "999"]
-    note = None if model.is_gguf else "needs the model as a GGUF file"
-    return StartCommand("llama.cpp", shlex.join(words), note)
+def _own_obstacle(model: PlannedModel, request: PlanRequest) -> str | None:
+    """Why our own engine cannot take this model or these flags."""
+    ranks = (
+        request.tensor_parallel_size,
+        request.pipeline_parallel_size,
+        request.data_parallel_size,
+    )
+    if max(ranks) > 1:
+        return "it runs on one device"
+    if model.shape.quantization not in (None, "gguf"):
+        return "it runs checkpoints that are not quantised"
+    if request.quantization is not None and request.gpu is not None:
+        return "it quantises on a CPU only"
+    if request.lora is not None:
+        return "it has no LoRA adapters"
+    if request.num_speculative_tokens:
+        return "it has no speculative decoding"
+    is_own = request.kv_cache_dtype == run_dtype(model.shape, request)
+    if request.kv_cache_dtype not in _OWN_CACHE_FORMATS and not is_own:
+        return f"its KV cache is never {request.kv_cache_dtype}"
+    return None
 
 
-def _shared_flags(model: PlannedModel, request: PlanRequest, max_model_len: int) -> list[str]:
+def _llama_cpp(model: PlannedModel, plan: Plan) -> StartCommand:
+    as_file = model if model.is_gguf else _as_gguf(model)
+    fitting = _fitting(plan, as_file, engine=LLAMA_CPP)
+    if isinstance(fitting, str):
+        return StartCommand(LLAMA_CPP, None, fitting)
+    note = None if model.is_gguf else "needs the model as a GGUF file, planned as Q4_K_M"
+    words = ["llama-server", "--model", as_file.command_name]
+    words += ["--ctx-size", str(fitting.max_model_len)]
+    words += ["--n-gpu-layers", "999"] if plan.request.gpu is not None else []
+    return StartCommand(LLAMA_CPP, shlex.join(words), note)
+
+
+def _as_gguf(model: PlannedModel) -> PlannedModel:
+    """As the quantisation that most GGUF files have; what is packed already stays."""
+    weights = model.weights
+    if not weights.is_packed:
+        parts = tuple(
+            dataclasses.replace(part, dtype="q4_k_m", num_bytes=part.num_values * _Q4_K_M_BYTES)
+            for part in weights.parts
+        )
+        weights = dataclasses.replace(weights, parts=parts, is_packed=True)
+    name = f"{model.shape.name.rstrip('/').rsplit('/', 1)[-1]}.gguf"
+    return PlannedModel(model.shape, weights, name, is_gguf=True)
+
+
+def _fitting(plan: Plan, model: PlannedModel, *, engine: str) -> Plan | str:
+    """The plan for `engine`, with the longest length that fits it; or why there is none."""
+    changes: dict[str, Any] = {"engine": engine}
+    if engine != plan.request.engine:
+        changes["calibration"] = None
+    if engine != VLLM:
+        changes["vllm_version"] = None
+    if engine == LLAMA_CPP:
+        changes |= {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+        changes |= {"data_parallel_size": 1, "lora": None, "quantization": None}
+        changes |= {"block_size": None, "kv_cache_dtype": "auto", "kv_memory_bytes": None}
+        changes |= {"gpu_memory_utilization": OWN_UTILIZATION}
+    try:
+        found = with_changes(plan, model.weights, **changes)
+        longest = found.longest_model_len()
+        if found.shortfall is not None and LEAST_LENGTH <= longest < found.max_model_len:
+            found = with_changes(found, model.weights, max_model_len=longest)
+    except StokerError as error:
+        return str(error)
+    return found if found.shortfall is None else f"it would not fit. {found.shortfall}"
+
+
+def _shared_flags(plan: Plan, default_share: float) -> list[str]:
     """Flags that vLLM and our engine spell alike, where they are not at their default."""
+    request = plan.request
     words = []
+    dtype = request.kv_cache_dtype
+    if request.engine == STOKER and dtype not in _OWN_CACHE_FORMATS:
+        dtype = "auto"
     for flag, value, default in (
-        ("--max-model-len", max_model_len, model.shape.max_model_len),
-        ("--gpu-memory-utilization", request.gpu_memory_utilization, _DEFAULT_UTILIZATION),
-        ("--kv-cache-dtype", request.kv_cache_dtype, "auto"),
+        ("--max-model-len", plan.max_model_len, plan.shape.max_model_len),
+        ("--gpu-memory-utilization", request.gpu_memory_utilization, default_share),
+        ("--kv-cache-dtype", dtype, "auto"),
         ("--kv-cache-memory-bytes", request.kv_memory_bytes, None),
         ("--max-num-seqs", request.max_num_seqs, None),
         ("--max-num-batched-tokens", request.max_num_batched_tokens, None),

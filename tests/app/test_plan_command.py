@@ -148,7 +148,8 @@ def test_what_does_not_fit_says_what_would() -> None:
     document = plan_json("llama-3.3-70b", "--gpu", "h100")
 
     assert done.returncode == 1
-    assert "what would: --tp 4" in done.stdout
+    assert done.stdout.startswith("It does not fit.")
+    assert "what would, each alone: --tensor-parallel-size 4" in done.stdout
     assert document["least_tensor_parallel"] == 4
     assert document["commands"]["vllm"].endswith(" --tensor-parallel-size 4")
     assert plan_json("llama-3.3-70b", "--gpu", "h100", "--tp", "4")["fits"] is True

@@ -132,7 +132,7 @@ def test_kv_heads_are_split_until_one_is_left() -> None:
     assert bytes_by_size[14] == pytest.approx(
         split / 14 + keys / 4 + (2 * 28 * 3584 + 3584) * 2, rel=1e-6
     )
-    assert plan_of("qwen2.5-7b", tensor_parallel_size=14).tightest.spec.num_kv_heads == 1
+    assert plan_of("llama-3.3-70b", tensor_parallel_size=16).tightest.spec.num_kv_heads == 1
 
 
 def test_tied_embeddings_lie_on_both_ends_of_a_pipeline() -> None:
@@ -236,7 +236,8 @@ def test_a_packed_checkpoint_is_counted_from_its_headers(tmp_path: Path) -> None
     assert on_one_of_three == (expected - 4 * 576) // 3 + 4 * 576
     with pytest.raises(StokerError, match="quantised already"):
         make_plan(model.shape, model.weights, PlanRequest(gpu=GPU, quantization="fp8"))
-    assert start_commands(model, PlanRequest(gpu=GPU), 8192)[1].command is None
+    plan = make_plan(model.shape, model.weights, PlanRequest(gpu=GPU, max_model_len=8192))
+    assert start_commands(model, plan)[1].command is None
 
 
 def test_a_checkpoint_may_declare_its_cache_format() -> None:
@@ -488,14 +489,18 @@ def test_the_token_stays_with_the_hub() -> None:
 
 
 def test_sizes_that_divide_the_heads() -> None:
-    assert parallel_sizes(shape_of("qwen2.5-7b")) == (1, 2, 4, 7, 14)
+    assert parallel_sizes(shape_of("llama-3.1-8b")) == (1, 2, 4, 8, 16)
+    assert parallel_sizes(shape_of("qwen2.5-7b")) == (1, 2, 4)  # 28 heads, but 4 for keys
+    assert parallel_sizes(shape_of("qwen3-14b")) == (1, 2, 4, 8)  # 40 heads, not 5: vocabulary
+    assert parallel_sizes(shape_of("phi-4")) == (1, 2)  # 40 heads, 10 for keys
 
 
 def test_commands_quote_what_a_shell_would_split() -> None:
     shape = shape_of("llama-3.1-8b")
     model = PlannedModel(shape, count_weights(shape), "my model")
     request = PlanRequest(gpu=GPU, tensor_parallel_size=2, kv_cache_dtype="fp8")
-    vllm, ours, _ = start_commands(model, request, 8192)
+    plan = make_plan(shape, model.weights, dataclasses.replace(request, max_model_len=8192))
+    vllm, ours, _ = start_commands(model, plan)
 
     assert vllm.command == (
         "vllm serve 'my model' --max-model-len 8192 --kv-cache-dtype fp8 --tensor-parallel-size 2"

@@ -1,0 +1,223 @@
+"""What `stoker plan` advises holds: each printed change and command is planned again and fits."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from app.errors import StokerError
+from app.ops.model_catalogue import find_builtin
+from app.planning.gpu_catalogue import known_gpus
+from app.planning.lora_weights import LoraSlots
+from app.planning.model_shapes import BUILTIN_SHAPES
+from app.planning.plan import Plan, make_plan
+from app.planning.plan_answers import Answers, answer
+from app.planning.plan_models import PlannedModel, find_planned_model
+from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest
+from engine.args import EngineArgs
+from engine.kv_sizing import GIB
+
+_MODELS = {name: find_planned_model(name) for name in BUILTIN_SHAPES}
+_NAMES = {model.command_name: name for name, model in _MODELS.items()}
+_GPUS = tuple(known_gpus())
+
+_VLLM_FLAGS = {
+    "--max-model-len": ("max_model_len", int),
+    "--gpu-memory-utilization": ("gpu_memory_utilization", float),
+    "--kv-cache-dtype": ("kv_cache_dtype", str),
+    "--kv-cache-memory-bytes": ("kv_memory_bytes", int),
+    "--max-num-seqs": ("max_num_seqs", int),
+    "--max-num-batched-tokens": ("max_num_batched_tokens", int),
+    "--block-size": ("block_size", int),
+    "--tensor-parallel-size": ("tensor_parallel_size", int),
+    "--pipeline-parallel-size": ("pipeline_parallel_size", int),
+    "--data-parallel-size": ("data_parallel_size", int),
+    "--quantization": ("quantization", str),
+}
+
+
+@st.composite
+def starts(draw: st.DrawFn) -> tuple[PlannedModel, PlanRequest]:
+    """A model and flags, most of which can go together."""
+    model = _MODELS[draw(st.sampled_from(sorted(_MODELS)))]
+    gpu = draw(st.sampled_from((None, *_GPUS)))
+    engine = STOKER if gpu is None else draw(st.sampled_from((VLLM, VLLM, STOKER)))
+    formats = {VLLM: ("fp8",), STOKER: ("int8", "int4") if gpu is None else ()}[engine]
+    is_plain = model.shape.quantization is None
+    is_vllm = engine == VLLM
+    tokens = draw(st.none() | st.integers(1, 40_000))
+    return model, PlanRequest(
+        gpu=gpu,
+        engine=engine,
+        free_ram_bytes=draw(st.integers(GIB // 4, 512 * GIB)),
+        tensor_parallel_size=draw(st.sampled_from((1, 1, 2, 4, 8))) if is_vllm else 1,
+        pipeline_parallel_size=draw(st.sampled_from((1, 1, 1, 2, 3))) if is_vllm else 1,
+        max_model_len=draw(
+            st.none() | st.just(-1) | st.integers(1, min(40_000, model.shape.max_model_len))
+        ),
+        kv_cache_dtype=draw(st.sampled_from(("auto", "auto", "fp8"))),
+        quantization=draw(st.sampled_from((None, None, *(formats if is_plain else ())))),
+        gpu_memory_utilization=draw(st.sampled_from((0.92, 0.9, 0.3, 0.97))),
+        max_num_seqs=draw(st.none() | st.integers(1, min(2000, tokens or 2000))),
+        max_num_batched_tokens=tokens,
+        block_size=draw(st.sampled_from((None, None, 16, 32, 64))),
+        enforce_eager=draw(st.booleans()),
+        kv_memory_bytes=draw(st.none() | st.none() | st.integers(1, 200 * GIB)),
+        lora=draw(st.none() | st.builds(LoraSlots, st.integers(1, 8), st.sampled_from((8, 64)))),
+        vllm_version=draw(st.sampled_from((None, None, (0, 11, 0), (0, 19, 0), (0, 30, 0)))),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(start=starts())
+def test_everything_that_is_advised_fits_and_keeps_the_users_flags(
+    start: tuple[PlannedModel, PlanRequest],
+) -> None:
+    model, request = start
+    try:
+        plan = make_plan(model.shape, model.weights, request)
+    except StokerError:  # flags that cannot work with this model, refused by name
+        reject()
+    answers = answer(plan, model, (2048,))
+
+    _check_advice(plan, model, answers)
+    _check_commands(plan, model, answers)
+
+
+def _check_advice(plan: Plan, model: PlannedModel, answers: Answers) -> None:
+    if plan.shortfall is None:
+        assert answers.advice == ()
+        return
+    assert answers.advice
+    for advice in answers.advice:
+        if not advice.startswith(("--", "no --")):
+            assert len(answers.advice) == 1  # words for where no flag helps
+            continue
+        changed = dataclasses.replace(plan.request, **_changes(advice))
+        assert make_plan(model.shape, model.weights, changed).shortfall is None, advice
+
+
+def _changes(flags: str) -> dict[str, Any]:
+    if flags == "no --kv-cache-memory-bytes":
+        return {"kv_memory_bytes": None}
+    words = flags.split()
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return {_VLLM_FLAGS[flag][0]: _VLLM_FLAGS[flag][1](value) for flag, value in pairs}
+
+
+def _check_commands(plan: Plan, model: PlannedModel, answers: Answers) -> None:
+    for start in answers.commands:
+        if start.command is None:
+            assert start.note
+            continue
+        words = shlex.split(start.command)
+        again = {VLLM: _vllm_plan, STOKER: _own_plan, LLAMA_CPP: _llama_plan}[start.engine]
+        assert again(words, plan, model).shortfall is None, start.command
+        if start.engine != LLAMA_CPP:
+            _check_flags_kept(words, plan.request, start.engine)
+
+
+def _vllm_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
+    """As who pastes it would start it: nothing but what the command says, on the same GPU."""
+    assert words[:2] == ["vllm", "serve"]
+    assert _MODELS[_NAMES[words[2]]] is model
+    parser = argparse.ArgumentParser()
+    for flag, (field, kind) in _VLLM_FLAGS.items():
+        parser.add_argument(flag, dest=field, type=kind, default=argparse.SUPPRESS)
+    parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-loras", type=int, default=1)
+    parser.add_argument("--max-lora-rank", type=int, default=16)
+    found = vars(parser.parse_args(words[3:]))
+    slots = LoraSlots(found.pop("max_loras"), found.pop("max_lora_rank"))
+    has_lora = found.pop("enable_lora")
+    version = plan.request.vllm_version
+    if version == (0, 11, 0):
+        found.setdefault("gpu_memory_utilization", 0.90)
+    request = PlanRequest(
+        gpu=plan.request.gpu, vllm_version=version, lora=slots if has_lora else None, **found
+    )
+    return make_plan(model.shape, model.weights, request)
+
+
+def _own_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
+    assert words[:2] == ["stoker", "serve"]
+    assert find_builtin(words[2]) is not None or words[2] == model.command_name
+    parser = argparse.ArgumentParser()
+    EngineArgs.add_cli_args(parser)
+    args = EngineArgs.from_cli(parser.parse_args(words[3:]))
+    request = PlanRequest(
+        gpu=plan.request.gpu,
+        engine=STOKER,
+        free_ram_bytes=plan.request.free_ram_bytes,
+        max_model_len=args.max_model_len,
+        kv_cache_dtype=args.kv_cache_dtype,
+        quantization=None if args.quantization == "none" else args.quantization,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        block_size=args.block_size,
+        enforce_eager=args.enforce_eager,
+        kv_memory_bytes=args.kv_cache_memory_bytes,
+    )
+    return make_plan(model.shape, model.weights, request)
+
+
+def _llama_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
+    from app.planning.start_commands import _as_gguf
+
+    assert words[:2] == ["llama-server", "--model"]
+    assert ("--n-gpu-layers" in words) is (plan.request.gpu is not None)
+    length = int(words[words.index("--ctx-size") + 1])
+    request = PlanRequest(
+        gpu=plan.request.gpu,
+        engine=LLAMA_CPP,
+        free_ram_bytes=plan.request.free_ram_bytes,
+        max_model_len=length,
+    )
+    return make_plan(model.shape, _as_gguf(model).weights, request)
+
+
+def _check_flags_kept(words: list[str], request: PlanRequest, engine: str) -> None:
+    """All but what a change replaced; the one change is the first advice."""
+    wanted = {
+        "--max-num-batched-tokens": request.max_num_batched_tokens,
+        "--block-size": request.block_size,
+    }
+    for flag, value in wanted.items():
+        if value is not None:
+            assert words[words.index(flag) + 1] == str(value)
+    assert ("--enforce-eager" in words) is request.enforce_eager
+    if request.max_num_seqs is not None:
+        assert "--max-num-seqs" in words
+    if engine == VLLM and request.lora is not None:
+        assert "--enable-lora" in words
+    if request.quantization is not None:
+        assert words[words.index("--quantization") + 1] == request.quantization
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_cache_larger_than_the_device_is_no_matter_of_length(device: str) -> None:
+    model = _MODELS["llama-3.1-8b"]
+    gpu = next(gpu for gpu in _GPUS if gpu.name == "rtx4090") if device == "gpu" else None
+    request = PlanRequest(
+        gpu=gpu,
+        engine=VLLM if gpu else STOKER,
+        free_ram_bytes=64 * GIB,
+        kv_memory_bytes=900 * GIB,
+        max_model_len=4096,
+    )
+    plan = make_plan(model.shape, model.weights, request)
+    answers = answer(plan, model, ())
+
+    assert plan.shortfall is not None
+    assert "--kv-cache-memory-bytes asks for 900.0 GiB" in plan.shortfall
+    assert answers.advice[0].startswith("--kv-cache-memory-bytes ")
+    assert not any("--max-model-len" in advice for advice in answers.advice)
+    assert answers.longest_model_len == 0
