@@ -6,7 +6,6 @@ A command's module is imported when it is invoked or asked for its own help; the
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -59,6 +58,29 @@ COMMANDS = (
     CommandEntry("paths", "Watch", "Where Stoker keeps its files.", "app.commands.paths:paths"),
     CommandEntry("config", "Watch", "Settings, and where they are.", "app.commands.config:app"),
 )
+
+# What docker, ollama and their like call it.
+_MODELS = "`stoker models list` lists models, `stoker ps` servers"
+_PULL = "`stoker models pull NAME` gets a model"
+_REMOVE = "`stoker models rm NAME` deletes a model from Stoker's cache"
+_SHOW = "`stoker models show NAME` shows a model, `stoker status` a server"
+_SERVE = "`stoker serve MODEL` starts a server, `stoker chat` talks to it"
+_STOP = "`stoker stop NAME` ends a server"
+_TOP = "`stoker top` watches a server"
+_ELSEWHERE = {
+    **dict.fromkeys(("list", "ls", "images"), _MODELS),
+    **dict.fromkeys(("pull", "download", "get"), _PULL),
+    **dict.fromkeys(("rm", "remove", "delete"), _REMOVE),
+    **dict.fromkeys(("show", "inspect", "info"), _SHOW),
+    **dict.fromkeys(("run", "start", "launch", "up"), _SERVE),
+    **dict.fromkeys(("kill", "end", "down", "shutdown"), _STOP),
+    **dict.fromkeys(("watch", "monitor", "dashboard"), _TOP),
+    "ask": "`stoker chat` asks a server",
+    "generate": "`stoker complete` continues a text",
+    "version": "`stoker --version` prints it",
+    "collect-env": "`stoker report` writes a file for a bug report",
+}
+_ENDING = ("stop", "restart")
 
 EXAMPLES = (
     ("stoker serve", "serve the built-in model on http://127.0.0.1:8000"),
@@ -201,12 +223,18 @@ def _find_command(name: str) -> CommandEntry:
         if entry.name == name:
             return entry
     kind = "option" if name.startswith("-") else "command"
-    near = difflib.get_close_matches(name, [entry.name for entry in COMMANDS], n=1, cutoff=0.5)
-    raise StokerError(
-        f"no such {kind}: {name}",
-        hint=f"did you mean `stoker {near[0]}`?" if near else "`stoker --help` lists the commands",
-        exit_code=ExitCode.USAGE,
-    )
+    raise StokerError(f"no such {kind}: {name}", hint=_command_hint(name), exit_code=ExitCode.USAGE)
+
+
+def _command_hint(name: str) -> str:
+    """What another tool calls it, or a near name; never a near name of what ends a server."""
+    import difflib  # for a mistake only: it costs every start some milliseconds
+
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name]
+    harmless = [entry.name for entry in COMMANDS if entry.name not in _ENDING]
+    near = difflib.get_close_matches(name, harmless, n=1, cutoff=0.6)
+    return f"did you mean `stoker {near[0]}`?" if near else "`stoker --help` lists the commands"
 
 
 def _invoke(entry: CommandEntry, args: Sequence[str], settings: Settings | None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -66,6 +65,8 @@ def file_name(name: str) -> str:
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "server"
     if len(safe) <= _LONGEST_NAME:
         return safe
+    import hashlib
+
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     return f"{safe[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
 

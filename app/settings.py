@@ -6,7 +6,6 @@ default. Which keys a command has, and what a value must be, is known to `app.op
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import re
@@ -173,6 +172,8 @@ def require_known(section: Section, key: str, setting: Setting, known: Collectio
             else "the variable HF_TOKEN, or `hf auth login`",
         )
     if key not in known:
+        import difflib  # for a mistake only: it costs every start some milliseconds
+
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         shown = f"`{' '.join(['stoker config show', *section[:1]])}` lists the settings"
         hint = f"did you mean {near[0].replace('_', '-')}?" if near else shown
@@ -214,6 +215,8 @@ def writable_by_others(files: Collection[SettingsFile]) -> Iterator[str]:
 def _require_section(origin: str, name: str, known: Collection[str]) -> None:
     if name in known:
         return
+    import difflib  # for a mistake only: it costs every start some milliseconds
+
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "sections are named like commands"
     raise _usage(f"{origin}: no such section: {name}", hint)

@@ -1,13 +1,11 @@
 """What a shell asks while somebody types: `stoker __complete servers models ...`.
 
-Prints a word, a tab and its meaning on each line. A key press waits for it, so nothing is imported
-beyond the standard library and nothing is asked of a process or a network; what cannot be read is
-left out. Owns no rule about servers: a record whose processes are gone is another command's duty.
+Prints a word, a tab and its meaning on each line. A key press waits for it: next to nothing is
+imported beyond the standard library, and what cannot be read is left out.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 
@@ -37,27 +35,10 @@ def _apply_settings() -> None:
 
 
 def _servers() -> Iterator[tuple[str, str]]:
-    from app.paths import SERVERS, runtime_dir
+    from app.ops.server_registry import open_registry
 
-    for path in sorted((runtime_dir() / SERVERS).glob("*.json")):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            state, name = record["state"], str(record["name"])
-            pids = (int(record["pid"]), int(record["supervisor_pid"]))
-            if state == "failed" or any(map(_is_alive, pids)):
-                yield name, f"{state}, {record['model']} at {record['url']}"
-        except (OSError, ValueError, LookupError, TypeError):
-            continue
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return pid > 0
+    for record in open_registry().all():
+        yield record.name, f"{record.state}, {record.model} at {record.url}"
 
 
 def _models() -> Iterator[tuple[str, str]]:

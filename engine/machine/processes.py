@@ -53,8 +53,6 @@ def is_engine_child(words: Sequence[str]) -> bool:
 
 def process_identity(pid: int) -> str:
     """What no other process with this pid has; empty when there is none, or only a zombie."""
-    import psutil
-
     if _BOOT_ID.exists():  # Linux
         try:
             boot = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -62,6 +60,8 @@ def process_identity(pid: int) -> str:
         except OSError:
             return ""
         return "" if stat[0] in (b"Z", b"X") else f"{boot[:8]}.{int(stat[_START_FIELD])}"
+    import psutil
+
     try:
         process = psutil.Process(pid)
         is_gone = process.status() == psutil.STATUS_ZOMBIE

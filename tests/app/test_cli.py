@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app import cli
 from app.errors import ExitCode, StokerError
@@ -87,6 +89,31 @@ def test_a_near_command_is_suggested(stoker: Run) -> None:
     assert done.returncode == ExitCode.USAGE
     assert done.stderr == "error: no such command: sevre\nhint: did you mean `stoker serve`?\n"
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("list", "`stoker models list`"),
+        ("pull", "`stoker models pull NAME`"),
+        ("rm", "`stoker models rm NAME`"),
+        ("show", "`stoker models show NAME`"),
+        ("run", "`stoker serve MODEL`"),
+        ("kill", "`stoker stop NAME`"),
+        ("stpo", "`stoker --help` lists the commands"),
+    ],
+)
+def test_the_words_of_other_tools_are_known(
+    word: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([word]) == ExitCode.USAGE
+    assert shown in capsys.readouterr().err
+
+
+@given(st.text("aeioklnprstu", min_size=1, max_size=8))
+def test_nobody_is_led_to_what_ends_a_server(word: str) -> None:
+    hint = cli._command_hint(word)
+    assert not re.search(r"did you mean .*\b(stop|restart)\b", hint)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from app.completion.table import Values, places
 from app.ops.server_registry import FAILED, ServerRecord, open_registry
 from app.paths import runtime_dir
 from engine.args import EngineArgs
+from engine.machine.processes import process_identity
 from tests.test_import_hygiene import loaded_by, third_party
 
 SHELLS = ("bash", "zsh", "fish")
@@ -126,6 +127,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     me = psutil.Process()
     record = ServerRecord(
         name="zeta", pid=me.pid, create_time=me.create_time(), supervisor_pid=me.pid,
+        identity=process_identity(me.pid), supervisor_identity=process_identity(me.pid),
         url="http://127.0.0.1:8123", model="smol", engine="stoker", log_path="", state="busy",
     )  # fmt: skip
     open_registry().add(record)
@@ -212,7 +214,6 @@ def test_answers_are_the_servers_that_live(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == (
         "zeta\tbusy, smol at http://127.0.0.1:8123\nzulu\tfailed, smol at http://127.0.0.1:8123\n"
     )
-    assert (folder / "gone.json").exists(), "a key press deletes nothing"
 
 
 def test_answers_load_nothing_heavy() -> None:
