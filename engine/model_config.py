@@ -6,7 +6,6 @@ Reads a local folder only; finding, downloading and converting models is `engine
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from engine.model_families import (
     text_part,
     with_family_defaults,
 )
+from engine.model_files.config_values import check_decoder, read_config
+from engine.model_files.json_objects import read_optional_json
 
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 _OLD_NAMES = {  # words of older families, for decoders that transformers runs
@@ -104,7 +105,7 @@ class ModelConfig:
             raise ModelNotFoundError(f"No such model folder: {folder}.")
         if not config_path.is_file():
             raise ModelNotFoundError(f"{folder} holds no config.json; it is not a model folder.")
-        raw = text_part(read_json(config_path))
+        raw = text_part(read_config(config_path))
         architectures = raw.get("architectures") or []
         architecture = architectures[0] if architectures else "(none named)"
         is_ours = is_supported(architecture)
@@ -124,7 +125,7 @@ class ModelConfig:
             plain = _plain_decoder(architecture, raw)
             config = cls._from_raw(plain, generation, folder, served_name, architecture)
             return dataclasses.replace(config, implementation="transformers")
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise CorruptModelError(
                 f"{config_path} is incomplete or damaged: {error!r}."
             ) from error
@@ -139,6 +140,7 @@ class ModelConfig:
         architecture: str,
     ) -> ModelConfig:
         raw = with_family_defaults(architecture, raw)
+        check_decoder(raw, str(folder / "config.json"))
         heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
         activation = raw.get("hidden_act") or raw.get("hidden_activation") or "silu"
         if activation not in _ACTIVATIONS:
@@ -203,22 +205,6 @@ def _plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
         )
     unused = {"hidden_act": "silu", "rope_parameters": None, "rope_scaling": None}
     return {"intermediate_size": 4 * int(raw["hidden_size"]), **raw, **unused}
-
-
-def read_optional_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model folder; empty when there is no such file."""
-    return read_json(path) if path.is_file() else {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; CorruptModelError when it holds anything else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CorruptModelError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise CorruptModelError(f"{path} holds {type(value).__name__}, not an object.")
-    return value
 
 
 def _rope_scaling(rope: dict[str, Any], max_positions: int) -> RopeScaling | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +10,10 @@ from app.errors import ExitCode, StokerError
 from app.ops.child_process import engine_command
 from app.ops.model_store import folder_bytes, list_hub_models
 from engine.machine.secrets import HUB_SECRETS, child_environment
+from engine.model_files.checkpoint import checkpoint_headers
 
 if TYPE_CHECKING:
     from app.ops.model_store import ModelStore
-
-_HEADER_LIMIT_BYTES = 100 << 20
 
 
 def resolve_model(model: str) -> Path:
@@ -86,22 +83,8 @@ def describe_model(store: ModelStore, name: str) -> dict[str, Any]:
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Sum over the shapes in the safetensors headers; None when there are no such files."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    """Sum over the safetensors headers; None when there are no such files."""
+    if not any(folder.glob("*.safetensors")):
         return None
-    return sum(_count_in_file(path) for path in files)
-
-
-def _count_in_file(path: Path) -> int:
-    """A safetensors file starts with its header's length (8 bytes, little endian) and JSON."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= _HEADER_LIMIT_BYTES:
-            raise StokerError(f"{path} is not a safetensors file")
-        try:
-            header = json.loads(file.read(length))
-            shapes = [entry["shape"] for key, entry in header.items() if key != "__metadata__"]
-            return sum(math.prod(shape) for shape in shapes)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StokerError(f"{path} has a damaged header") from error
+    headers = checkpoint_headers(folder).values()
+    return sum(entry.num_values for header in headers for entry in header.values())

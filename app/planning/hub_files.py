@@ -6,7 +6,6 @@ never to the storage host that it redirects to. Keeps nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import urllib.error
@@ -17,14 +16,20 @@ from typing import IO, Any
 from urllib.parse import quote, urlsplit
 
 from app.errors import ExitCode, StokerError
-from app.planning.weight_headers import header_length, index_files, parse_header
 from engine.machine.hub import hub_endpoint, hub_token, offline_variable
+from engine.model_files.checkpoint import INDEX_NAME, index_files
+from engine.model_files.config_values import parse_config
+from engine.model_files.json_objects import LIMIT_BYTES
+from engine.model_files.safetensors_header import (
+    LENGTH_BYTES,
+    Header,
+    header_length,
+    parse_header,
+)
 
 _TIMEOUT_S = 20.0
 _FIRST_BYTES = 256 << 10  # holds most headers whole
-_LIMIT_BYTES = 64 << 20
 _CONNECTIONS = 8
-_INDEX = "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -57,28 +62,24 @@ class HubRepository:
         self._opener = urllib.request.build_opener(_KeepTokenHome)
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
-        try:
-            value = json.loads(self._required("config.json"))
-        except ValueError as error:
-            raise StokerError(f"the config.json of {self._repo_id} is no valid JSON") from error
-        if not isinstance(value, dict):
-            raise StokerError(f"the config.json of {self._repo_id} is no JSON object")
-        return value
+        """config.json, checked."""
+        return parse_config(self._required("config.json"), f"config.json of {self._repo_id}")
 
-    def safetensors_headers(self) -> list[dict[str, Any]]:
+    def safetensors_headers(self) -> list[Header]:
         """The header of each weight file."""
-        index = self._get(_INDEX, None)
-        names = ["model.safetensors"] if index is None else index_files(index, _INDEX)
+        index = self._get(INDEX_NAME, None)
+        source = f"{INDEX_NAME} of {self._repo_id}"
+        names = ["model.safetensors"] if index is None else index_files(index, source)
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
             return list(pool.map(self._header, names))
 
-    def _header(self, name: str) -> dict[str, Any]:
+    def _header(self, name: str) -> Header:
+        source = f"{self._repo_id}/{name}"
         first = self._required(name, _FIRST_BYTES)
-        length = header_length(first, name)
-        if len(first) < 8 + length:
-            first = self._required(name, 8 + length)
-        return parse_header(first[8 : 8 + length], f"{self._repo_id}/{name}")
+        end = LENGTH_BYTES + header_length(first, source)
+        if len(first) < end:
+            first = self._required(name, end)
+        return parse_header(first[LENGTH_BYTES:end], source)
 
     def _required(self, name: str, num_bytes: int | None = None) -> bytes:
         content = self._get(name, num_bytes)
@@ -99,7 +100,7 @@ class HubRepository:
             request.add_header("Authorization", f"Bearer {self._token}")
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-                content: bytes = answer.read(num_bytes or _LIMIT_BYTES)
+                content: bytes = answer.read(num_bytes or LIMIT_BYTES + 1)
                 return content
         except urllib.error.HTTPError as error:
             with error:

@@ -6,10 +6,8 @@ Reads config.json and headers only; downloads no weights.
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from app.errors import ExitCode, StokerError
 from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
@@ -17,6 +15,8 @@ from app.planning.shape_reading import read_shape
 from app.planning.weight_counts import count_weights
 from app.planning.weight_headers import folder_weights, weights_of_headers
 from app.planning.weight_sizes import Weights
+from engine.errors import ModelError
+from engine.model_files.config_values import read_config
 
 # Words of models that share a name with a shape and have another one.
 _SISTERS = frozenset({"vl", "omni", "next", "moe", "vision", "mini", "multimodal", "eagle"})
@@ -34,6 +34,13 @@ class PlannedModel:
 
 def find_planned_model(text: str) -> PlannedModel:
     """The model; StokerError says what is wrong with it or what it could have been."""
+    try:
+        return _find(text)
+    except ModelError as error:
+        raise StokerError(str(error).rstrip("."), exit_code=ExitCode.USAGE) from error
+
+
+def _find(text: str) -> PlannedModel:
     path = Path(text).expanduser()
     if path.is_dir():
         return _from_folder(path, text, text)
@@ -101,7 +108,7 @@ def _from_folder(folder: Path, text: str, name: str) -> PlannedModel:
             hint=f"it holds {ggufs[0]}: give that file" if ggufs else None,
             exit_code=ExitCode.USAGE,
         )
-    shape = read_shape(_json_object(config), name)
+    shape = read_shape(read_config(config), name)
     return PlannedModel(shape, folder_weights(folder, shape), text)
 
 
@@ -112,7 +119,7 @@ def _from_file(path: Path) -> PlannedModel:
             hint="give its folder" if path.suffix == ".safetensors" else "give a .gguf file",
             exit_code=ExitCode.USAGE,
         )
-    from app.planning.gguf_header import read_gguf
+    from app.planning.gguf_shape import read_gguf
 
     shape, weights = read_gguf(path)
     return PlannedModel(shape, weights, str(path), is_gguf=True)
@@ -132,13 +139,3 @@ def _from_hub(repo_id: str) -> PlannedModel:
     headers = repository.safetensors_headers()
     basis = f"headers of {len(headers)} safetensors file(s) on the hub"
     return PlannedModel(shape, weights_of_headers(headers, shape, basis), repo_id)
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ValueError) as error:
-        raise StokerError(f"{path} is no valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise StokerError(f"{path} is no JSON object")
-    return value

@@ -44,7 +44,7 @@ def read_shape(raw: RawConfig, name: str) -> ModelShape:
         )
     try:
         return _read(with_family_defaults(architecture, text), raw, family, architecture, name)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise _refused(f"the config.json of {name} is incomplete or damaged: {error!r}") from error
 
 

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import ConfigError, CorruptModelError, RequestError
 from engine.frontend.tokenizer import read_tokenizer_config
-from engine.model_config import read_optional_json
+from engine.model_files.json_objects import read_optional_json
 
 ChatMessage = dict[str, Any]
 

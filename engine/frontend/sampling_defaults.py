@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError, CorruptModelError, RequestError
-from engine.model_config import read_optional_json
+from engine.model_files.json_objects import read_optional_json
 from engine.sampling_params import SamplingParams
 
 _FILE = "generation_config.json"

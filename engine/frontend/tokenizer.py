@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from engine.errors import CorruptModelError
-from engine.model_config import read_optional_json
+from engine.model_files.json_objects import read_optional_json
 
 _SPACE_MARK = "\u2581"  # SentencePiece's underscore
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")

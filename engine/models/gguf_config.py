@@ -28,13 +28,13 @@ Config = dict[str, Any]
 def checkpoint_config(file: GGUFFile) -> Config:
     """config.json. Raises ModelError for what this engine does not run."""
     architecture = file.architecture
-    if architecture not in _FAMILIES or file.setting("expert_count", 0):
+    if architecture not in _FAMILIES or _count(file, "expert_count", 0):
         kind = architecture if architecture not in _FAMILIES else f"{architecture} with experts"
         raise ModelError(
             f"{file.path}: GGUF architecture {kind} is not supported; {', '.join(_FAMILIES)} are."
         )
     config = _common(file)
-    turned = int(file.setting("rope.dimension_count", config["head_dim"]))
+    turned = _count(file, "rope.dimension_count", config["head_dim"])
     if turned != config["head_dim"]:
         raise ModelError(
             f"{file.path}: rotating {turned} of a head's {config['head_dim']} dimensions is not "
@@ -63,7 +63,7 @@ def _turn_ends(file: GGUFFile) -> list[int]:
 
 def _common(file: GGUFFile) -> Config:
     heads, hidden = _count(file, "attention.head_count"), _count(file, "embedding_length")
-    head_dim = int(file.setting("attention.key_length") or hidden // heads)
+    head_dim = _count(file, "attention.key_length", hidden // heads)
     return {
         "dtype": "bfloat16",
         "vocab_size": file.shape("token_embd.weight")[0],
@@ -84,20 +84,19 @@ def _common(file: GGUFFile) -> Config:
 
 
 def _count(file: GGUFFile, key: str, default: int | None = None) -> int:
-    value = file.setting(key, default) if default is not None else file.require_setting(key)
-    if isinstance(value, list):
+    if isinstance(file.setting(key), list):
         raise ModelError(f"{file.path}: a {key} for each layer is not supported; one for all is.")
-    return int(value)
+    return file.header.count(key, default)
 
 
 def _llama(file: GGUFFile, config: Config) -> Config:
-    window = file.setting("attention.sliding_window")
+    window = _count(file, "attention.sliding_window", 0)
     if window:
         return {
             "architectures": ["MistralForCausalLM"],
             "model_type": "mistral",
             "hidden_act": "silu",
-            "sliding_window": int(window),
+            "sliding_window": window,
         }
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -62,7 +62,7 @@ def _write(source: Path, folder: Path, on_progress: Progress) -> None:
         _write_json(folder / "generation_config.json", generation_config(file))
         write_tokenizer(file, source, folder)
         write_weights(file, config, folder, on_progress)
-    except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError) as error:
         # The gguf library reports damage by whichever of these its parsing happens to hit.
         raise CorruptModelError(f"{source} is damaged or cut off ({error}).") from error
 

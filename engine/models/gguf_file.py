@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
+from engine.errors import CorruptModelError, ModelError
+from engine.model_files.gguf_header import GGUFHeader, read_gguf_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,26 +18,23 @@ class GGUFFile:
     """An opened file. Values are read on demand; tensors stay memory-mapped until dequantised."""
 
     path: Path
+    header: GGUFHeader
     _fields: dict[str, Any]
     _tensors: dict[str, Any]
 
     @classmethod
     def open(cls, path: Path) -> GGUFFile:
         """Read the header. Raises ModelNotFoundError or CorruptModelError."""
-        if not path.is_file():
-            raise ModelNotFoundError(f"No such GGUF file: {path}.")
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise CorruptModelError(
-                    f"{path} is not a GGUF file: it does not begin with `GGUF`."
-                )
+        header = read_gguf_header(path)  # the library believes every length it reads
         from gguf import GGUFReader
 
         try:
             reader = GGUFReader(path)
-        except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError) as error:
+        except (ValueError, LookupError, OverflowError) as error:
             raise CorruptModelError(f"{path} is damaged or cut off ({error}).") from error
-        return cls(path, dict(reader.fields), {tensor.name: tensor for tensor in reader.tensors})
+        return cls(
+            path, header, dict(reader.fields), {tensor.name: tensor for tensor in reader.tensors}
+        )
 
     def get(self, key: str, default: Any = None) -> Any:
         """A metadata value as plain Python, or `default`."""
@@ -52,7 +50,7 @@ class GGUFFile:
     @property
     def architecture(self) -> str:
         """llama.cpp's name of the model family, the first part of its metadata keys."""
-        return str(self.require("general.architecture"))
+        return self.header.architecture
 
     def setting(self, key: str, default: Any = None) -> Any:
         """The architecture's own metadata value `key`, or `default`."""

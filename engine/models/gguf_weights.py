@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import CorruptModelError, ModelError
+from engine.model_files.checkpoint import INDEX_NAME
 from engine.models.gguf_config import ROPE_FACTORS
 from engine.models.gguf_file import GGUFFile
-from engine.models.safetensors_files import INDEX_NAME
 
 SHARD_BYTES = 2 * 10**9
 _CHUNK_VALUES = 1 << 22  # dequantised at once: an embedding whole takes gigabytes in float32

@@ -11,8 +11,8 @@ from engine.kernels.native.packed_cache import PackedCache, packed_key
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import get_logger
 from engine.model_config import ModelConfig
+from engine.model_files.checkpoint import checkpoint_files
 from engine.models.decoder_native import build_native_decoder, packing_facts, read_native_decoder
-from engine.models.safetensors_files import checkpoint_files
 from engine.models.weights import DecoderWeights
 
 logger = get_logger(__name__)

@@ -20,8 +20,8 @@ from engine.errors import (
     OfflineError,
 )
 from engine.machine.hub import offline_variable
+from engine.model_files.checkpoint import checkpoint_files
 from engine.models.gguf_convert import CONVERTER_VERSION, convert_gguf
-from engine.models.safetensors_files import checkpoint_files
 
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "*.txt")
 """What is downloaded. Never pickles, never code."""

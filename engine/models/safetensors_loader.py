@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CorruptModelError
-from engine.models.safetensors_files import checkpoint_files
+from engine.model_files.checkpoint import checkpoint_files
 
 
 def iterate_tensors(

@@ -21,7 +21,7 @@ from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
 from engine.model_config import ModelConfig
-from engine.models.safetensors_files import checkpoint_files
+from engine.model_files.checkpoint import checkpoint_files
 from engine.models.transformers_attention import (
     ATTENTION_NAME,
     LayerContext,

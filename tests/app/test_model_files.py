@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,17 +9,18 @@ import pytest
 from app.errors import StokerError
 from app.ops.model_files import count_parameters, describe_model, find_local_model
 from app.ops.model_store import ModelStore
+from engine.errors import CorruptModelError
 from tests.app.test_launch_specs import CONFIG
 
 
 def write_weights(path: Path, shapes: dict[str, list[int]]) -> None:
-    header = {"__metadata__": {"format": "pt"}}
-    tensors = {
-        name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
-        for name, shape in shapes.items()
-    }
-    raw = json.dumps({**header, **tensors}).encode()
-    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(end))
 
 
 def model_folder(folder: Path) -> Path:
@@ -38,7 +40,7 @@ def test_parameters_are_counted_from_the_headers(tmp_path: Path) -> None:
 def test_a_damaged_header_is_refused(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(raw)
 
-    with pytest.raises(StokerError, match=r"model\.safetensors"):
+    with pytest.raises(CorruptModelError, match=r"model\.safetensors"):
         count_parameters(tmp_path)
 
 

@@ -202,8 +202,8 @@ def test_rounding_is_to_nearest_even() -> None:
 
 
 def test_large_models_are_sharded_with_an_index(source: Path, tmp_path: Path) -> None:
+    from engine.model_files.checkpoint import checkpoint_files
     from engine.models.gguf_config import checkpoint_config
-    from engine.models.safetensors_files import checkpoint_files
 
     file = GGUFFile.open(source)
     config = checkpoint_config(file)

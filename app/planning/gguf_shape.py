@@ -1,0 +1,91 @@
+"""Shape and weight bytes of a GGUF file, from the header that `engine.model_files` reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from app.errors import ExitCode, StokerError
+from app.planning.model_shapes import Experts, ModelShape
+from app.planning.weight_sizes import EMBEDDING, HEAD, LAYER, SPLIT, WeightPart, Weights
+from engine.errors import CorruptModelError
+from engine.model_files.bounds import shown
+from engine.model_files.gguf_header import TYPES, GGUFHeader, GGUFTensor, read_gguf_header
+
+_PLAIN = frozenset({"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "phi3", "mistral"})
+_GEMMA3 = "gemma3"
+_GEMMA3_EVERY = 6
+_LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.")
+
+
+def read_gguf(path: Path) -> tuple[ModelShape, Weights]:
+    """Shape and weights. CorruptModelError for damage, StokerError for what cannot be counted."""
+    header = read_gguf_header(path)
+    num_files = header.metadata.get("split.count", 1)
+    if num_files not in (0, 1):
+        raise StokerError(
+            f"{path} is one part of {shown(num_files)}",
+            hint="join them with llama-gguf-split --merge, then give the whole file",
+            exit_code=ExitCode.USAGE,
+        )
+    parts = tuple(_part(tensor, path) for tensor in header.tensors)
+    return _shape(header), Weights(parts, f"header of {path.name}")
+
+
+def _part(tensor: GGUFTensor, path: Path) -> WeightPart:
+    if tensor.num_bytes is None:
+        raise StokerError(
+            f"{path}: tensor {shown(tensor.name)} has a type ({tensor.kind}) that is not known",
+            exit_code=ExitCode.USAGE,
+        )
+    dtype, values, size = TYPES[tensor.kind][0], tensor.num_values, tensor.num_bytes
+    if (layer := _LAYER_NAME.match(tensor.name)) is not None:
+        return WeightPart(LAYER, int(layer[1]), SPLIT, dtype, values, size)
+    place = EMBEDDING if "embd" in tensor.name else HEAD
+    return WeightPart(place, None, SPLIT, dtype, values, size)
+
+
+def _shape(header: GGUFHeader) -> ModelShape:
+    path, family = header.path, header.architecture
+    if family not in _PLAIN and family != _GEMMA3:
+        raise StokerError(
+            f"{path} is a {shown(family)}, whose cache `stoker plan` cannot count; it knows "
+            f"{', '.join(sorted(_PLAIN))} and {_GEMMA3}",
+            exit_code=ExitCode.USAGE,
+        )
+    heads, hidden = header.count("attention.head_count"), header.count("embedding_length")
+    layers, window = header.count("block_count"), header.count("attention.sliding_window", 0)
+    inner, experts = header.count("feed_forward_length"), header.count("expert_count", 0)
+    if hidden < heads:
+        raise CorruptModelError(f"{path}: {heads:,} heads do not fit into {hidden:,} values.")
+    return ModelShape(
+        name=path.name,
+        architecture=family,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=header.count("attention.head_count_kv", heads),
+        head_dim=header.count("attention.key_length", hidden // heads),
+        vocab_size=_vocab_size(header),
+        max_model_len=header.count("context_length"),
+        dtype="float16",  # of llama.cpp's cache
+        tie_word_embeddings=all(tensor.name != "output.weight" for tensor in header.tensors),
+        layer_windows=tuple(
+            window if family == _GEMMA3 and window and (n + 1) % _GEMMA3_EVERY else None
+            for n in range(layers)
+        ),
+        experts=Experts(
+            number=experts,
+            per_token=header.count("expert_used_count"),
+            size=header.count("expert_feed_forward_length", inner),
+        )
+        if experts
+        else None,
+        quantization="gguf",
+    )
+
+
+def _vocab_size(header: GGUFHeader) -> int:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) and tokens else header.count("vocab_size")
