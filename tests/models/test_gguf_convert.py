@@ -324,7 +324,7 @@ def test_a_cut_off_file_is_corrupt(keep: float, source: Path, tmp_path: Path) ->
 def test_other_files_are_not_gguf(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"PK\x03\x04" + bytes(1000))
-    with pytest.raises(CorruptModelError, match="is not a GGUF file"):
+    with pytest.raises(CorruptModelError, match="is no GGUF file"):
         convert_gguf(path, tmp_path / "out", quiet)
     with pytest.raises(ModelNotFoundError, match="No such GGUF file"):
         convert_gguf(tmp_path / "absent.gguf", tmp_path / "out", quiet)
