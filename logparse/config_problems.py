@@ -89,6 +89,9 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         "C14",
         patterns(
             r"You must set `?--enable-mm-embeds`?",
+            r"Attempted to assign [^\n]{1,60} multimodal tokens to (?P<places>\d{1,9}) placeholder",
+            r"max_tokens_per_mm_item \((?P<items>\d{1,9})\) is larger than max_num_batched_tokens "
+            r"\((?P<cache>\d{1,9})\)",
             r"At most (?P<limit>\d{1,6}) (?P<kind>\w{1,20})\(s\) may be provided in one prompt",
             r"prompt contains an? \(?n?\)? ?(?P<kind>\w{1,20}) item with (?P<items>\d{1,9}) "
             r"embedding tokens, which exceeds the pre-allocated encoder cache size "
@@ -98,6 +101,7 @@ CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             "an image of {items} tokens does not fit into the encoder cache of {cache}",
             "one prompt may hold {limit} {kind}(s)",
+            "the tokens of an image have no place in the prompt ({places} placeholders)",
             "the library {library} for images is missing",
             "inputs that are already embeddings are switched off",
         ),

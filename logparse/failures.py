@@ -35,7 +35,9 @@ _OWN_ERROR = re.compile(
     r"|OfflineError|CorruptModelError): "
 )
 _USAGE_BLOCK = "usage: "
-_TOOL_CALL = re.compile(r"\bCalledProcessError\b|Error building extension|Ninja build failed")
+_TOOL_CALL = re.compile(
+    r"\bPTXAS ?[Ee]rror\b|\bCalledProcessError\b|Error building extension|Ninja build failed"
+)
 _VALUE_ERROR = "Value error, "
 _VALIDATED = " [type="  # behind what pydantic says of one field
 _FIELD = re.compile(r"[\w.\[\]-]{1,200}")

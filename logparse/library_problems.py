@@ -76,7 +76,7 @@ LIBRARY_PROBLEMS: tuple[ProblemRule, ...] = (
             r"BackendCompilerFailed",
             r"torch\._dynamo\.exc\.\w{1,60}",
             r"torch\._inductor\.exc\.\w{1,60}",
-            r"InductorError|LoweringException|TritonMissing",
+            r"InductorError|LoweringException|TritonMissing|PassManager::run failed|tvm\.error\.",
             r"Failed compilation with \['neuronx-cc'|Command '\['neuronx-cc'",
             r"triton\.\w{1,30}\.errors\.\w{1,60}",
         ),

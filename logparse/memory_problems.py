@@ -328,7 +328,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(
             r"Failed core proc\(s\): \{[^}]{0,300}: (?:-9|137)\b",
             r"(?:^|: line \d{1,9}:\s{1,9}\d{1,9} |Out of memory: )Killed|oom-kill:|OOMKilled",
-            r"(?:died|exited) unexpectedly \(exit code:? -9\)",
+            r"(?:died|exited) (?:unexpectedly|during initialization) \(exit code:? -9\)",
             r"status=9/KILL|result 'oom-kill'|killed by the OOM killer|exited with code 137\b",
         ),
         ("a process was killed from outside, most likely because main memory ran out",),

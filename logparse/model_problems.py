@@ -19,6 +19,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(
             r"Access to model (?P<repo>[\w.-]{1,100}/[\w.-]{1,100}) is restricted",
             r"GatedRepoError|GatedModelError|gated repo",
+            r"HfHubHTTPError: 40[13]|40[13] (?:Client Error|Forbidden)",
         ),
         ("the model's repository is gated and this token may not read it",),
         "The licence is not accepted by the account of the token, or no token is set.",
@@ -147,6 +148,8 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
             r"PytorchStreamReader failed reading zip archive",
             r"Weight files referenced in index but missing",
             r"CorruptModelError: ",
+            r"(?P<detail>Expecting value: line \d{1,6} column \d{1,6})",
+            r"Unable to load weights from pytorch checkpoint",
             r"is incomplete or damaged: (?P<detail>[^\n]{1,200})|is not valid JSON: ",
         ),
         (
@@ -163,8 +166,12 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
     ),
     ProblemRule(
         "B7",
-        patterns(r"Cannot find any model weights with `(?P<path>[^`]{1,400})`"),
-        ("there are no weight files in {path}",),
+        patterns(
+            r"Cannot find any model weights with `(?P<path>[^`]{1,400})`",
+            r"Error no file named [^\n]{1,200}? found in directory (?P<path>[^\s.]\S{0,300}?)\.?$",
+            r"Error no file named \S{1,100}",
+        ),
+        ("there are no weight files in {path}", "there are no weight files"),
         "The folder holds no *.safetensors, or only another format (GGUF, ONNX, adapters).",
         (
             ("look what is there", "ls -lh {path}"),
@@ -244,7 +251,10 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
     ),
     ProblemRule(
         "B10",
-        patterns(r"PermissionError: \[Errno 13\][^\n]{0,40}: '(?P<path>/[^']{1,300})'"),
+        patterns(
+            r"PermissionError: \[Errno 13\][^\n]{0,40}: '(?P<path>/[^']{1,300})'",
+            r"\[Errno 30\] Read-only file system: '(?P<path>/[^']{1,300})'",
+        ),
         ("{path} cannot be written",),
         "A container user without a home directory, or a volume of another owner.",
         (
@@ -303,7 +313,7 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "C4",
         patterns(
-            r"setting `?trust_remote_code=True`?",
+            r"setting `?trust_remote_code=True`?|requires you to execute the \w{1,20} file in that",
             r"contains custom code which must be executed",
             r"Failed to load the (?:model config|tokenizer)\. If the",
         ),
@@ -420,7 +430,7 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "C13",
         patterns(
-            r"is not divisible by (?:min_thread_k|weight quantization block_n)",
+            r"is not divisible by (?:min_thread_[kn]|weight quantization block_n)",
             r"not aligned with the quantized weight shape",
         ),
         ("the slices of tensor parallelism are smaller than a quantisation group",),

@@ -36,7 +36,11 @@ OPTION_PROBLEMS: tuple[ProblemRule, ...] = (
     ),
     ProblemRule(
         "F4",
-        patterns(r"invalid reasoning parser: (?P<parser>[^\s'\"(]{1,60})"),
+        patterns(
+            r"invalid reasoning parser: (?P<parser>[^\s'\"(]{1,60})",
+            r"[Rr]easoning parser '(?P<parser>[^'\n]{1,60})' not found",
+            r"Unsupported reasoning parser: (?P<parser>[^\s'\"(]{1,60})",
+        ),
         ("there is no reasoning parser {parser}",),
         "The message lists those that this version has.",
         (("name one that fits the model", "{serve} --reasoning-parser qwen3"), ASK_CLI),

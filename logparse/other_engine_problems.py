@@ -6,6 +6,24 @@ from logparse.problems import FREE_GPU, ProblemRule, patterns
 
 _E = "llama.cpp"
 
+# Before the rules that any program's missing library fits.
+LLAMACPP_LOADER_PROBLEMS: tuple[ProblemRule, ...] = (
+    ProblemRule(
+        "L6",
+        patterns(
+            r"llama-server\S{0,20}: error while loading shared libraries: (?P<library>\S{1,80}): "
+        ),
+        ("the shared library {library} of llama.cpp is not found",),
+        "The libraries lie in another folder than the program, or were built for another system.",
+        (
+            ("name their folder", "LD_LIBRARY_PATH=/path/to/llama.cpp/build/bin {serve}"),
+            ("see what is missing", "ldd $(which llama-server)"),
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+)
+
 LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "L4",
@@ -144,6 +162,53 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
             ("see what else holds the GPU", "nvidia-smi"),
             ("try without the device", "{serve} --n-gpu-layers 0"),
             ("use a newer llama.cpp", "llama-server --version"),
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L10",
+        patterns(
+            r"V cache (?:quantization )?(?:was )?(?:requested,? )?[^\n]{0,40}requires? "
+            r"(?:flash_attn|Flash Attention)"
+        ),
+        ("a quantised V cache needs flash attention",),
+        "--cache-type-v with a quantised type is only computed by the flash attention kernels.",
+        (
+            ("switch it on", "{serve} --flash-attn on --cache-type-v q8_0"),
+            ("leave the V cache as it is", "{serve} --cache-type-v f16"),
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L11",
+        patterns(
+            r"built without (?P<what>CURL|SSL|OpenSSL)",
+            r"(?P<what>HTTPS) is not supported\. Please rebuild",
+            r"error from HF API, response code: (?P<code>\d{3})",
+        ),
+        (
+            "this build cannot download (it is without {what})",
+            "the hub answered {code} when the model was asked for",
+        ),
+        "-hf and --model-url download the file at start.",
+        (
+            ("download it otherwise", "hf download <org/repo> --include '*.gguf'"),
+            ("for a gated repository, log in", "hf auth login"),
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
+        "L12",
+        patterns(r"chat template is not supported|[Ff]ailed to parse (?:the )?chat template"),
+        ("the model's chat template is not one that this build reads",),
+        "Templates are programs (Jinja); old builds knew some by heart.",
+        (
+            ("have templates run", "{serve} --jinja"),
+            ("use a newer llama.cpp", "llama-server --version"),
+            ("give a template", "{serve} --chat-template chatml"),
         ),
         is_fatal=True,
         engine=_E,

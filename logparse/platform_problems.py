@@ -43,6 +43,7 @@ PARALLEL_PROBLEMS: tuple[ProblemRule, ...] = (
             r"(?:NCCL|RCCL) error",
             r"DistBackendError",
             r"Duplicate GPU detected",
+            r"is setting up NCCL communicator",
             r"ncclInternalError|ncclSystemError|ncclInvalidUsage|ncclRemoteError",
         ),
         ("the GPUs cannot talk to each other (NCCL)",),
@@ -122,6 +123,7 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
             r"no CUDA-capable device is detected",
             r"CUDA error: (?:initialization error|system not yet initialized)",
             r"CUDA driver initialization failed",
+            r"Unexpected error from cudaGetDeviceCount\(\)|NVMLError_(?:Unknown|NotSupported)",
             r"CUDA unknown error - this may be due to an incorrectly set up environment",
         ),
         ("no usable NVIDIA driver or GPU",),
@@ -153,7 +155,8 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "E5",
         patterns(
-            r"no kernel image is available for execution",
+            r"no kernel image is available|invalid device function|device kernel image is invalid",
+            r"hipErrorNoBinaryForGpu|hipErrorInvalidDeviceFunction",
             r"is not compatible with the current PyTorch installation",
             r"ptxas fatal\s{1,3}: Value 'sm_",
             r"No supported CUDA architectures found|Unsupported (?:CUDA|SM|GPU) arch",
@@ -164,6 +167,7 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             ("see which build fits", "stoker doctor"),
             ("install another release, or build from source", None),
+            ("on an AMD card of the same family", "HSA_OVERRIDE_GFX_VERSION=11.0.0 {serve}"),
         ),
     ),
     ProblemRule(
@@ -236,7 +240,8 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "E9",
         patterns(
-            r"Could not find nvcc",
+            r"Could not find nvcc|Could not find CUDA installation|nvcc_path",
+            r"Ninja is required to load",
             r"No such file or directory: '(?:[^'\n]{1,200}/)?(?P<tool>nvcc|ninja)'",
             r"fatal error: (?!Python\.h)\S{1,200}: No such file or directory",
             r"Ninja build failed",

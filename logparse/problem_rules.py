@@ -15,20 +15,27 @@ from logparse.library_problems import LIBRARY_PROBLEMS
 from logparse.memory_problems import MEMORY_PROBLEMS
 from logparse.model_problems import MODEL_ACCESS_PROBLEMS, MODEL_CONFIG_PROBLEMS
 from logparse.option_problems import OPTION_PROBLEMS
-from logparse.other_engine_problems import LLAMACPP_PROBLEMS, SGLANG_PROBLEMS
+from logparse.other_engine_problems import (
+    LLAMACPP_LOADER_PROBLEMS,
+    LLAMACPP_PROBLEMS,
+    SGLANG_PROBLEMS,
+)
 from logparse.platform_problems import PARALLEL_PROBLEMS, PLATFORM_PROBLEMS
 from logparse.problems import MORE_TIME, WHO_STOPS, ProblemRule, patterns
 from logparse.runtime_problems import RUNTIME_MEMORY_PROBLEMS, RUNTIME_PROBLEMS
 from logparse.server_problems import OWN_ENGINE_PROBLEMS, SERVER_PROBLEMS
+from logparse.stack_problems import STACK_PROBLEMS
 
 PROBLEM_RULES: tuple[ProblemRule, ...] = (
     *SGLANG_PROBLEMS,
+    *LLAMACPP_LOADER_PROBLEMS,
     *RUNTIME_MEMORY_PROBLEMS,
     *RUNTIME_PROBLEMS,
     *MEMORY_PROBLEMS,
     *MODEL_ACCESS_PROBLEMS,
     *CONFIG_PROBLEMS,
     *MODEL_CONFIG_PROBLEMS,
+    *STACK_PROBLEMS,
     *PARALLEL_PROBLEMS,
     *DISTRIBUTED_PROBLEMS,
     *PLATFORM_PROBLEMS,

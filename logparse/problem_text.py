@@ -59,6 +59,19 @@ _NOT_OWN = ("--quantization fp8", "--attention-backend ", " -cc.")
 _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]{1,60})")
 _VLLM_WORD = re.compile(r"(?<![\w:'-])vllm(?![\w:])(?! serve\|)")
 _GPU_COMMANDS = ("nvidia-smi", "CUDA_VISIBLE_DEVICES=", "docker run --gpus")
+_NVIDIA_SMI = re.compile(r"nvidia-smi(?: -[\w-]{1,20})*")
+_DEVICE_WORDS = {
+    "rocm": ("rocm-smi", "HIP_VISIBLE_DEVICES"),
+    "npu": ("npu-smi info", "ASCEND_RT_VISIBLE_DEVICES"),
+    "hpu": ("hl-smi", "HABANA_VISIBLE_DEVICES"),
+    "xpu": ("xpu-smi discovery", "ZE_AFFINITY_MASK"),
+}
+_DOCKER_DEVICES = {
+    "rocm": "--device /dev/kfd --device /dev/dri",
+    "npu": "--device /dev/davinci0 --device /dev/davinci_manager",
+    "hpu": "--runtime habana",
+    "xpu": "--device /dev/dri",
+}
 _REPO_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 _BARE = re.compile(r"[\w.]{1,200}:?(?: '?[\w.-]{0,60}'?)?")
 _PLACEHOLDER = re.compile(r"\{(\w{1,40})\}")
@@ -222,10 +235,19 @@ def _filled(
         if command is None:
             found.setdefault(filled, Fix(filled, None))
             continue
-        typed = _command(command, values, flags, given)
+        typed = _command(_for_device(command, facts.platform), values, flags, given)
         if typed is not None and _can_be_typed(typed, facts, engine):
             found.setdefault(typed, Fix(filled, typed))
     return tuple(found.values())
+
+
+def _for_device(command: str, platform: str | None) -> str:
+    """What asks or names NVIDIA's devices, in the words of the maker of those that are here."""
+    tool, variable = _DEVICE_WORDS.get(platform or "", (None, None))
+    if tool is None or variable is None:
+        return command
+    command = _NVIDIA_SMI.sub(tool, command).replace("CUDA_VISIBLE_DEVICES", variable)
+    return command.replace("--gpus all", _DOCKER_DEVICES[platform or ""])
 
 
 def _command(
@@ -264,6 +286,8 @@ def _translated(template: str, flags: dict[str, str]) -> str | None:
 def _can_be_typed(command: str, facts: Facts, engine: str | None) -> bool:
     """Whether the command makes sense for this engine and device."""
     if facts.platform == "cpu" and command.startswith(_GPU_COMMANDS):
+        return False
+    if "HSA_OVERRIDE_GFX" in command and facts.platform != "rocm":
         return False
     if engine != "sglang" and "SGLANG_" in command:
         return False

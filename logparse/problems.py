@@ -80,6 +80,7 @@ OUT_OF_MEMORY = (
     r"(?:[^\n]{0,120}? of which (?P<free>[\d.]{1,12} (?:[KMG]i?B|bytes)) is free)?",
     r"(?:CUDA|HIP|XPU|NPU|HPU|MPS|MUSA) out of memory|OutOfMemoryError|hipErrorOutOfMemory",
     r"(?:CUDA|HIP|NPU) error: out of memory|cudaErrorMemoryAllocation",
+    r"Triton Error \[(?:CUDA|HIP)\]: out of memory",
     r"OUT_OF_DEVICE_MEMORY|OUT_OF_HOST_MEMORY",
 )
 
@@ -118,7 +119,7 @@ _WRAPPER_TEXTS = (
 )
 _WRAPPER_CLASSES = re.compile(
     r"(?:[\w.]{0,200}\.)?(?:ValidationError: \d+ validation errors? for|SystemExit\b|"
-    r"KeyboardInterrupt\b|CancelledError\b|ChildFailedError\b|RuntimeError: cancelled$|"
+    r"KeyboardInterrupt\b|CancelledError\b|ChildFailedError\b|RuntimeError: [Cc]ancelled$|"
     r"BrokenPipeError\b|ConnectionResetError\b|EOFError$|ContextTerminated\b|"
     r"RayTaskError\(|ProcessRaisedException\b)"
 )
@@ -281,7 +282,10 @@ _PLAIN_FAILURES = re.compile(
     r"|(?:CUDA|ROCm|HIP|MUSA|SYCL|Vulkan) error: |(?:\S{1,300}:\d{1,6}: )?GGML_ASSERT\("
     r"|error: Insufficient Memory \("
     r"|Failed: Cuda error |.{0,200}Watchdog caught collective operation timeout"
-    r"|nvidia-container-cli: |ptxas fatal"
+    r"|nvidia-container-cli: "
+    r"|(?:\S{1,200}: )?error while loading shared libraries: "
+    r"|(?:error: )?(?:built without (?:CURL|SSL)|error from HF API|HTTPS is not supported)"
+    r"|(?:error: )?[^\n]{0,60}chat template is not supported"
     r"|.{0,300}failed (?:startup|liveness) probe, will be restarted"
 )
 

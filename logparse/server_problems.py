@@ -148,6 +148,7 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(
             r"--enable-auto-tool-choice requires --tool-call-parser",
             r"invalid tool call parser: (?P<parser>\S{1,60})",
+            r"tool (?:call )?parser '(?P<parser>[^'\n]{1,60})' (?:is not available|not found)",
         ),
         ("tool calling needs a parser that fits the model",),
         "Each model family writes tool calls in its own way.",
@@ -286,6 +287,8 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
             r"Engine core proc (?P<name>.{1,80}?) died unexpectedly",
             r"engine core exited unexpectedly(?: \(exit code (?P<code>-?\d{1,4})\))?",
             r"Worker proc (?P<name>.{1,80}?) died unexpectedly",
+            r"(?P<name>Rank \d{1,5} scheduler) died during initialization \(exit code: "
+            r"(?P<code>-?\d{1,4})\)",
         ),
         (
             "the process {name} died without a message",

@@ -210,6 +210,15 @@ _SERVING = (
         None,
     ),
     _line(
+        "stoker-grammar-process",
+        "The process that compiles grammars ended with code ",
+        r"(-?\d{1,4})",
+        "It is started again for the next schema; the requests that waited are refused.",
+        "engine/core/grammar_checker.py",
+        None,
+        Take("code", Unit.COUNT),
+    ),
+    _line(
         "stoker-grammar",
         "Grammar of ",
         r"(?:request )?(\S{1,120}) (?:failed|is unusable): (.{1,400})",

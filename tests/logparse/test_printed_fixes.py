@@ -41,13 +41,14 @@ _SGLANG_TEXT = """
 SGLANG_FLAGS = frozenset(_SGLANG_TEXT.split())
 _LLAMA_TEXT = """
 -m -hf --ctx-size --n-gpu-layers --port --host --flash-attn --cache-type-k --cache-type-v
---verbose --help --version --list-devices --no-mmproj --parallel --batch-size
+--verbose --help --version --list-devices --no-mmproj --parallel --batch-size --jinja
+--chat-template
 """
 LLAMA_FLAGS = frozenset(_LLAMA_TEXT.split())
 _PROGRAM_TEXT = """
 vllm stoker python llama-server nvidia-smi nvcc pip uv docker df ls dmesg sudo ss pgrep py-spy ps
 hf unset export echo rm cd ulimit curl aws openssl git head sacct ldconfig ray wsl ip tee grep
-tail md5sum env kubectl
+tail md5sum env kubectl ldd rocm-smi npu-smi hl-smi xpu-smi
 """
 PROGRAMS = frozenset(_PROGRAM_TEXT.split())
 # Of a user, in a template.

@@ -833,6 +833,11 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {"instructions": "AVX-512"},
     ),
     (
+        "stoker-grammar-process",
+        "The process that compiles grammars ended with code -9.",
+        {"code": -9},
+    ),
+    (
         "stoker-kernels-again",
         "CPU kernels are built again: somebody else wrote it.",
         {"reason": "somebody else wrote it"},

@@ -74,8 +74,8 @@ CASES: list[tuple[str, str, tuple[str, ...], str, str]] = [
      "CUDA_LAUNCH_BLOCKING=1 vllm serve o/m --enforce-eager"),
     ("E20", "ModuleNotFoundError: No module named 'frobnicator'", ("x.py in <module>",),
      "frobnicator is not installed", "pip install frobnicator"),
-    ("E20", "ImportError: cannot import name 'Frob' from 'transformers' (/v/__init__.py)",
-     ("x.py in <module>",), "transformers is of another version", "pip check"),
+    ("E20", "ImportError: cannot import name 'Frob' from 'frobs' (/v/__init__.py)",
+     ("x.py in <module>",), "frobs is of another version", "pip check"),
     ("F10", "ValueError: base.lm_head.weight is unsupported LoRA weight", ("x.py in foo",),
      "LoRA", "vllm serve o/m"),
 ]  # fmt: skip
