@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -19,6 +21,8 @@ from textual.app import App
 from textual.color import Color
 from textual.filter import LineFilter
 from textual.theme import Theme
+
+from app.client.terminal import is_terminal_gone
 
 STOKER_THEME = Theme(
     name="stoker",
@@ -127,18 +131,26 @@ class StyledApp(App[str]):
     def __init__(self, appearance: Appearance | None = None) -> None:
         super().__init__()
         self.appearance = appearance or Appearance.chosen(os.environ)
+        self._handlers: dict[signal.Signals, Any] = {}  # those from before
 
     def _on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            """Also while the loop stands on a terminal that is gone, which takes nothing more."""
+            if is_terminal_gone():
+                os._exit(128 + number)
+            loop.call_soon_threadsafe(self._end_by, number)
+
         for number in _SIGNALS if self.owns_signals else ():
-            with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
-                asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+            with contextlib.suppress(ValueError):  # not in the main thread
+                self._handlers[number] = signal.signal(number, handle)
 
     def _on_unmount(self) -> None:
-        for number in _SIGNALS if self.owns_signals else ():
-            with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
-                asyncio.get_running_loop().remove_signal_handler(number)
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
 
-    def _end_by(self, number: signal.Signals) -> None:
+    def _end_by(self, number: int) -> None:
         self.exit(return_code=128 + number)
 
     def run_to_end(self) -> str | None:

@@ -63,7 +63,9 @@ def show_dashboard(log_path: Path, should_go_on: Callable[[], bool]) -> str:
     """The real one, in front of a server that it need not find."""
     from app.commands.top import open_dashboard
 
-    return open_dashboard("http://127.0.0.1:9", log_path=log_path, server_alive=should_go_on)
+    return open_dashboard(
+        "http://127.0.0.1:9", log_path=log_path, server_alive=should_go_on, is_owner=True
+    )
 
 
 def _own_model(fake_only: bool, model: Path | None) -> Path | None:

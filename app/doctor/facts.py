@@ -297,6 +297,7 @@ class LeftoverFacts:
     orphans: tuple[Orphan, ...] = ()
     files: tuple[LeftoverFile, ...] = ()
     caches: tuple[CacheFolder, ...] = ()
+    cleared: tuple[str, ...] = ()  # what killed servers had left, and this look has removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ def checks(facts: Facts) -> Sequence[Check]:
         return [Check("orphans", "Left processes", Result.SKIPPED, "the facts do not say")]
     return [
         check_orphans(found.orphans),
+        check_sockets(found.cleared),
         check_locks(found.files),
         check_downloads(found.files),
         check_caches(found.caches),
@@ -36,6 +37,16 @@ def check_orphans(orphans: Sequence[Orphan]) -> Check:
     todo = "their server has gone: end them (kill -9 what stays)"
     commands = tuple(f"kill {one.pid}" for one in orphans)
     return Check("orphans", title, Result.PROBLEM, seen, todo, commands)
+
+
+def check_sockets(cleared: Sequence[str]) -> Check:
+    """Socket folders without a server; looking for them has removed them."""
+    title = "Left sockets"
+    if not cleared:
+        return Check("sockets", title, Result.OK, "none")
+    shown = ", ".join(cleared[:_SHOWN])
+    more = f" and {len(cleared) - _SHOWN} more" if len(cleared) > _SHOWN else ""
+    return Check("sockets", title, Result.OK, f"removed {shown}{more}: their server is gone")
 
 
 def check_locks(files: Sequence[LeftoverFile]) -> Check:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from app.doctor.facts import CacheFolder, GpuReading, LeftoverFacts, LeftoverFile, Orphan
+from app.ops.ownerless_files import remove_ownerless_files
 from engine.machine.hub import hub_cache
 from engine.machine.orphans import find_orphans
 
@@ -19,6 +20,7 @@ def read_leftovers(environ: Mapping[str, str], gpus: GpuReading) -> LeftoverFact
     """The facts of this user on this machine."""
     return LeftoverFacts(
         orphans=tuple(_orphans(gpus)),
+        cleared=tuple(str(path) for path in remove_ownerless_files()),
         files=(*_broken_downloads(hub_cache(environ)), *_build_locks(environ)),
         caches=tuple(
             found for folder in _cache_folders(environ) if (found := measure(folder)) is not None

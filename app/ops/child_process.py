@@ -45,18 +45,20 @@ def spawn(
     stderr: int | IO[bytes] = subprocess.STDOUT,
     env: Mapping[str, str] | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
+    guard: int = 0,
 ) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own; on Linux it is killed when this process dies.
 
     Without `env` it gets this process's environment, but no secret.
 
     Call it from a thread that lives as long as the child should: the kernel watches the thread.
-    With a guard, `death_signal` is SIGSTOP: a server that stands still keeps its orphans together.
+    With SIGSTOP as `death_signal`, a server that stands still keeps its orphans together until a
+    guard has ended them. `guard` is that guard's pid; `env` has the mark that it was given.
     """
     shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("child_shim.py"))]
     program = _find_program(command[0])
     return subprocess.Popen(
-        [*shim, str(os.getpid()), str(int(death_signal)), program, *command[1:]],
+        [*shim, str(os.getpid()), str(int(death_signal)), str(guard), program, *command[1:]],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,

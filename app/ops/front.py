@@ -14,13 +14,13 @@ import select
 import signal
 import socket
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from app.client.terminal import is_terminal_gone
 from app.ops.background import exit_code_of_child
 
 QUIT, DETACH, GONE, FAILED = "quit", "detach", "server-gone", "failed"
@@ -60,7 +60,7 @@ class FrontLink:
             with contextlib.suppress(queue.Empty):
                 self._answers.get(timeout=_POLL_S)
                 return
-            if not has_terminal() and os.getppid() == self._front:
+            if is_terminal_gone() and os.getppid() == self._front:
                 os.kill(self._front, signal.SIGKILL)  # it would try to draw for ever
 
     def let_go(self) -> None:
@@ -133,17 +133,8 @@ class _Front:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._supervisor, number)
-        if number == signal.SIGHUP and not has_terminal():
+        if number == signal.SIGHUP and is_terminal_gone():
             os._exit(128 + number)  # the screen can neither be drawn nor given back
-
-
-def has_terminal() -> bool:
-    """Whether the terminal that this process writes to is still there."""
-    try:
-        termios.tcgetattr(2)
-    except termios.error:
-        return False
-    return True
 
 
 def _send(link: socket.socket, text: str) -> None:

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,16 @@ class LaunchSpec:
     def url(self) -> str:
         """Where a client on this machine finds the server."""
         return f"http://{url_host(self.host)}:{self.port}"
+
+    @property
+    def death_signal(self) -> signal.Signals:
+        """What the kernel sends to the first process when the supervisor dies.
+
+        Our engine and llama-server end with it, cores too. Others' processes may hide from whoever
+        looks for them, unless their server stands still.
+        """
+        ends_whole = self.engine in (STOKER, LLAMA_CPP)
+        return signal.SIGKILL if ends_whole else signal.SIGSTOP
 
     @property
     def api_key(self) -> str | None:

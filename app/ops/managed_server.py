@@ -22,6 +22,7 @@ from app.ops.launch_specs import LaunchSpec
 from app.ops.log_files import DEFAULT_LOG_BYTES
 from app.ops.log_sink import new_log_path
 from app.ops.one_start import OneStart
+from app.ops.ownerless_files import remove_ownerless_files
 from app.ops.readiness import StartOutcome, wait_until_ready
 from app.ops.ready_probe import answers_one_token
 from app.ops.restart_policy import RestartPolicy
@@ -32,7 +33,6 @@ from app.ops.server_registry import (
     ServerRecord,
     ServerRegistry,
 )
-from app.ops.socket_folders import remove_dead_socket_folders
 from app.ops.start_words import without_api_key
 from app.ops.status_endpoint import StatusEndpoint
 from app.ops.status_pages import SupervisorStatus, page
@@ -89,7 +89,7 @@ class ManagedServer:
 
     def start(self) -> None:
         """Start the process, leave a record of it and answer probes."""
-        remove_dead_socket_folders()
+        remove_ownerless_files()
         try:
             self._start.supervisor.start()
             if self._record is None:
@@ -303,7 +303,7 @@ class ManagedServer:
         """End every process of this start; record and endpoint stay for the next one."""
         self._end_watch()
         report = self._start.supervisor.stop()
-        remove_dead_socket_folders()
+        remove_ownerless_files()
         return report
 
     def stop(self) -> StopReport:

@@ -29,10 +29,10 @@ from app.ops.background import (
 from app.ops.front import FrontLink, Show, serve_with_front
 from app.ops.launch_specs import LaunchSpec
 from app.ops.managed_server import ManagedServer, ServerCare
+from app.ops.ownerless_files import remove_ownerless_files
 from app.ops.selftest_terminal import start_in_terminal
 from app.ops.server_registry import ServerRecord, ServerRegistry
 from app.ops.serving import ServingScreens, serve_until_stopped
-from app.ops.socket_folders import remove_dead_socket_folders
 from app.ops.supervisor import StopTimes
 from engine.machine.ports import free_port, is_port_free
 from logparse import parse_lines
@@ -145,6 +145,21 @@ class RunningTrial:
     def wait_for_supervisor(self, record: ServerRecord) -> None:
         """Until it has ended."""
         wait_for(lambda: not record.is_supervised(), "the supervisor's end", _PATIENCE_S)
+
+    def guard(self) -> psutil.Process:
+        """What ends the server when its supervisor cannot."""
+        wait_for(self.has_guard, "a guard")
+        return next(self._guards())
+
+    def has_guard(self) -> bool:
+        """Whether one runs."""
+        return any(True for _ in self._guards())
+
+    def _guards(self) -> Iterator[psutil.Process]:
+        for child in psutil.Process(self.record().supervisor_pid).children():
+            with contextlib.suppress(psutil.Error):
+                if "session_guard.py" in " ".join(child.cmdline()):
+                    yield child
 
     def core(self) -> psutil.Process:
         """The server's own child."""
@@ -375,7 +390,7 @@ def _remains(
         found += [f"the record of {record.name}" for record in registry.all()]
         if registry.socket_path(_NAME).exists():
             found.append("the status socket")
-        remove_dead_socket_folders()
+        remove_ownerless_files()
         if not found or time.monotonic() > deadline:
             return f"left behind: {', '.join(found)}" if found else None
         time.sleep(_POLL_S)

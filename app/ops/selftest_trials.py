@@ -31,6 +31,7 @@ from app.ops.selftest import (
 from app.ops.server_registry import BACKING_OFF
 from app.ops.stopping import stop_server
 from engine.machine.orphans import find_orphans
+from engine.machine.processes import is_alive
 from logparse import PHASE_NAMES
 
 _READY = ("ready", "idle", "busy", "stalled")
@@ -118,6 +119,11 @@ def both_trials() -> list[Trial]:
         Trial("stop by Ctrl-C", "good", _signal_it("INT"), ExitCode.OK),
         Trial("stop from outside", "good", _stop_from_outside, ExitCode.OK),
         Trial("kill -9 of the supervisor", "good", _signal_it("KILL"), _KILLED),
+        Trial("kill -9 of the supervisor and its guard", "good", _kill_both(), _KILLED),
+        Trial("the same, the server stopped", "good", _kill_both("server"), _KILLED),
+        Trial("the same, the core stopped", "good", _kill_both("core"), _KILLED),
+        Trial("kill -9 of the guard", "good", _replace_guard(signal.SIGKILL), _KILLED),
+        Trial("the guard stopped", "good", _replace_guard(signal.SIGSTOP), _KILLED),
         Trial("kill -9 of the server", "good", _kill_server, ExitCode.ENGINE_DIED),
         Trial("kill -9 of the core", "good", _kill_core, ExitCode.ENGINE_DIED),
     ]
@@ -258,6 +264,33 @@ def _stop_from_outside(trial: RunningTrial) -> None:
     report = stop_server(trial.record(), now=False)
     if not report.is_clean:
         raise TrialFailed(report.remains(0))
+
+
+def _kill_both(*stopped: str) -> Act:
+    def act(trial: RunningTrial) -> None:
+        trial.wait_for_state(*_READY)
+        guard = trial.guard()
+        if "core" in stopped:
+            trial.core().suspend()
+        if "server" in stopped:
+            os.kill(trial.record().pid, signal.SIGSTOP)
+        os.kill(trial.start.pid, signal.SIGKILL)
+        guard.kill()
+
+    return act
+
+
+def _replace_guard(number: signal.Signals) -> Act:
+    """The next guard does what the first would have done."""
+
+    def act(trial: RunningTrial) -> None:
+        trial.wait_for_state(*_READY)
+        first = trial.guard()
+        first.send_signal(number)
+        wait_for(lambda: not is_alive(first) and trial.has_guard(), "another guard")
+        os.kill(trial.start.pid, signal.SIGKILL)
+
+    return act
 
 
 def _kill_server(trial: RunningTrial) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 _POLL_S = 0.05
 _GRACE_S = 5.0
@@ -25,7 +26,14 @@ def main() -> None:
     """Wait for the end of the pipe, then end everyone of the server."""
     mark = sys.argv[1].encode()
     server, *names = sys.stdin.buffer.read().split(b"\0")[:-1] or [_NO_SERVER]
-    session = int(server)
+    end_server(int(server), mark, [os.fsdecode(name) for name in names])
+
+
+def end_server(session: int, mark: bytes, names: list[str]) -> None:
+    """End all processes of a server; then its shared memory and sockets go, `names` among them."""
+    files = _shared_files()
+    files.add(names)
+    files.note(_members(session, mark))
     _signal(_members(session, mark) & {session}, signal.SIGSTOP)
     for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _KILL_S)):
         _signal(_members(session, mark) - {session}, number)
@@ -36,7 +44,7 @@ def main() -> None:
     deadline = time.monotonic() + _KILL_S
     while _members(session, mark) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    _remove([os.fsdecode(name) for name in names])
+    files.remove()
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
@@ -45,13 +53,11 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _remove(paths: list[str]) -> None:
+def _shared_files() -> Any:
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from shared_files import SharedFiles  # type: ignore[import-not-found]
 
-    files = SharedFiles()
-    files.add(paths)
-    files.remove()
+    return SharedFiles()
 
 
 def _members(session: int, mark: bytes) -> set[int]:

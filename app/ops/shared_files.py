@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -42,9 +43,17 @@ class SharedFiles:
             with contextlib.suppress(OSError):
                 self.add(self._sockets(pid, sockets))
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Those that are known."""
+        return tuple(self._paths)
+
     def remove(self) -> tuple[str, ...]:
-        """Delete what is left and in nobody's use; the paths that could not be deleted."""
-        left = [path for path in self._paths if os.path.lexists(path)]
+        """Delete what is left and in nobody's use; the paths that could not be deleted.
+
+        Only this user's sockets and shared memory are, whatever has taken their names since.
+        """
+        left = [path for path in self._paths if _is_ours(path)]
         if not left:
             return ()
         used = self._in_use()
@@ -81,6 +90,15 @@ class SharedFiles:
                 with contextlib.suppress(OSError):
                     used.update(self._mapped(int(name)))
         return used
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    is_memory = path.startswith(_SHARED_MEMORY) and not stat.S_ISLNK(status.st_mode)
+    return (is_memory or stat.S_ISSOCK(status.st_mode)) and status.st_uid == os.getuid()
 
 
 def _unlink(path: str) -> bool:

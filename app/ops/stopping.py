@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from app.ops.gpu_release import GpuWitness
+from app.ops.ownerless_files import remove_ownerless_files
 from app.ops.process_tree import ProcessTree
 from app.ops.server_registry import ServerRecord
 from app.ops.shared_files import SharedFiles
-from app.ops.socket_folders import remove_dead_socket_folders
 from app.ops.supervisor import StopReport, StopTimes
 from engine.machine.ports import describe_holder, is_port_free
 
@@ -33,7 +33,7 @@ def stop_server(record: ServerRecord, *, now: bool, times: StopTimes | None = No
     if record.is_supervised():
         _stop_supervisor(record, now, times)
     was_killed = tree is not None and end_processes(tree, times)
-    remove_dead_socket_folders()
+    remove_ownerless_files()
     report = _report(record, tree, was_killed, times)
     pids = tree.pids() if tree is not None else frozenset()
     gpu_left = gpus.wait_for_release(pids, times.gpu_s)

@@ -23,11 +23,12 @@ from app.ops.log_sink import LogSink
 from app.ops.process_tree import ProcessTree, new_mark
 from app.ops.shared_files import SharedFiles
 from engine.machine.ports import describe_holder, is_port_free
-from engine.machine.processes import process_identity
+from engine.machine.processes import is_stopped, process_identity
 
 _POLL_S = 0.05
 _LOG_GRACE_S = 4.0
 _NOTE_FILES_S = 2.0
+_GUARD_S = 12.0  # it has nothing to end any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Supervisor:
         self._is_hurried = False  # a plain bool: signal handlers write it
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
+        self._mark = ""
         self._drain: threading.Thread | None = None
         self._tree: ProcessTree | None = None
         self._create_time = 0.0
@@ -100,13 +102,15 @@ class Supervisor:
         mark = new_mark()
         name, _, value = mark.partition("=")
         environment = {**self._spec.environment(), name: value}
+        self._mark = mark
         self._guard = start_guard(mark)
         try:
             process = spawn(
                 self._spec.argv,
                 stdout=subprocess.PIPE,
                 env=environment,
-                death_signal=signal.SIGSTOP,
+                death_signal=self._spec.death_signal,
+                guard=self._guard.pid,
             )
         except StokerError:
             self._dismiss_guard()
@@ -154,6 +158,7 @@ class Supervisor:
 
     def watch(self) -> None:
         """Note processes that have appeared, and their files; call it about once a second."""
+        self._keep_guard()
         if time.monotonic() - self._files_noted_at >= _NOTE_FILES_S:
             self.note_files()
         elif self._tree is not None:
@@ -199,8 +204,23 @@ class Supervisor:
         self.finish_log()
         return self._report(tree, was_killed)
 
+    def _keep_guard(self) -> None:
+        """Somebody has killed it, or stopped it, so that it would not hear of our end."""
+        guard = self._guard
+        if guard is None or (guard.poll() is None and not is_stopped(guard.pid)):
+            return
+        guard.kill()
+        guard.communicate()
+        self._guard = start_guard(self._mark)
+        tell_guard(self._guard, [str(self._running().pid), *self._files.paths])
+
     def _dismiss_guard(self) -> None:
-        if self._guard is not None:
+        if self._guard is None:
+            return
+        try:
+            self._guard.communicate(timeout=_GUARD_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self._guard.kill()
             self._guard.communicate()
 
     def finish_log(self) -> None:
