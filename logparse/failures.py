@@ -57,7 +57,12 @@ _WORDS = (
         ),
         "vllm",
     ),
-    (re.compile(r"Received sigquit from a child proces|Rank \d+ scheduler is dead"), "sglang"),
+    (
+        re.compile(
+            r"Received sigquit from a child proces|Scheduler hit an exc|Rank \d+ scheduler is dead"
+        ),
+        "sglang",
+    ),
 )
 
 # What must be in the text for a rule to match, and the rule's place; "" where nothing must be.
@@ -419,6 +424,8 @@ class FailureTracker:
     def _from_errors(self, trusts_error_lines: bool) -> Cause | None:
         errors = [c for c in self._errors if not c.points_elsewhere and c.kind != "tool"]
         known = _first_known([c for c in errors if (m := _match(c)) and m.rule and m.rule.is_fatal])
+        if known is not None and known.rule is not None and known.rule.is_echo:
+            return _match(errors[0]) or Cause(errors[0], None, {}, errors[0])
         if known is None and trusts_error_lines and errors:
             return _first_known(errors) or Cause(errors[0], None, {}, errors[0])
         return known

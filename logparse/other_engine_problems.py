@@ -167,6 +167,23 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
         engine=_E,
     ),
     ProblemRule(
+        "L13",
+        patterns(
+            r"invalid value for main_gpu: (?P<given>-?\d{1,4}) \(available devices: "
+            r"(?P<number>\d{1,4})\)"
+        ),
+        ("--main-gpu {given} was asked for, and {number} devices are there",),
+        "Devices count from 0. None are there when the build has no code for the GPU, or the "
+        "container or CUDA_VISIBLE_DEVICES hides it.",
+        (
+            ("see the devices that it finds", "llama-server --list-devices"),
+            ("see what the driver says", "nvidia-smi"),
+            ("leave the flag out", "{serve}"),
+        ),
+        is_fatal=True,
+        engine=_E,
+    ),
+    ProblemRule(
         "L10",
         patterns(
             r"V cache (?:quantization )?(?:was )?(?:requested,? )?[^\n]{0,40}requires? "
@@ -258,6 +275,7 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
             ("have more said", "{serve} --verbose"),
         ),
         is_fatal=True,
+        is_echo=True,
         engine=_E,
     ),
 )

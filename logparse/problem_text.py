@@ -91,6 +91,20 @@ _SGLANG_FLAGS = {
     "--dtype": "--dtype",
     "--port": "--port",
     "--host": "--host",
+    "--attention-backend": "--attention-backend",
+    "--model-impl": "--model-impl",
+    "--tokenizer": "--tokenizer-path",
+    "--reasoning-parser": "--reasoning-parser",
+    "--tool-call-parser": "--tool-call-parser",
+    "--chat-template": "--chat-template",
+    "--served-model-name": "--served-model-name",
+    "--kv-cache-dtype": "--kv-cache-dtype",
+    "--hf-overrides": "--json-model-override-args",
+}
+_SGLANG_VALUES = {
+    "TRITON_ATTN": "triton",
+    "FLASH_ATTN": "fa3",
+    "--kv-cache-dtype fp8": "--kv-cache-dtype fp8_e5m2",
 }
 _LLAMACPP_FLAGS = {"--max-model-len": "--ctx-size", "--port": "--port", "--host": "--host"}
 _TRANSLATIONS = {"sglang": _SGLANG_FLAGS, "llama.cpp": _LLAMACPP_FLAGS}
@@ -280,6 +294,8 @@ def _translated(template: str, flags: dict[str, str]) -> str | None:
         if flag not in flags and flag != "--help":
             return None
         template = template.replace(flag, flags.get(flag, flag), 1)
+    for theirs, ours in _SGLANG_VALUES.items() if flags is _SGLANG_FLAGS else ():
+        template = template.replace(theirs, ours)
     return template
 
 

@@ -29,6 +29,7 @@ class ProblemRule:
     place: str = ""  # if a traceback is shown, it ends in a file of this path
     is_fatal: bool = False  # an ERROR line of this wording ends a start without any exception
     is_of_usage: bool = False  # only a refused command line is explained by it
+    is_echo: bool = False  # it only says that what was told before it failed
     is_general: bool = False  # a more exact one of the same process wins, also if it comes later
     derive: Callable[[Values], Values] | None = None
     engine: str = ""  # whose words they are, when the log holds nothing else

@@ -130,6 +130,8 @@ def test_on_amd_nobody_is_sent_to_nvidias_tools() -> None:
         ("L11", "error: built without CURL, cannot download model from internet"),
         ("L11", "error from HF API, response code: 401, data: {}"),
         ("L12", "error: the supplied chat template is not supported: frob"),
+        ("L13", "0.00.410.123 E llama_prepare_model_devices: invalid value for main_gpu: 3 "
+         "(available devices: 1)"),
         ("L6", "llama-server: error while loading shared libraries: libfrob.so.0: cannot open "
          "shared object file: No such file or directory"),
     ],
@@ -138,4 +140,32 @@ def test_llama_server(id: str, line: str) -> None:
     report = parse_lines([line])
     assert report.problem is not None
     assert (report.outcome, report.engine, report.problem.id) == (Outcome.FAILED, "llama.cpp", id)
-    assert report.problem.key_line == line
+    assert line.endswith(report.problem.key_line)
+
+
+def test_what_failed_first_not_that_loading_failed() -> None:
+    report = parse_lines(
+        [
+            "0.00.400.000 I cmn  common_param: common_params_print_info: verbosity = 3",
+            "0.00.410.123 E llama_frob: no frob in this file",
+            "0.00.410.200 E llama_model_load_from_file_impl: failed to load model",
+            "0.00.410.300 E srv  llama_server: exiting due to model loading error",
+        ]
+    )
+    assert report.problem is not None
+    assert report.problem.key_line == "llama_frob: no frob in this file"
+
+
+def test_sglang_by_its_words_alone() -> None:
+    report = parse_lines(
+        [
+            "Scheduler hit an exception: Traceback (most recent call last):",
+            '  File ".../scheduler.py", line 3, in f',
+            "RuntimeError: FlashAttention on Frob cards only supports frobs",
+        ]
+    )
+    assert (report.outcome, report.engine) == (Outcome.FAILED, "sglang")
+    assert report.problem is not None
+    assert "python -m sglang.launch_server --model-path MODEL --attention-backend triton" in [
+        fix.command for fix in report.problem.fixes
+    ]
