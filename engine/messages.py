@@ -142,6 +142,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: PackedLogprobs | None = None
     pooling_output: bytes | None = None
+    error: str | None = None  # why `finish_reason` is ERROR, for the client
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):

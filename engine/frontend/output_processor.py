@@ -96,7 +96,7 @@ class OutputProcessor:
             if output.finish_reason is FinishReason.ERROR:
                 del self._states[output.request_id]
                 step.stats.num_failed += 1
-                state.box.fail(GenerationError(_FAILED))
+                state.box.fail(GenerationError(output.error or _FAILED))
                 continue
             result = _to_request_output(state, output)
             if output.logprobs is not None:

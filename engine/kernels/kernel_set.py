@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
 
 _KERNEL_SETS = {"reference": "engine.kernels.reference:ReferenceKernels"}
@@ -60,7 +61,10 @@ class ModelStep(Protocol):
         """The same step, but float32 [R, hidden] after the final norm instead of logits."""
 
     def greedy_tokens(self, batch: StepBatch, kv_cache: KVCache) -> IntArray:
-        """The same step, but of each row [R] only the token with the largest logit."""
+        """The same step, but of each row [R] only the token with the largest logit.
+
+        NO_TOKEN where the logits are no numbers.
+        """
 
 
 class KernelSet(Protocol):
@@ -116,11 +120,16 @@ class KernelSet(Protocol):
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """Token with the largest logit of each row, the first of equals."""
+    """Token with the largest logit of each row, the first of equals; NO_TOKEN where one is NaN."""
     if logits.device.type != "cpu":
-        return logits.argmax(-1)
+        tokens = logits.argmax(-1)  # of a NaN, where there is one
+        largest = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return tokens.masked_fill_(largest.isnan(), NO_TOKEN)
     # On one thread numpy's is 14 times faster (32 rows of 49152: 0.09 against 1.3 ms).
-    return torch.from_numpy(logits.numpy().argmax(-1))
+    rows = logits.numpy()
+    found = rows.argmax(-1)
+    found[np.isnan(rows[np.arange(len(rows)), found])] = NO_TOKEN
+    return torch.from_numpy(found)
 
 
 def create_kernel_set(name: str) -> KernelSet:

@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray: TypeAlias = NDArray[np.int64]
+
+NO_TOKEN = -1
+"""Stands for the most likely token of a row whose logits are no numbers (NaN)."""
 """Every index array of a step: one width, so that torch may index with it without a copy."""
 
 

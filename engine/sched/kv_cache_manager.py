@@ -203,6 +203,11 @@ class KVCacheManager:
         for table in self._tables[request.request_id]:
             self.block_pool.forget(table[computed:end])
 
+    def forget(self, request: Request) -> None:
+        """None of the request's blocks may be found by a prefix lookup any more."""
+        for table in self._tables[request.request_id]:
+            self.block_pool.forget(table)
+
     def get_block_ids(self, request_id: str) -> BlockIds:
         """The request's block tables, one per group."""
         tables = self._tables.get(request_id) or [[] for _ in self._windows]

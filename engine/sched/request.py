@@ -57,6 +57,7 @@ class Request:
         "block_size",
         "cache_salt",
         "eos_token_ids",
+        "error",
         "events",
         "grammar",
         "max_tokens",
@@ -103,6 +104,7 @@ class Request:
         self.place = 0  # the scheduler numbers requests as they come
         self.grammar = grammar
         self.stop_reason: int | None = None
+        self.error: str | None = None  # what the client is told when the request fails
         self.events: list[EngineCoreEvent] = []
         self.block_size = block_size if hash_blocks else 0
         self.block_hashes: list[BlockHash] = []

@@ -31,6 +31,15 @@ from engine.sched.scheduler_output import (
 
 logger = get_logger(__name__)
 
+_NO_NUMBERS = (
+    "The model computed no numbers (NaN) for this request, so it was ended; the others go on. A "
+    "weight, config.json or the data type (--dtype, --kv-cache-dtype) may be wrong."
+)
+_GRAMMAR_FAILED = (
+    "The request's grammar could not be followed further: it is too ambiguous or too large for the "
+    "time that one token may take."
+)
+
 
 class Scheduler:
     """Decides who computes how many tokens in each step, and who must give blocks back.
@@ -253,6 +262,7 @@ class Scheduler:
                 self._compiling.append(request)
             elif grammar.error is not None:
                 logger.error("Grammar of %s is unusable: %s", request.request_id, grammar.error)
+                request.error = f"The request's grammar cannot be used: {grammar.error}"
                 self._finish(request, RequestStatus.FINISHED_ERROR)
                 self._rejected.append(self._output(request, [], is_first=False))
             else:
@@ -343,9 +353,12 @@ class Scheduler:
             request = self.requests.get(request_id)
             if request is None:
                 continue  # ended while the step ran
-            self._finish(request, RequestStatus.FINISHED_STOPPED)
+            status = RequestStatus.FINISHED_STOPPED
+            if not vector:
+                status = self._fail_without_numbers(request)
+            self._finish(request, status)
             output = self._output(request, [], is_first=True)
-            output.pooling_output = vector
+            output.pooling_output = vector or None
             outputs.append(output)
         return outputs
 
@@ -356,13 +369,16 @@ class Scheduler:
         for number, token in enumerate(sampled, start=1):
             status = self._accept_one(request, token)
             if status is not None:
-                return sampled[:number], status
+                return sampled[: number if token >= 0 else number - 1], status
         return sampled, None
 
     def _accept_one(self, request: Request, token: int) -> RequestStatus | None:
         params, grammar = request.sampling_params, request.grammar
+        if token < 0:
+            return self._fail_without_numbers(request)
         request.append_output(token)
         if grammar is not None and not grammar.accept(token):
+            request.error = _GRAMMAR_FAILED
             return RequestStatus.FINISHED_ERROR
         num_tokens = len(request.token_ids)
         num_output = num_tokens - request.num_prompt_tokens
@@ -377,6 +393,13 @@ class Scheduler:
         if num_output >= request.max_tokens or num_tokens >= self.config.max_model_len:
             return RequestStatus.FINISHED_LENGTH_CAPPED
         return None
+
+    def _fail_without_numbers(self, request: Request) -> RequestStatus:
+        """The model made no token; what it computed for the request must serve no other one."""
+        logger.error("The logits of request %s are NaN; it ends.", request.request_id)
+        request.error = _NO_NUMBERS
+        self.kv_cache_manager.forget(request)
+        return RequestStatus.FINISHED_ERROR
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         was_running = request.status == RequestStatus.RUNNING
@@ -401,6 +424,7 @@ class Scheduler:
                 else None
             ),
             num_preemptions=request.num_preemptions if reason is not None else 0,
+            error=request.error,
         )
 
     def make_stats(self, num_scheduled_tokens: int = 0) -> SchedulerStats:

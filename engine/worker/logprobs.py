@@ -33,7 +33,8 @@ def _top_logprobs(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
     """Ids and log probabilities [R, 1 + top] of each row's token and the best; the token's rank."""
     normaliser = logits.logsumexp(-1, keepdim=True)
-    chosen_ids = torch.from_numpy(token_ids).to(logits.device).unsqueeze(1)
+    # NO_TOKEN has none of its own, and its request ends with this step.
+    chosen_ids = torch.from_numpy(token_ids).to(logits.device).clamp(min=0).unsqueeze(1)
     chosen = logits.gather(1, chosen_ids)
     ranks = (logits >= chosen).sum(-1)
     top = logits.topk(min(num_top, logits.shape[1]), dim=-1)

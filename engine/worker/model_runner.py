@@ -12,8 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.kernels.kernel_set import KVCache, ModelStep
-from engine.kernels.step_batch import IntArray, StepBatch
+from engine.errors import CorruptModelError
+from engine.kernels.kernel_set import KVCache, ModelStep, most_likely
+from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.input_batch import InputBatch
 from engine.worker.logprobs import PromptLogprobs, token_logprobs
@@ -154,10 +155,17 @@ class ModelRunner:
         """One forward pass of made-up prompts, written to the null block of a throwaway cache.
 
         No prompt is longer than the model; what is too much for `num_seqs` of them is left out.
+        CorruptModelError when its logits are no numbers: no request could be answered.
         """
         tokens = min(num_tokens, num_seqs * self._max_model_len)
         batch = dummy_batch(tokens, num_seqs, self._block_size, self._num_groups)
-        self._model.forward(batch, self._model.create_kv_cache(1))
+        logits = self._model.forward(batch, self._model.create_kv_cache(1))
+        if bool((most_likely(logits) == NO_TOKEN).any()):
+            raise CorruptModelError(
+                "The model's first logits are no numbers (NaN): a number in config.json (such as "
+                "rope_theta or rms_norm_eps), a weight, or --dtype is wrong. Compare the folder "
+                "with the model's repository, or try --dtype float32."
+            )
 
     def _apply(self, step: SchedulerOutput) -> None:
         self._batch.remove(step.finished_req_ids)

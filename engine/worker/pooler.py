@@ -76,7 +76,11 @@ class Pooler:
 
 
 def _vector(prompt: _Prompt) -> bytes:
-    """Length 1, little-endian float32. A sum has the same direction as the mean."""
+    """Length 1, little-endian float32; empty if it is no number.
+
+    A sum has the same direction as the mean.
+    """
     assert prompt.total is not None, "the last token's row is always asked for"
     vector = prompt.total / prompt.total.norm().clamp_min(_MIN_NORM)
-    return bytes(vector.cpu().numpy().astype("<f4").tobytes())
+    numbers = vector.cpu().numpy().astype("<f4")
+    return b"" if np.isnan(numbers).any() else bytes(numbers.tobytes())

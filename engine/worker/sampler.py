@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.kernel_set import most_likely
-from engine.kernels.step_batch import IntArray
+from engine.kernels.step_batch import NO_TOKEN, IntArray
 from engine.sched.scheduler_output import GrammarBitmask
 from engine.worker.grammar_mask import GrammarMask
 from engine.worker.input_batch import InputBatch
@@ -58,7 +58,7 @@ class SamplingBatch:
 
 @torch.inference_mode()
 def sample(logits: Tensor, batch: SamplingBatch) -> IntArray:
-    """Token id of each row. `logits` [R, vocabulary] is overwritten."""
+    """Token id of each row, NO_TOKEN where one is NaN. `logits` [R, vocabulary] is overwritten."""
     if batch.edits is not None:
         batch.edits.apply(logits)
     if batch.grammar is not None:
@@ -68,7 +68,9 @@ def sample(logits: Tensor, batch: SamplingBatch) -> IntArray:
     if len(random):
         rows = _tensor(random, logits)
         chosen = logits if len(random) == len(logits) else logits.index_select(0, rows)
-        tokens.index_copy_(0, rows, _sample_random(chosen, batch, random))
+        drawn = _sample_random(chosen, batch, random)
+        has_none = tokens.index_select(0, rows) == NO_TOKEN
+        tokens.index_copy_(0, rows, drawn.masked_fill_(has_none, NO_TOKEN))
     result: IntArray = tokens.cpu().numpy()
     return result
 

@@ -110,7 +110,7 @@ struct AddToResidual {
 // The most likely token of a row among those seen so far.
 struct Candidate {
   float value = -std::numeric_limits<float>::infinity();
-  std::int32_t token = 0;
+  std::int32_t token = -1;  // stays where no value is a number
 
   // The first of equals wins, in whatever order they come.
   void consider(const Candidate& other) {
