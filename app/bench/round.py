@@ -11,12 +11,15 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.bench.prompts import Prompt
 from app.bench.stream import Outcome, StreamClient
 from app.client.metrics import MetricsSample
 
+# What a server may not know. Without it the load is another one, which is said.
+_OPTIONAL_FIELDS = ("ignore_eos", "stream_options")
+_REFUSALS = ("HTTP 400", "HTTP 422")
 _SETTLE_TRIES = 20
 _SETTLE_S = 0.05
 
@@ -80,6 +83,43 @@ class Target:
         }
 
 
+@dataclass(slots=True)
+class Link:
+    """The kept connections to one target, for all of its rounds, and the fields that it refuses."""
+
+    target: Target
+    client: StreamClient = field(init=False)
+    refused: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        target = self.target
+        self.client = StreamClient(target.url, target.api_key, target.timeout_s)
+
+    async def send(self, prompt: Prompt, due_s: float) -> Outcome:
+        """What came of one request; a field that the server does not know is left out from then on.
+
+        A request that is sent again for that counts from its second sending.
+        """
+        while True:
+            outcome = Outcome(due_s, time.monotonic(), wanted_tokens=prompt.output_tokens)
+            outcome.expected_prompt_tokens = prompt.num_tokens
+            body = self.target.body(prompt)
+            sent = {name: value for name, value in body.items() if name not in self.refused}
+            await self.client.send(self.target.path, sent, outcome)
+            unknown = _refused_fields(outcome) & sent.keys()
+            if not unknown:
+                return outcome
+            self.refused |= unknown
+            due_s = time.monotonic()
+
+
+def _refused_fields(outcome: Outcome) -> set[str]:
+    """The optional fields that an error answer names."""
+    if outcome.error not in _REFUSALS:
+        return set()
+    return {name for name in _OPTIONAL_FIELDS if name in outcome.detail}
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """What one round on one server did. `before` and `after` are None without /metrics."""
@@ -102,36 +142,33 @@ class Round:
 class Loader:
     """Sends one round; `on_done` hears of each finished request."""
 
-    target: Target
+    link: Link
     on_done: Callable[[], None] = lambda: None
 
     async def run(
         self, load: Load, prompts: Iterator[Prompt], duration_s: float | None, seed: str
     ) -> Round:
         """Send `prompts` until they end or `duration_s` is over, and wait for every answer."""
-        before = scrape(self.target)
-        client = StreamClient(self.target.url, self.target.api_key, self.target.timeout_s)
+        target = self.link.target
+        before = scrape(target)
         outcomes: list[Outcome] = []
 
         async def send(prompt: Prompt, due_s: float) -> None:
-            outcome = Outcome(due_s, time.monotonic(), wanted_tokens=prompt.output_tokens)
-            outcome.expected_prompt_tokens = prompt.num_tokens
-            outcomes.append(outcome)
-            await client.send(self.target.path, self.target.body(prompt), outcome)
+            outcomes.append(await self.link.send(prompt, due_s))
             self.on_done()
+
+        if load.kind == "concurrency":  # a connection is not what the first token waits for
+            await self.link.client.connect_idle(int(load.value))
 
         cpu_s = time.process_time()
         end_s = time.monotonic() + (math.inf if duration_s is None else duration_s)
-        try:
-            if load.kind == "rate":
-                await _open_loop(send, prompts, load.value, end_s, random.Random(seed))
-            else:
-                await _closed_loop(send, prompts, int(load.value), end_s)
-        finally:
-            await client.aclose()
+        if load.kind == "rate":
+            await _open_loop(send, prompts, load.value, end_s, random.Random(seed))
+        else:
+            await _closed_loop(send, prompts, int(load.value), end_s)
         cpu_s = time.process_time() - cpu_s
-        after = await _settled(self.target)
-        return Round(self.target, load, tuple(outcomes), cpu_s, before, after)
+        after = await _settled(target)
+        return Round(target, load, tuple(outcomes), cpu_s, before, after)
 
 
 _Send = Callable[[Prompt, float], Awaitable[None]]

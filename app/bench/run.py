@@ -25,7 +25,7 @@ from app.bench.prompts import (
     read_dataset,
 )
 from app.bench.report import ratio_documents, result_document
-from app.bench.round import Amount, Load, Loader, Round, Target
+from app.bench.round import Amount, Link, Load, Loader, Round, Target
 from app.bench.server import fingerprint, token_counter
 from app.errors import ExitCode, StokerError
 
@@ -122,12 +122,20 @@ class _Bench:
         self._notes: list[str] = []
         self._results: list[dict[str, Any]] = []
         self._ratios: list[dict[str, Any]] = []
+        self._links = {target: Link(target) for target in plan.targets}
         contents = read_dataset(plan.dataset) if plan.dataset else None
         self._dataset_hash = _content_hash(contents)
         self._costs = self._measure() if contents is None else WordCosts({}, {}, 0, False)
         self._source = self._make_source(contents)
 
     async def run(self) -> BenchResult:
+        try:
+            return await self._run()
+        finally:
+            for link in self._links.values():
+                await link.client.aclose()
+
+    async def _run(self) -> BenchResult:
         plan = self._plan
         environment = fingerprint(plan.targets)
         self._note_busy(environment)
@@ -136,6 +144,7 @@ class _Bench:
         loads = plan.loads or await self._sweep_loads()
         for load in loads:
             await self._measure_load(load)
+        self._note_refused()
         document = {
             "fingerprint": environment,
             "workload": self._workload(),
@@ -152,6 +161,15 @@ class _Bench:
         if load and load[0] > environment["cores"]:
             text = f"this machine was busy before the start: load {load[0]:.1f} on "
             self._notes.append(f"{text}{environment['cores']} cores")
+
+    def _note_refused(self) -> None:
+        for link in self._links.values():
+            if "ignore_eos" in link.refused:
+                text = "refuses ignore_eos: answers end where the model ends them"
+                self._notes.append(f"{link.target.url} {text}")
+            if "stream_options" in link.refused:
+                text = "refuses stream_options: tokens are counted by the chunks that came"
+                self._notes.append(f"{link.target.url} {text}")
 
     def _measure(self) -> WordCosts:
         self._on_progress("token counts of words", 0, None)
@@ -223,7 +241,7 @@ class _Bench:
 
         self._on_progress(title, 0, total)
         stream = self._endless() if prompts is None else iter(prompts)
-        return await Loader(target, count).run(load, stream, duration_s, seed)
+        return await Loader(self._links[target], count).run(load, stream, duration_s, seed)
 
     def _endless(self) -> Iterator[Prompt]:
         while True:

@@ -19,11 +19,11 @@ def proved_target(
     url: str, model: str | None, api_key: str | None, is_chat: bool, timeout_s: float
 ) -> Target:
     """The server, proved to answer, and the model it serves."""
-    from app.client.server import first_model
+    from app.client.served_model import served_model
 
     with client_errors(api_key):
-        served = first_model(url, api_key=api_key)
-    return Target(url, model or served, api_key, is_chat, timeout_s)
+        served = served_model(url, model, api_key=api_key)
+    return Target(url, served.id, api_key, is_chat, timeout_s)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from app.client.transport import unix_socket
+
 _CONNECT_S = 10.0
 _LINE_LIMIT = 1 << 20
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -54,7 +56,8 @@ class StreamClient:
     """Sends streamed requests to one server and keeps idle connections."""
 
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 600) -> None:
-        parts = urlsplit(base_url)
+        self._socket = unix_socket(base_url)
+        parts = urlsplit("http://localhost" if self._socket else base_url)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -78,6 +81,16 @@ class StreamClient:
         except (ValueError, LookupError, AttributeError, asyncio.LimitOverrunError) as error:
             outcome.error, outcome.detail = "bad answer", repr(error)
         outcome.end_s = time.monotonic()
+
+    async def connect_idle(self, count: int) -> None:
+        """Have `count` open connections ready; what cannot be opened is left to the requests."""
+        gone = [one for one in self._idle if one[0].at_eof()]
+        for connection in gone:
+            self._idle.remove(connection)
+            self._discard(connection[1])
+        missing = range(count - len(self._idle))
+        opened = await asyncio.gather(*(self._connect() for _ in missing), return_exceptions=True)
+        self._idle += [one for one in opened if not isinstance(one, BaseException)]
 
     async def aclose(self) -> None:
         """Close what is open, and wait until it is."""
@@ -104,7 +117,10 @@ class StreamClient:
         try:
             if status != 200:
                 await _refuse(connection[0], headers, status)
-            await _read_events(connection[0], headers, outcome)
+            try:
+                await _read_events(connection[0], headers, outcome)
+            except (OSError, EOFError) as error:
+                raise _cut_off(outcome) from error
             can_be_kept = _can_be_kept(headers)
         finally:
             if can_be_kept:
@@ -128,7 +144,11 @@ class StreamClient:
                 raise
 
     async def _connect(self) -> _Connection:
-        opening = asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_LINE_LIMIT)
+        opening = (
+            asyncio.open_unix_connection(self._socket, limit=_LINE_LIMIT)
+            if self._socket
+            else asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_LINE_LIMIT)
+        )
         try:
             return await asyncio.wait_for(opening, _CONNECT_S)
         except asyncio.TimeoutError as error:
@@ -160,10 +180,22 @@ async def _pieces(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> A
             remaining -= len(piece)
             yield piece
         return
-    while size := int((await reader.readline()).partition(b";")[0], 16):
+    while size := await _chunk_size(reader):
         yield (await reader.readexactly(size + 2))[:-2]
     while (await reader.readline()).strip():
         continue
+
+
+async def _chunk_size(reader: asyncio.StreamReader) -> int:
+    """The next chunk's; EOFError where the connection ends before the last one, of 0 bytes."""
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    return int(line.partition(b";")[0], 16)
+
+
+def _cut_off(outcome: Outcome) -> StreamError:
+    return StreamError("stream cut off", f"after {len(outcome.chunks_s)} chunks")
 
 
 async def _refuse(reader: asyncio.StreamReader, headers: Mapping[str, str], status: int) -> None:
@@ -187,7 +219,7 @@ async def _read_events(
             else:
                 _take(data, now, outcome)
     if not is_complete and outcome.finish_reason is None:
-        raise StreamError("stream cut off", f"after {len(outcome.chunks_s)} chunks")
+        raise _cut_off(outcome)
     _count_empty_end(outcome)
     if not outcome.chunks_s:
         raise StreamError("no tokens", "the answer is empty")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.client.errors import BadAnswer, status_error
-from app.client.server import shown_name
+from app.client.errors import BadAnswer
+from app.client.server import models_error, shown_name
 from app.client.transport import DEFAULT_TIMEOUT_S, connection_errors, open_client
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def served_model(
     with connection_errors(base_url), client:
         response = client.get("/v1/models")
         if response.is_error and not (model and response.status_code == 404):
-            raise status_error(str(response.url), response.status_code, response.text)
+            raise models_error(base_url, response)
         cards = [] if response.is_error else _cards(response)
         ids = tuple(str(card["id"]) for card in cards)
         if model is None and not ids:

@@ -71,8 +71,20 @@ def list_models(
     transport: httpx.BaseTransport | None = None,
 ) -> list[str]:
     """The ids that GET /v1/models lists, in its order."""
-    response = _get_ok(base_url, "/v1/models", api_key, timeout_s, transport)
+    response = _get(base_url, "/v1/models", api_key, timeout_s, transport)
+    if response.is_error:
+        raise models_error(base_url, response)
     return _model_ids(response)
+
+
+def models_error(base_url: str, response: httpx.Response) -> BadStatus | BadAnswer:
+    """What an error of GET /v1/models means: of 404, that this server cannot list its models."""
+    if response.status_code != 404:
+        return status_error(str(response.url), response.status_code, response.text)
+    return BadAnswer(
+        f"{base_url} lists no models (it has no /v1/models): name one with --model, if it is an "
+        "OpenAI-compatible server at all"
+    )
 
 
 def first_model(

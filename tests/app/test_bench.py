@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.cli import run
-from tests.client.local_server import Answer, Call, LocalServer, serving
+from tests.client.local_server import Answer, Call, LocalServer, Route, serving
 from tests.e2e.running_server import ENGINE, Server, free_port, started
 from tests.tiny_model import write_tiny_llama
 
@@ -297,3 +297,51 @@ def test_no_server(capsys: Capture) -> None:
 )
 def test_usage_errors(arguments: list[str]) -> None:
     assert run(["bench", *arguments]) == 2
+
+
+def test_one_client_serves_all_rounds_and_a_refused_field_is_left_out(capsys: Capture) -> None:
+    """As `transformers serve` answers: 422 that names what it does not know."""
+    bodies: list[dict[str, Any]] = []
+
+    def complete(call: Call) -> Answer:
+        body = json.loads(call.body)
+        bodies.append(body)
+        for name in ("ignore_eos", "stream_options"):
+            if name in body:
+                detail = {"detail": f"Unexpected keys in the request: {{'{name}'}}"}
+                return Answer([json.dumps(detail).encode()], 422, "application/json")
+        event = json.dumps({"choices": [{"text": "a", "finish_reason": "stop"}]}).encode()
+        return Answer([b"data: " + event + b"\n\n", b"data: [DONE]\n\n"])
+
+    models = json.dumps({"data": [{"id": "m"}]}).encode()
+    routes: dict[str, Route] = {
+        "/v1/models": lambda _call: Answer([models]),
+        "/v1/completions": complete,
+    }
+    with serving(routes) as server:
+        arguments = [server.url, "--concurrency", "1", "--num-prompts", "2", "--repeat", "2"]
+        code, document = bench(capsys, *arguments, "--output-tokens", "1", "--warmup", "0")
+
+    assert (code, document["results"][0]["failed"]) == (0, 0)
+    assert document["results"][0]["completed"] == 4
+    assert len(bodies) == 4 + 2, "each field is refused once"
+    notes = " ".join(document["notes"])
+    assert "refuses ignore_eos: answers end where the model ends them" in notes
+    assert "refuses stream_options" in notes
+
+
+def test_a_refusal_of_something_else_stays_one(capsys: Capture) -> None:
+    def complete(_call: Call) -> Answer:
+        return Answer([b'{"error": {"message": "the prompt is too long"}}'], 400)
+
+    models = json.dumps({"data": [{"id": "m"}]}).encode()
+    routes: dict[str, Route] = {
+        "/v1/models": lambda _call: Answer([models]),
+        "/v1/completions": complete,
+    }
+    with serving(routes) as server:
+        arguments = [server.url, "--concurrency", "1", "--num-prompts", "2", "--repeat", "1"]
+        code, document = bench(capsys, *arguments, "--warmup", "0")
+        calls = [call for call in server.calls if call.path == "/v1/completions"]
+    assert (code, len(calls)) == (1, 2)
+    assert document["results"][0]["errors"] == {"HTTP 400": 2}

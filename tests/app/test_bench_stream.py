@@ -192,3 +192,43 @@ async def test_an_answer_that_is_not_http(greeting: bytes) -> None:
     outcomes = await with_server(handler, 1)
 
     assert outcomes[0].error == "bad answer"
+
+
+@pytest.mark.parametrize("rest", [b"", b"1f", b"1f\r\ndata: {", b"1f\r\n"])
+async def test_a_stream_that_breaks_off_between_or_inside_chunks_is_cut_off(rest: bytes) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(HEAD + chunked(text("a")) + rest)
+        writer.close()
+
+    (outcome,) = await with_server(handler, 1)
+
+    assert (outcome.error, outcome.detail) == ("stream cut off", "after 1 chunks")
+
+
+async def test_connections_are_opened_before_they_are_needed_and_gone_ones_replaced() -> None:
+    opened: list[asyncio.StreamWriter] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        while await reader.read(1 << 16):
+            writer.write(HEAD + chunked(text("a", "length") + END) + b"0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    client = StreamClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    await client.connect_idle(3)
+    await client.connect_idle(2)
+    outcomes = [Outcome(0.0, 0.0) for _ in range(3)]
+    await asyncio.gather(*(client.send(PATH, {"prompt": "x"}, one) for one in outcomes))
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+    assert len(opened) == 3
+    opened[0].close()
+    while sum(reader.at_eof() for reader, _ in client._idle) == 0:
+        await asyncio.sleep(0)
+    await client.connect_idle(3)
+    await client.send(PATH, {"prompt": "x"}, outcomes[0])
+    assert len(opened) == 4
+    await client.aclose()
+    server.close()
+    await server.wait_closed()

@@ -8,6 +8,7 @@ import pytest
 
 from app.cli import run
 from tests.client.chat_server import DONE, ChatServer, event, usage
+from tests.client.local_server import Answer, serving
 
 
 @pytest.fixture
@@ -43,6 +44,15 @@ def test_prompt_from_a_pipe_with_echo(
     assert capsys.readouterr().out == " Once upon <think> a time\n"
     assert server.bodies[0]["prompt"] == " Once\x1b[31m"
     assert "max_tokens" not in server.bodies[0]
+
+
+def test_a_server_without_a_list_of_models(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [event(choices=[{"text": " upon"}]), DONE]
+    with serving({"/v1/completions": lambda _call: Answer(events)}) as plain:
+        assert run(["complete", "Once", "-u", plain.url]) == 1
+        assert "no /v1/models): name one with --model" in capsys.readouterr().err
+        assert run(["complete", "Once", "-u", plain.url, "--model", "m"]) == 0
+        assert capsys.readouterr().out == " upon\n"
 
 
 def test_errors_and_exit_codes(
