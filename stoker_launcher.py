@@ -35,9 +35,10 @@ def main() -> NoReturn:
     sys.meta_path.insert(0, BesideFinder)
     try:
         from app.cli import main as run
-    except KeyboardInterrupt:  # Ctrl-C before anything was begun
-        sys.exit(_INTERRUPTED)
-    run()
+
+        run()
+    except KeyboardInterrupt:  # before a command has begun, or after it has ended
+        os._exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ A command's module is imported when it is invoked or asked for its own help; the
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -98,6 +100,9 @@ GLOBAL_OPTIONS = (
 )
 
 
+_ROOM = "STOKER_STATE_DIR and STOKER_CACHE_DIR move Stoker's files; `stoker paths` lists them"
+
+
 @dataclass(frozen=True, slots=True)
 class _Invocation:
     """The command line after the global options are taken out."""
@@ -128,6 +133,8 @@ def exit_code_of(action: Callable[[], int], *, debug: bool) -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         return _silence_stdout()
+    except OSError as error:
+        return _report_unusable(error, debug)
     except Exception as error:  # nothing may end in a bare traceback
         return _report_unexpected(error, debug)
 
@@ -275,6 +282,27 @@ def _report(error: StokerError, debug: bool) -> int:
     return error.exit_code
 
 
+def _report_unusable(error: OSError, debug: bool) -> int:
+    """Of a file that nobody had foreseen to fail: a disk is full, a folder was deleted."""
+    why = error.strerror or str(error)
+    if error.filename is not None:
+        return _report(StokerError(f"cannot use {error.filename}: {why}", hint=_ROOM), debug)
+    if isinstance(error, FileNotFoundError) and not _has_working_folder():
+        gone = StokerError("the working folder was deleted", hint="cd into one that is there")
+        return _report(gone, debug)
+    if error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+        return _report(StokerError(f"a file cannot be written: {why}", hint=_ROOM), debug)
+    return _report_unexpected(error, debug)
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _report_unexpected(error: Exception, debug: bool) -> int:
     if debug:
         _print_traceback(error)
@@ -288,7 +316,8 @@ def _talk(text: str) -> None:
     """A message may quote a model's configuration or a file's name."""
     from app.output import say
 
-    say(text)
+    with contextlib.suppress(OSError):  # of a terminal that is gone
+        say(text)
 
 
 def _print_traceback(error: Exception) -> None:

@@ -23,6 +23,7 @@ class ExitCode(enum.IntEnum):
     TIMEOUT = 124
     NOT_EXECUTABLE = 126
     NOT_FOUND = 127
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -39,7 +40,7 @@ EXIT_CODE_MEANINGS = (
     ("8", "stopped, but processes or the port remain"),
     ("124", "the start showed no progress for --startup-timeout"),
     ("126, 127", "a program cannot be executed, or is not there"),
-    ("130, 143", "ended by SIGINT or SIGTERM before the server was ready"),
+    ("129, 130, 143", "ended by SIGHUP, SIGINT or SIGTERM before the server was ready"),
 )
 
 

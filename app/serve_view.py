@@ -93,6 +93,7 @@ class ServeView:
 
     def _stopped(self, report: StopReport) -> None:
         _print_stopped(report, self._spec)
+        _say_news(self._server)
         warn_of_incomplete_log(self._server)
 
     def _backing_off(self, back_off: BackOff) -> None:
@@ -111,7 +112,7 @@ class ServeView:
 def wait_quietly(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
     """In the background nobody reads along: only what is wrong is said."""
     while should_go_on():
-        _say_stall(server)
+        _say_news(server)
         server.take_events()
         time.sleep(_FOLLOW_POLL_S)
 
@@ -120,7 +121,7 @@ def print_throughput(server: ManagedServer, should_go_on: Callable[[], bool]) ->
     """Print a line whenever the server's log has new throughput numbers."""
     has_warned = False
     while should_go_on():
-        _say_stall(server)
+        _say_news(server)
         if not has_warned:
             has_warned = warn_of_incomplete_log(server)
         if _has_throughput(server.take_events()):
@@ -136,7 +137,9 @@ def warn_of_incomplete_log(server: ManagedServer) -> bool:
     return True
 
 
-def _say_stall(server: ManagedServer) -> None:
+def _say_news(server: ManagedServer) -> None:
+    for note in server.take_notes():
+        output.say(f"warning: {note}; the server goes on")
     if (reason := server.take_stall()) is not None:
         output.say(f"warning: the server is stalled: {reason}")
 

@@ -167,8 +167,11 @@ def restart(
         )
     if not record.serve_args:
         raise StokerError(f"how {record.name} was started is not known")
+    if record.folder and not Path(record.folder).is_dir():
+        raise StokerError(f"the folder where {record.name} was started is gone: {record.folder}")
     _stop(record, now)
-    os.chdir(record.folder)
+    if record.folder:
+        os.chdir(record.folder)
     return run(["serve", "--detach", "--name", record.name, *record.serve_args])
 
 

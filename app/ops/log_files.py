@@ -35,7 +35,11 @@ class RotatingLog:
         self._dropped_bytes = 0
         self._unwritten_bytes = 0
         self._unsaid_bytes = 0
-        self._file = _create(path)
+        self._file: io.FileIO | None = None
+        try:
+            self._open()
+        except OSError as error:
+            self._note(error, 0)
 
     @property
     def lost_bytes(self) -> int:
@@ -51,14 +55,24 @@ class RotatingLog:
                 self._say_what_is_missing()
                 self._append(piece)
             except OSError as error:
-                self.write_error = error.strerror or str(error)
-                self._unsaid_bytes += len(piece)
-                self._unwritten_bytes += len(piece)
+                self._note(error, len(piece))
             data = data[len(piece) :]
 
     def close(self) -> None:
         """No more will come."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> io.FileIO:
+        """The newest part; made where a full disk has not allowed it so far."""
+        if self._file is None:
+            self._file = _create(self.path)
+        return self._file
+
+    def _note(self, error: OSError, num_bytes: int) -> None:
+        self.write_error = error.strerror or str(error)
+        self._unsaid_bytes += num_bytes
+        self._unwritten_bytes += num_bytes
 
     def _next_piece(self, data: bytes) -> bytes:
         """What goes into the file now: parts end with a line, unless it is longer than a part."""
@@ -81,7 +95,7 @@ class RotatingLog:
     def _append(self, piece: bytes) -> None:
         written = 0
         while written < len(piece):
-            written += self._file.write(piece[written:]) or 0
+            written += self._open().write(piece[written:]) or 0
         self._size += len(piece)
         self._is_line_complete = piece.endswith(b"\n")
         if self._num_rotations == 0:
@@ -101,7 +115,7 @@ class RotatingLog:
         except OSError:
             old.rename(self.path)
             raise
-        self._file.close()
+        self.close()
         self._file = fresh
         self._old.append((old, self._size))
         self._num_rotations, self._size = self._num_rotations + 1, 0

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -116,12 +117,19 @@ def _begun(data: bytes, secret: bytes) -> int:
     return next((n for n in range(most, 0, -1) if data.endswith(secret[:n])), 0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Something was left out here. `in_line`: what follows begins with the rest of a line."""
+
+    in_line: bool
+
+
 class _LineFeed:
     """Cuts what is put into lines and hands them on, in its own thread."""
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:
         self._on_line = on_line
-        self._blocks: deque[bytes | None] = deque()  # None: something was left out here
+        self._blocks: deque[bytes | _Gap] = deque()
         self._num_bytes = 0
         self._is_over = False
         self._changed = threading.Condition()
@@ -151,15 +159,21 @@ class _LineFeed:
             return list(self._tail)[-count:]
 
     def _forget_oldest(self) -> None:
+        gap = _Gap(in_line=False)
         while self._num_bytes > _BACKLOG_BYTES:
-            self._num_bytes -= len(self._blocks.popleft() or b"")
-        self._blocks.appendleft(None)
+            oldest = self._blocks.popleft()
+            if isinstance(oldest, _Gap):
+                gap = oldest
+                continue
+            self._num_bytes -= len(oldest)
+            gap = _Gap(in_line=not oldest.endswith((b"\n", b"\r")))
+        self._blocks.appendleft(gap)
 
     def _run(self) -> None:
         pending, is_cut = b"", False
         while (block := self._next()) != b"":
-            if block is None:
-                pending, is_cut = b"", True
+            if isinstance(block, _Gap):
+                pending, is_cut = b"", block.in_line
                 continue
             pending += block
             if is_cut:
@@ -172,13 +186,13 @@ class _LineFeed:
             pending = pending[end:]
         self._tell(pending)
 
-    def _next(self) -> bytes | None:
+    def _next(self) -> bytes | _Gap:
         """The next block; empty at the end."""
         with self._changed:
             while not self._blocks and not self._is_over:
                 self._changed.wait()
             block = self._blocks.popleft() if self._blocks else b""
-            self._num_bytes -= len(block or b"")
+            self._num_bytes -= 0 if isinstance(block, _Gap) else len(block)
             return block
 
     def _tell(self, data: bytes) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from app.errors import StokerError
 from app.ops.activity_watch import ActivityWatch
 from app.ops.forward_progress import DEFAULT_STALL_S, Verdict
 from app.ops.idle_probe import DEFAULT_IDLE_PROBE_S, IdleProbe
@@ -78,6 +79,8 @@ class ManagedServer:
         self._registry = registry
         self._record: ServerRecord | None = None
         self._record_lock = threading.Lock()
+        self._is_record_old = False  # the last one could not be written
+        self._notes: dict[str, bool] = {}  # what could not be written -> whether it was told
         self._activity: ActivityWatch | None = None
         self._stall: str | None = None
         self._endpoint = StatusEndpoint(lambda path: page(path, self.status()))
@@ -115,10 +118,15 @@ class ManagedServer:
         self._record = record  # from here on it is ours to remove
         if self.care.status_port is not None:
             self._endpoint.open_port(self.care.status_port)
-        path = self._endpoint.open_socket(self._registry.socket_path(self.name))
         port = self.care.status_port
         url = None if port is None else f"http://127.0.0.1:{port}"
-        self._change_record(status_socket=str(path), status_url=url)
+        self._change_record(status_socket=self._open_socket(), status_url=url)
+
+    def _open_socket(self) -> str | None:
+        opened: list[Path] = []
+        place = self._registry.socket_path(self.name)
+        self._write(lambda: opened.append(self._endpoint.open_socket(place)))
+        return str(opened[0]) if opened else None
 
     def _new_record(self) -> ServerRecord:
         return ServerRecord(
@@ -136,7 +144,7 @@ class ManagedServer:
             stop_s=self.spec.shutdown_timeout_s,
             command=without_api_key(self.spec.argv),
             serve_args=self.care.serve_args,
-            folder=str(Path.cwd()),
+            folder=_working_folder(),
             needs_key=bool(self.spec.secrets),
         )
 
@@ -154,9 +162,25 @@ class ManagedServer:
             if self._record is None:
                 return
             changed = dataclasses.replace(self._record, **values)  # type: ignore[arg-type]
-            if changed != self._record:
+            if changed != self._record or self._is_record_old:
                 self._record = changed
-                self._registry.replace(changed)
+                self._is_record_old = not self._write(lambda: self._registry.replace(changed))
+
+    def _write(self, action: Callable[[], object]) -> bool:
+        """Whether it could be done: a disk that is full or gone is no reason to end a server."""
+        try:
+            action()
+        except (OSError, StokerError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._notes.setdefault(f"the record of {self.name} is not kept up: {why}", False)
+            return False
+        return True
+
+    def take_notes(self) -> tuple[str, ...]:
+        """What could not be written, each said once."""
+        fresh = tuple(text for text, is_told in list(self._notes.items()) if not is_told)
+        self._notes.update(dict.fromkeys(fresh, True))
+        return fresh
 
     def go_to_background(self) -> None:
         """Nobody looks on any more: what goes wrong from now on stays in the registry."""
@@ -320,6 +344,14 @@ class ManagedServer:
         if self._record is None:
             return
         if failure is None or not self.care.is_background:
-            self._registry.remove(self.name)
+            self._write(lambda: self._registry.remove(self.name))
         else:
             self._change_record(state=FAILED, detail=failure, status_socket=None, status_url=None)
+
+
+def _working_folder() -> str:
+    """Empty where it was deleted: `stoker restart` then stays where it is called."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""

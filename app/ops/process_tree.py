@@ -17,6 +17,8 @@ import psutil
 
 from engine.machine.processes import SERVER_MARK, is_alive, process_identity
 
+_SHIM = ("/child_shim.py", "/second_guard.py")
+
 
 class ProcessTree:
     """Remembers every process seen below `root_pid`, also after its parent has gone."""
@@ -29,7 +31,7 @@ class ProcessTree:
     def refresh(self) -> None:
         """Look for processes not seen before; cheap enough to call once a second."""
         for process in (*self._descendants(), *self._members()):
-            if not self._is_known(process):
+            if not self._is_known(process) and not self._is_of_shim(process):
                 self._seen[process.pid] = process
 
     def alive(self) -> tuple[psutil.Process, ...]:
@@ -53,6 +55,14 @@ class ProcessTree:
 
     def _is_known(self, process: psutil.Process) -> bool:
         return self._seen.get(process.pid) == process  # compares pid and start time
+
+    def _is_of_shim(self, process: psutil.Process) -> bool:
+        """A fork of the shim, for a moment, on its way to be the second guard."""
+        if process.pid == self._root_pid:
+            return False
+        with contextlib.suppress(psutil.Error):
+            return any(word.endswith(_SHIM) for word in process.cmdline()[:5])
+        return False
 
     def _descendants(self) -> Iterator[psutil.Process]:
         for known in (self._root_pid, *self._seen):

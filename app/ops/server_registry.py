@@ -87,7 +87,15 @@ class ServerRegistry:
         if record.name in {other.name for other in self.running()}:
             raise _name_taken(record.name)
         self.remove(record.name)  # what a failed one left
-        fresh = self._write(record)
+        try:
+            fresh = self._write(record)
+        except OSError as error:
+            raise StokerError(
+                f"the record of {record.name} cannot be written into {self._folder}: "
+                f"{error.strerror}",
+                hint="free some space, or choose another place with STOKER_STATE_DIR",
+                exit_code=ExitCode.USAGE,
+            ) from error
         try:
             os.link(fresh, self._path(record.name))  # unlike a rename, never over another's record
         except FileExistsError:

@@ -6,7 +6,6 @@ arguments: a view of the start, a way to spend the time while the server runs.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,7 +122,7 @@ class _Life:
 
     def _requested_code(self) -> ExitCode:
         number = self._signals.received
-        if self._was_ready or number not in (signal.SIGINT, signal.SIGTERM):
+        if self._was_ready or number is None:
             return ExitCode.OK
         return ExitCode(128 + number)
 

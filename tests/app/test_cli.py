@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -232,3 +233,28 @@ def test_every_exit_code_is_explained(stoker: Run) -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     for line in shown.splitlines():
         assert f"| {line.strip().split('  ')[0]} |" in page
+
+
+def test_a_file_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/state/x")
+
+    assert cli.exit_code_of(fail, debug=False) == ExitCode.NO
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "error: cannot use /state/x: No space left on device\nhint: STOKER_STATE"
+    )
+
+
+def test_a_working_folder_that_was_deleted_is_said(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); "
+    code += "from app.cli import main; main(['paths'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == ExitCode.NO
+    assert "error: the working folder was deleted\nhint: cd into" in done.stderr

@@ -121,7 +121,7 @@ def test_stoker_logs_reads_all_parts_and_follows_the_last(log: RotatingLog) -> N
 
 def test_a_disk_that_is_full_for_a_while_leaves_a_word(log: RotatingLog) -> None:
     log.write(b"before\n")
-    target = log._file.fileno()
+    target = log._open().fileno()
     saved, full = os.dup(target), os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, target)
     log.write(b"lost\n")

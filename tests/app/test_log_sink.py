@@ -3,6 +3,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from app.ops import log_sink
 from app.ops.log_sink import LogSink, new_log_path
 
 
@@ -55,3 +58,33 @@ def test_log_names(tmp_path: Path) -> None:
     assert path.name.startswith("org_model_name-")
     assert path.suffix == ".log"
     assert path.parent == tmp_path
+
+
+def test_only_the_cut_line_is_missing_after_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_sink, "_BACKLOG_BYTES", 30)
+    lines: list[str] = []
+    feed = log_sink._LineFeed(lines.append)
+    for block in (b"forgotten\n", b"whole line\n", b"next\n", b"and the last\n"):
+        feed.put(block)  # nobody reads yet: the oldest is forgotten, and it ended its line
+    feed.start()
+    feed.finish()
+    assert lines == ["whole line", "next", "and the last"]
+
+    lines.clear()
+    feed = log_sink._LineFeed(lines.append)
+    for block in (b"forgotten, cut", b" here\nwhole line\n", b"and the last\n"):
+        feed.put(block)
+    feed.start()
+    feed.finish()
+    assert lines == ["whole line", "and the last"]
+
+
+def test_a_log_that_cannot_be_made_is_made_later(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    sink = LogSink(folder / "x.log")
+    assert sink.write_error == "No such file or directory"
+    folder.mkdir()
+    drain(sink, b"one\n")
+    assert (folder / "x.log").read_bytes() == b"one\n"

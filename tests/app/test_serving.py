@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,9 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.errors import ExitCode
+from app.errors import ExitCode, StokerError
+from app.ops.server_registry import ServerRegistry
 from app.ops.steady_output import NOBODY_READS
 from engine.machine.ports import is_port_free
+from tests.app.test_server_registry import record
 from tests.app.test_supervisor import free_port, is_running, wait_for
 
 SCRIPT = Path(__file__).with_name("serve_fake.py")
@@ -234,3 +238,46 @@ def test_a_reader_of_stdout_that_goes_away_does_not_end_the_server(serve: Serve)
     assert serving.process.wait(timeout=60) == ExitCode.OK
     assert NOBODY_READS not in rest
     assert "stopped: 1 process ended" in rest
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another process's limits are Linux's")
+def test_a_disk_that_fills_up_does_not_end_the_server(serve: Serve) -> None:
+    serving = serve("talk")
+    (child,) = serving.wait_until_ready()
+    nothing_more = (0, resource.RLIM_INFINITY)
+    resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE, nothing_more)
+    err = serving.process.stderr
+    assert err is not None
+    said = [
+        next(line for line in err if f"warning: {what}" in line)
+        for what in ("the log", "the record")
+    ]
+    assert all(os.strerror(errno.EFBIG) in line for line in said)
+    assert is_running(child)
+    assert not is_port_free("127.0.0.1", serving.port)
+
+    serving.process.send_signal(signal.SIGTERM)
+    code, _, rest = serving.end()
+    assert code == ExitCode.OK
+    assert "the record" not in rest, "it is said once"
+    assert serving.records() == []
+
+
+def test_a_hang_up_before_readiness_has_its_code(serve: Serve) -> None:
+    serving = serve("never-ready")
+    wait_for(lambda: bool(serving.records()))
+    serving.process.send_signal(signal.SIGHUP)
+
+    assert serving.end()[0] == ExitCode.HUNG_UP
+
+
+def test_a_full_disk_at_the_start_is_one_clear_error(tmp_path: Path) -> None:
+    registry = ServerRegistry(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(StokerError, match="cannot be written into"):
+            registry.add(record("tiny"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
