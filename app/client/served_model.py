@@ -43,7 +43,7 @@ def served_model(
     with connection_errors(base_url), client:
         response = client.get("/v1/models")
         if response.is_error and not (model and response.status_code == 404):
-            raise models_error(base_url, response)
+            raise models_error(base_url, response, " If it is, name a model with --model")
         cards = [] if response.is_error else _cards(response)
         ids = tuple(str(card["id"]) for card in cards)
         if model is None and not ids:

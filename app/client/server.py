@@ -77,14 +77,13 @@ def list_models(
     return _model_ids(response)
 
 
-def models_error(base_url: str, response: httpx.Response) -> BadStatus | BadAnswer:
+def models_error(
+    base_url: str, response: httpx.Response, advice: str = ""
+) -> BadStatus | BadAnswer:
     """What an error of GET /v1/models means: of 404, that this server cannot list its models."""
     if response.status_code != 404:
         return status_error(str(response.url), response.status_code, response.text)
-    return BadAnswer(
-        f"{base_url} lists no models (it has no /v1/models): name one with --model, if it is an "
-        "OpenAI-compatible server at all"
-    )
+    return BadAnswer(f"{base_url} has no /v1/models: is it an OpenAI-compatible server?{advice}")
 
 
 def first_model(

@@ -50,7 +50,10 @@ def test_a_server_without_a_list_of_models(capsys: pytest.CaptureFixture[str]) -
     events = [event(choices=[{"text": " upon"}]), DONE]
     with serving({"/v1/completions": lambda _call: Answer(events)}) as plain:
         assert run(["complete", "Once", "-u", plain.url]) == 1
-        assert "no /v1/models): name one with --model" in capsys.readouterr().err
+        assert (
+            "has no /v1/models: is it an OpenAI-compatible server? If it is, name a model"
+            in capsys.readouterr().err
+        )
         assert run(["complete", "Once", "-u", plain.url, "--model", "m"]) == 0
         assert capsys.readouterr().out == " upon\n"
 

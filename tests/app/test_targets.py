@@ -188,7 +188,7 @@ def test_a_foreign_server_that_is_not_there_or_still_starts(
     assert run(["status", starting.url]) == ExitCode.UNREACHABLE
     with serving({}) as other:
         assert run(["status", other.url]) == ExitCode.NO
-    assert "404" in capsys.readouterr().err
+    assert "has no /v1/models" in capsys.readouterr().err
 
 
 def test_nobody_answers_there_but_others_run(
