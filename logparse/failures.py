@@ -119,8 +119,8 @@ class Cause:
 
 @dataclass(slots=True)
 class _Traceback:
-    line_number: int = 0  # 0 when its first line is not in the log
-    header: str = ""
+    line_number: int = 0
+    header: str = ""  # its first line that is in the log
     functions: list[str] = field(default_factory=list)
     place: str | None = None
     own_place: str | None = None
@@ -223,7 +223,7 @@ class FailureTracker:
         opened = self._open.get(key)
         if opened is None and text.startswith(_FRAME):
             # The log, or what was copied of it, begins within a traceback.
-            opened = self._open[key] = _Traceback()
+            opened = self._open[key] = _Traceback(line_number, text[:_MAX_TEXT])
         if opened is not None:
             if text is not message or not text or text.startswith(_FRAME):
                 self._note_frame(opened, text)
@@ -235,7 +235,8 @@ class FailureTracker:
 
     def announce(self, line_number: int, owner: Owner, message: str) -> None:
         """Take a line without a level that a rule knows as the end of a server."""
-        self._add(line_number, (owner, None), message, "announcement", None)
+        if not self._announced or self._announced[-1].line_number != line_number:
+            self._add(line_number, (owner, None), message, "announcement", None)
 
     def is_frame(self, owner: Owner, message: str) -> bool:
         """Take an indented line without a level if it belongs to an open traceback."""
@@ -401,7 +402,7 @@ class FailureTracker:
         """Lines that tell of the end and not why, in order; a traceback that breaks off is one."""
         found = [*self._strong, *self._announced]
         for ((process, pid), _), opened in self._open.items() if not found else ():
-            if opened.line_number and not opened.is_ignored:
+            if not opened.is_ignored:
                 found.append(
                     Candidate(
                         opened.line_number, process, pid, opened.header, "announcement",
@@ -516,7 +517,15 @@ def _match(candidate: Candidate) -> Cause | None:
 
 
 def _explain(candidate: Candidate) -> Cause | None:
-    whole = candidate.whole
+    found = _explain_text(candidate, candidate.whole)
+    if found is None and candidate.more:  # a message that somebody broke into lines
+        found = _explain_text(
+            candidate, " ".join(map(str.strip, (candidate.text, *candidate.more)))
+        )
+    return found
+
+
+def _explain_text(candidate: Candidate, whole: str) -> Cause | None:
     for place in sorted({place for clue, place in _CLUES if clue in whole}):
         entry = PROBLEM_RULES[place]
         if not entry.allows(candidate.functions, candidate.place):

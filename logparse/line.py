@@ -43,6 +43,9 @@ _UNNUMBERED = re.compile(
 )
 _UVICORN = re.compile(rf"({_LEVELS}): {{2,8}}")
 _SGLANG = re.compile(r"\[((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2,4}\d{1,5}){0,5})\] ")
+_INNER = re.compile(
+    rf"({_LEVELS}) [\w./-]{{1,80}}\.py:\d{{1,6}}: "
+)  # behind SGLang's, in some releases
 _TAG = re.compile(r"\[[A-Za-oq-z]")  # [DEBUG], and no wrapper: those have a digit, or pod/
 # llama-server: a router puts the port of the process that serves the model in front; without
 # a clock only names of its own make a letter a level.
@@ -211,7 +214,7 @@ def _other_headers(line: LogLine) -> LogLine:
         pid, message = match["port"] or pid, message[match.end() :]
     elif message[0] == "[":
         return line
-    if message[:1] in _LEVEL_FIRSTS and (match := _UVICORN.match(message)):
+    if message[:1] in _LEVEL_FIRSTS and (match := _UVICORN.match(message) or _INNER.match(message)):
         level, message = match[1], message[match.end() :]
     return _new(LogLine, (process, pid, level, stamp, message, has_source))
 

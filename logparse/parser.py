@@ -17,7 +17,7 @@ from logparse.line import LogLine, inside, seconds_between, split_line
 from logparse.llamacpp_rules import LLAMACPP_RULES
 from logparse.phases import PHASE_NAMES
 from logparse.problem_text import to_problem
-from logparse.problems import is_server_program, usage_program
+from logparse.problems import announces_end, is_loud, is_server_program, usage_program
 from logparse.progress import drop_overwritten, is_bar, is_bar_alone, read_bar
 from logparse.records import (
     Attempt,
@@ -233,6 +233,8 @@ class LogParser:
         if self._interrupted is not None:
             self._resume(rules, line)
         if rules and self._apply_those(rules, line, events):
+            if is_loud(message) and announces_end(message, None):
+                failures.announce(self._line_number, line[:2], message)
             return
         if _may_say_cut(message):
             self._attempt.is_cut |= _CUT.search(message[:2000] + message[-200:]) is not None
@@ -431,7 +433,7 @@ def _engine_of(cause: Cause | None) -> str | None:
     """Whose command line refused its arguments, when the log holds nothing else."""
     if cause is not None and cause.rule is not None and cause.rule.engine:
         return cause.rule.engine
-    if cause is None or cause.candidate.kind != "usage":
+    if cause is None or cause.candidate.kind not in ("usage", "plain", "announcement"):
         return None
     text = cause.candidate.text[:200]
     if "llama-server" in text:
@@ -440,7 +442,8 @@ def _engine_of(cause: Cause | None) -> str | None:
         return "sglang"
     if "vllm" in text or text.startswith("api_server.py"):
         return "vllm"
-    return "stoker" if "stoker" in text or "engine" in text else None
+    is_own = cause.candidate.kind == "usage" and ("stoker" in text or "engine" in text)
+    return "stoker" if is_own else None
 
 
 def _engine_of_processes(counts: Iterable[tuple[str, str | None]]) -> str | None:

@@ -26,7 +26,8 @@ ESCAPES = r"(?:\x1b|\^\[|\u241b|#033|\\033|\\x1[bB]|\\u001[bB]|\\e|<ESC>|<0x1[bB
 _COLOUR = rf"{ESCAPES}?\[[0-9;]{{1,20}}m"
 # Where a server's own line begins.
 _BEGINNING = re.compile(
-    rf"(?:{_COLOUR})*(?:\([\w .=:-]{{1,60}} pid=\d|\[\w{{1,40}}\]\[pid=\d"
+    rf"(?:{_COLOUR})*(?:\([\w .=:-]{{1,60}} pid=\d|[\[<]\w{{1,40}}(?:\]\[|[ :,]{{1,2}})pid[=: ]\d"
+    r"|\((?:API[Ss]erver|(?:DP)?EngineCore|(?:Vllm|Ray)?Worker)\w{0,40}\) "
     rf"|{_OWN_LEVELS}(?:{_COLOUR})* (?:{_COLOUR})*\d\d-\d\d \d\d:"
     rf"|{_OWN_LEVELS}: {{4,5}}(?=\S)|\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]{{2}}\d+)*\] \S"
     r"|\d{1,4}\.\d\d\.\d{3}\.\d{3} [IWED] "
@@ -38,10 +39,16 @@ _BEGINNING = re.compile(
     r"|(?:Loading \w{1,20} checkpoint shards|Multi-thread loading shards|Capturing [\w ()=.]{1,60})"
     r": "
     r"|\b(?:llama_\w+|ggml_\w+|gguf_\w+|clip_\w+|load_tensors|print_info|load|common_\w+): "
-    r"|build: \d{1,9} \(|system_info: n_threads|\b(?:srv|slot|que) {1,12}\w{1,20}: "
+    r"|(?:INFO|WARN|ERR) \[ {0,30}\w{1,30}\] |build: \d{1,9} \(|system_info: n_threads"
+    r"|\b(?:srv|slot|que) {1,12}\w{1,20}: "
     r"|\bmain: (?:HTTP|server|loading|model|exiting|error|binding|starting|n_parallel|chat))"
 )
 _FRAME = '  File "'
+# A launcher's logging of lines that the server wrote without a head of its own.
+_LOGGED = re.compile(
+    rf"\[?\d{{4}}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{{0,14}}\]?[ |-]{{1,4}}\[?{_LEVELS}\]?[ |:-]{{1,4}}"
+    r"(?:[\w.<>-]{1,60}(?:::?[\w.<>-]{1,60}){0,8}(?:: | - | \| ))"
+)
 _CLOCKED = re.compile(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})? ")
 _VARYING = re.compile(
     rf"(?<![0-9A-Za-z])(?=[0-9a-f]{{0,31}}\d)[0-9a-f]{{8,32}}(?![0-9A-Za-z])|\d+|\b{_LEVELS}\b"
@@ -92,6 +99,10 @@ def _least_share(prefixes: list[str]) -> float:
 
 def _clock_prefix(texts: list[str]) -> re.Pattern[str] | None:
     """A date and a time on nearly every line, also where nothing of a server is recognised."""
+    stamped = [line for line in texts if line[:2] == "20" or line[:3] == "[20"]
+    num_logged = sum(_LOGGED.match(line) is not None for line in stamped)
+    if num_logged >= _FEWEST and 10 * num_logged >= 9 * len(stamped):
+        return _LOGGED
     num_with = sum(_CLOCKED.match(line) is not None for line in texts)
     return _CLOCKED if num_with >= _FEWEST and 10 * num_with >= 9 * len(texts) else None
 

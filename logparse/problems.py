@@ -164,7 +164,7 @@ _END = (
     r"|is dead\b|(?:exited|terminated|died) unexpectedly)"
 )
 _ANNOUNCED = (  # compiled when it is needed, as those below
-    rf"[^\n]{{0,120}}?{_PART}[^\n.:]{{0,80}}?{_END}"
+    rf"[^\n]{{0,120}}?{_PART}[^\n.:]{{0,80}}?{_END}|[^\n]{{0,120}}?\w failed to start\b"
     r"|Received sigquit from a child|Application startup failed\. Exiting"
     r"|[^\n]{0,120}?Engine process failed to start"
 )
@@ -198,8 +198,19 @@ def announces_end(text: str, level: str | None) -> bool:
     return re.match(_ANNOUNCED, head) is not None
 
 
+# What programs say that start a server for somebody else.
+_NAMED_SERVER = re.compile(
+    r"(?:.{0,80} )?(?:vllm|vLLM|sglang|SGLang|llama)[\w-]{0,20}(?: (?:server|process|backend))?"
+    r" failed to start\b"
+)
+
+
 def _is_said_by_engine(text: str) -> bool:
-    return any(known in text for known in _WRAPPER_TEXTS) or " hit an exception" in text
+    return (
+        " hit an exception" in text
+        or any(known in text for known in _WRAPPER_TEXTS)
+        or (" failed to start" in text and _NAMED_SERVER.match(text) is not None)
+    )
 
 
 # What a compiler, a linker or a build prints when it fails: alone no failure of a start, but the
@@ -302,7 +313,7 @@ _LOUD = (
     "rror", "ail", "xit", "died", "dead", "fatal", "termin", "crash", "cannot find", "bind",
     "magic", "no backends", "NOT connected", "Watchdog", "nvidia-c", "ptxas", "ASSERT(",
     "FAILED: ", "build stopped", "undefined ref", "hit an exc", "noticed", "detected", "ack-off",
-    "BackOff", "sigquit",
+    "BackOff", "sigquit", "not supported", "built without", "probe,",
 )  # fmt: skip
 
 

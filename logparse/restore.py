@@ -16,6 +16,7 @@ from logparse.wraps import joined, wrap_width
 
 _LOOKED_AT = 400  # lines
 _FEWEST = 3
+_FIRST_LINES = 8
 _MAX_LAYERS = 6
 _STAMPED = re.compile(
     r"(?:\([\w .=-]{1,60} pid=\d{1,9}\) )?(?:INFO|WARNING|ERROR|DEBUG|CRITICAL) "
@@ -29,6 +30,11 @@ _RAW = re.compile(r"[<>\"']")
 _VISIBLE = re.compile(rf"{ESCAPES}(?=[\[(][0-9;?]{{0,20}}[A-Za-z])")
 _VISIBLE_END = re.compile(r"(?:#015|#012|\\r|\\n|\^M)+(?=[\"']?[\r\n]*$)")
 _VISIBLE_MARKS = ("#033", "#015", "\\033", "\\x1b", "\\x1B", "\\u001b", "\\e[", "\u241b", "<ESC>")
+_CUT_HEAD = re.compile(
+    r"(?!INFO|ERROR|DEBUG|[WC])[A-Z]{0,7} ?(\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]{1,60}:\d+\] )"
+)
+# What a copy left of a colour around a process.
+_HALF_COLOUR = re.compile(r"^(?:\d;)?\d{1,2}m(?=\(\w[^()]{0,60} pid=\d)|(?<=\d\))(?:0;)?0m(?= )")
 # Process and pid of a changed vLLM, which has another form for them.
 _OTHER_OWNER = re.compile(r"[\[<](\w[\w.-]{0,40})(?:\]\[|[ :,]{1,2})pid[=: ](\d{1,9})[\]>] ?")
 _BAR_END = re.compile(r" {1,200}\|\s*$")
@@ -42,6 +48,7 @@ def restored_lines(lines: Iterable[str]) -> Iterator[str]:
     """The lines as the server wrote them; of a joined line, `wraps.WRAP` marks the cuts."""
     rest = iter(lines)
     head = list(itertools.islice(rest, _LOOKED_AT))
+    head[:_FIRST_LINES] = map(_with_head, head[:_FIRST_LINES])
     layers: list[Layer] = []
     for _ in range(_MAX_LAYERS):
         layer = _outermost(head)
@@ -55,6 +62,11 @@ def restored_lines(lines: Iterable[str]) -> Iterator[str]:
     everything = itertools.chain(head, _through(layers, rest))
     width = wrap_width(head)
     return everything if width is None else joined(everything, width)
+
+
+def _with_head(line: str) -> str:
+    """A line of a copy's beginning, with the level that was cut off its header."""
+    return _CUT_HEAD.sub(r"INFO \1", line) if _CUT_HEAD.match(line) else line
 
 
 def _through(layers: list[Layer], lines: Iterator[str]) -> Iterator[str]:
@@ -86,6 +98,8 @@ def _outermost(lines: list[str]) -> Layer | None:
         return lambda line: _without(prefix, line)
     if _has_visible_escapes(lines):
         return _with_escapes
+    if sum(_HALF_COLOUR.search(line) is not None for line in lines) >= _FEWEST:
+        return _without_half_colours
     if sum(_OTHER_OWNER.match(line) is not None for line in lines) >= _FEWEST:
         return _with_usual_owner
     return _without_bar if _is_in_a_table(lines) else None
@@ -135,6 +149,10 @@ def _has_visible_escapes(lines: list[str]) -> bool:
 
 def _with_escapes(line: str) -> str:
     return _VISIBLE_END.sub("", _VISIBLE.sub("\x1b", line)).replace("#011", "\t")
+
+
+def _without_half_colours(line: str) -> str:
+    return _HALF_COLOUR.sub("", line)
 
 
 def _with_usual_owner(line: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logparse.rules import Rule, Take, Unit, known_line
+from logparse.rules import Mark, Rule, Take, Unit, known_line, rule
 
 _NUM = r"(-?[\d.]{1,20})"
 _ID = Take("request", Unit.TEXT)
@@ -141,12 +141,21 @@ _RUNTIME = (
     ),
     known_line(
         "request-received",
-        ("Received request ", "Added request "),
+        "Received request ",
         r"([^:\s]{1,120})",
         "A request came in (--enable-log-requests).",
         "entrypoints/logger.py",
         None,
         _ID,
+    ),
+    rule(
+        "request-added",
+        "Added request ",
+        r"([^:\s]{1,120}?)\.?\s*$",
+        "A request reached the engine (--enable-log-requests).",
+        mark=Mark.SERVING,
+        source="v1/engine/async_llm.py",
+        shows=(_ID,),
     ),
     known_line(
         "request-ended",

@@ -33,7 +33,8 @@ _PRIORITY = re.compile(
     rf"<\d{{1,3}}>(?:1 {_DATE}T\S{{8,30}} \S{{1,80}} \S{{1,80}} \S{{1,80}} \S{{1,80}} - )?"
 )
 _LABELS = re.compile(r'\{[\w.]{1,80}="[^{}]{0,2000}\} ')  # Loki's, behind its time
-_QUOTE = re.compile(r"(?:> ?){1,5}")
+_BARS = ">\u258e\u258f\u258c\u2502\u2503\u2551\u00bb"  # of quotations, in mails and on pages
+_QUOTE = re.compile(rf"(?:[{_BARS}] ?){{1,5}}")
 _FENCE = re.compile(r"(?:```|~~~)[\w+-]{0,20}\s*")
 _FENCE_ENDS = ("```", "~~~")
 _SPACED = r"\s{1,40}(?=\([^()]{1,60} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
@@ -53,7 +54,7 @@ _BY_FIRST: dict[str, re.Pattern[str]] = {
     "\t": _INDENTED,
     "[": re.compile(rf"(?=\[[\dp])(?:{_ISO}|{_POD}|{_CLOCK_ONLY})"),
     "<": _PRIORITY,
-    ">": _QUOTE,
+    **dict.fromkeys(_BARS, _QUOTE),
     "`": _FENCE,
     "~": _FENCE,
     **dict.fromkeys("ADFJMNOS", _SYSLOG),  # January to December

@@ -174,6 +174,35 @@ def test_a_traceback_that_breaks_off_is_a_failure(head: str, frames: int) -> Non
     assert ends([*BEGUN, *whole])[1:3] == ("unknown", "FrobError: no")
 
 
+@pytest.mark.parametrize("head", ["", f"{CORE}", f"{CORE}ERROR {STAMP}", "run-7f vllm "])
+def test_a_copy_that_begins_and_ends_within_a_traceback_shows_a_failure(head: str) -> None:
+    lines = [
+        "    return f(x)",
+        "           ^^^^",
+        '  File "/p/vllm/a.py", line 3, in f',
+        "    return g(x)",
+        '  File "/p/vllm/b.py", line 3, in g',
+        "    raise ValueError(",
+    ]
+    outcome, id, key_line, number = ends([head + line for line in lines])
+    assert (outcome, id, number) == ("failed", "G1", 3)
+    assert key_line == lines[2].strip()
+
+
+@pytest.mark.parametrize(
+    ("line", "engine"),
+    [
+        ("[Error] (Router) vllm-server failed to start within timeout", "vllm"),
+        ("(manager) llama-server process failed to start", "llama.cpp"),
+        ("./llama-server: error while loading shared libraries: libfrob.so.1: cannot open shared "
+         "object file: No such file or directory", "llama.cpp"),
+    ],
+)  # fmt: skip
+def test_whose_server_did_not_start(line: str, engine: str) -> None:
+    report = parse_lines(["Starting it on port 8001", line])
+    assert (report.outcome, report.engine) == (Outcome.FAILED, engine)
+
+
 def test_the_cause_is_preferred_to_what_announces_it() -> None:
     lines = [
         *BEGUN,

@@ -775,6 +775,7 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {"step": 7, "seconds": 0.0125},
     ),
     ("request-received", "Received request chatcmpl-1: params: x", {"request": "chatcmpl-1"}),
+    ("request-added", "Added request chatcmpl-1.", {"request": "chatcmpl-1"}),
     ("request-ended", "Finished request chatcmpl-1.", {"request": "chatcmpl-1."}),
     ("request-aborted", "Aborted request(s) chatcmpl-1.", {"request": "chatcmpl-1."}),
     ("request-failed", "Request a-1 failed (engine dead).", {"request": "a-1", "state": "failed"}),
