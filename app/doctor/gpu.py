@@ -122,11 +122,17 @@ def check_memory(gpus: Sequence[Gpu]) -> Check:
         return Check("gpu-memory", title, Result.OK, seen, details=details)
     pids = [holder.pid for holder in fullest.holders]
     share = max(int((free / max(fullest.memory_bytes, 1) - 0.01) * 100), 0) / 100
-    todo = f"vLLM asks for {_VLLM_SHARE} of it: end what holds the memory, or ask for less"
+    todo = (
+        f"vLLM asks for {_VLLM_SHARE} of it: end what holds the memory, or ask for less, if the "
+        "model's weights fit into that"
+    )
     commands = tuple(f"kill {pid}" for pid in pids)
     examples: tuple[str, ...] = ()
     if share >= 0.1:
-        examples = (f"vllm serve MODEL --gpu-memory-utilization {share:.2f}",)
+        examples = (
+            f"stoker plan MODEL --gpu-memory-utilization {share:.2f}",
+            f"vllm serve MODEL --gpu-memory-utilization {share:.2f}",
+        )
     elif not commands:
         commands = ("nvidia-smi",)
     return Check("gpu-memory", title, Result.WARNING, seen, todo, commands, details, examples)

@@ -271,7 +271,12 @@ def test_who_holds_the_memory() -> None:
         "GPU 1: pid 77 (not visible from here, user unknown) holds size unknown",
     )
     assert check.commands == ("kill 41", "kill 77")
-    assert check.examples == ("vllm serve MODEL --gpu-memory-utilization 0.24",)
+    assert check.examples == (
+        "stoker plan MODEL --gpu-memory-utilization 0.24",
+        "vllm serve MODEL --gpu-memory-utilization 0.24",
+    )
+    assert check.todo is not None
+    assert "if the model's weights fit" in check.todo
 
 
 @pytest.mark.parametrize(
