@@ -17,6 +17,7 @@ from logparse.details import (
     warning_lines,
 )
 from logparse.hangs import usual_hang
+from logparse.problems import MORE_TIME, WHO_STOPS
 from logparse.records import Fix, LogReport, Measured, Outcome, Phase, Problem
 from logparse.redact import printable, shortened
 
@@ -230,6 +231,9 @@ def _cause_lines(report: LogReport, exit_code: int | None) -> tuple[str, ...]:
         return problem_lines(report.problem)
     if exit_code and report.outcome is not Outcome.FAILED:
         return _exit_lines(exit_code)
+    if report.outcome is Outcome.RUNNING and report.was_stopped:
+        last = [f"  last line  {report.last_message}"] if report.last_message else []
+        return (*last, f"  why: {WHO_STOPS}", f"  {MORE_TIME[0]}:  {MORE_TIME[1]}")
     if report.outcome is Outcome.RUNNING:
         number = next((i for i, p in enumerate(report.phases) if p.state == "running"), None)
         lines = [f"  last line  {report.last_message}"] if report.last_message else []

@@ -57,7 +57,7 @@ def logs(
         bool, typer.Option("--tui", help="Look through the log: phases, filters, search.")
     ] = False,
 ) -> None:
-    """Explain a server's log: capacity, the five phases, and the cause of a failure.
+    """Explain a server's log: the cause of a failure, capacity, and the five phases.
 
     Understands vLLM 0.6 to 0.30, Stoker's own engine, llama-server and SGLang. Exit code: 0 ready,
     1 failed, 2 usage, 3 not enough evidence (no server log, still starting, or cut off).

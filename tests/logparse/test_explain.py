@@ -260,6 +260,10 @@ def test_a_probe_that_gave_up() -> None:
     assert report.problem is not None
     assert (report.problem.id, report.problem.key_line) == ("G12", event)
     assert "startup probe gave up" in report.problem.title
+    asked = said(parse_lines([*start, line("[shutdown] API server: shutting down")]))
+    assert "was stopped before it was ready" in asked
+    assert "startup or liveness probe that gave up" in asked
+    assert "slow disk" not in asked
     stopped = parse_lines([*start, "Terminated"])
     assert stopped.problem is not None
     assert "probe" in stopped.problem.why
