@@ -25,6 +25,7 @@ from engine.logger import get_logger, setup_logging
 from engine.server.api import create_app
 from engine.server.binding import bind_socket, explain_bind_error, socket_url
 from engine.server.browsers import browser_access
+from engine.server.connections import Connections, exception_handler, raise_open_files_limit
 from engine.server.debug import check_debug_flags
 from engine.server.http_log import http_event, setup_http_logging
 from engine.server.metrics import create_registry
@@ -69,6 +70,7 @@ async def _serve(
 ) -> int:
     stop = StopSignals()
     stop.install()
+    asyncio.get_running_loop().set_exception_handler(exception_handler())
     _log_invocation(model, args)
     state = ServerState(create_registry())
     app = create_app(
@@ -179,6 +181,7 @@ async def _serving_http(
     server = _HttpServer(
         uvicorn.Config(
             app,
+            http=Connections(raise_open_files_limit()).protocol,  # type: ignore[arg-type]
             log_config=None,
             access_log=not args.disable_uvicorn_access_log,
             lifespan="off",
