@@ -11,7 +11,9 @@ from typing import Any
 
 from app.errors import ExitCode, StokerError
 from app.planning.model_shapes import Experts, LatentAttention, ModelShape, RawConfig, VisionTower
+from engine.errors import ModelError
 from engine.model_families import text_part, with_family_defaults
+from engine.model_files.config_values import check_decoder
 
 _LOADABLE = frozenset(
     {
@@ -42,8 +44,13 @@ def read_shape(raw: RawConfig, name: str) -> ModelShape:
             f"{name} is a {architecture}, whose memory `stoker plan` cannot count; it knows "
             f"{', '.join(_FAMILIES)}"
         )
+    text = with_family_defaults(architecture, text)
     try:
-        return _read(with_family_defaults(architecture, text), raw, family, architecture, name)
+        check_decoder(text, f"the config.json of {name}")
+    except ModelError as error:
+        raise _refused(str(error).rstrip(".")) from error
+    try:
+        return _read(text, raw, family, architecture, name)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise _refused(f"the config.json of {name} is incomplete or damaged: {error!r}") from error
 

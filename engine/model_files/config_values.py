@@ -78,7 +78,10 @@ def parse_config(text: bytes, source: str) -> dict[str, Any]:
 
 
 def checked_config(raw: dict[str, Any], source: str) -> dict[str, Any]:
-    """`raw` as it is, if nothing of what is known here is impossible."""
+    """`raw` as it is, if it has the form of a config.json: objects, lists and names where they are.
+
+    Numbers are `check_decoder`'s, once it is known that they are those of a decoder.
+    """
     _check_architectures(raw.get("architectures"), f"{source}: architectures")
     for name in _OBJECTS:
         if raw.get(name) is not None:
@@ -87,7 +90,11 @@ def checked_config(raw: dict[str, Any], source: str) -> dict[str, Any]:
     for name in _OBJECTS:
         if text.get(name) is not None:
             of_type(text[name], f"{source}: {name}", dict, "an object")
-    check_decoder(text, source)
+    if text.get("layer_types") is not None:
+        kinds = of_type(text["layer_types"], f"{source}: layer_types", list, "a list")
+        if not all(isinstance(kind, str) for kind in kinds):
+            what = f"{source}: layer_types is {shown(kinds)}"
+            raise CorruptModelError(f"{what}, not a list of words.")
     if raw.get("vision_config"):
         _check_vision(raw["vision_config"], f"{source}: vision_config")
     for name in ("quantization_config", "compression_config"):
@@ -98,7 +105,7 @@ def checked_config(raw: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def check_decoder(raw: Mapping[str, Any], source: str) -> None:
-    """The settings of one decoder; again where a family's defaults have been added to them."""
+    """The numbers of one decoder, a family's defaults among them; CorruptModelError names one."""
     for name, (low, high) in COUNTS.items():
         if raw.get(name) is not None:
             whole_number(raw[name], f"{source}: {name}", low, high)
@@ -145,9 +152,6 @@ def _check_layer_types(raw: Mapping[str, Any], source: str) -> None:
     kinds, layers = raw.get("layer_types"), raw.get("num_hidden_layers")
     if kinds is None:
         return
-    of_type(kinds, f"{source}: layer_types", list, "a list")
-    if not all(isinstance(kind, str) for kind in kinds):
-        raise CorruptModelError(f"{source}: layer_types is {shown(kinds)}, not a list of words.")
     # Layers that predict further tokens may stand behind the others.
     most = (layers or 0) + (raw.get("num_nextn_predict_layers") or 0)
     if kinds and layers is not None and not layers <= len(kinds) <= most:

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.errors import StokerError
 from app.planning.model_shapes import BUILTIN_SHAPES
 from app.planning.plan_models import find_planned_model
 from app.planning.shape_reading import read_shape
 from engine.errors import CorruptModelError
 from engine.model_config import ModelConfig
-from engine.model_files.config_values import checked_config, parse_config
+from engine.model_families import text_part
+from engine.model_files.config_values import check_decoder, checked_config, parse_config
 from engine.model_files.json_objects import LIMIT_BYTES, parse_json
 from tests.engine.model_files.refusals import refusal_of
 
@@ -47,7 +49,7 @@ CONFIGS = [GEMMA, *(dict(shape.config) for shape in BUILTIN_SHAPES.values())]
 
 @pytest.mark.parametrize("name", BUILTIN_SHAPES)
 def test_every_shape_that_is_known_passes(name: str) -> None:
-    assert checked_config(dict(BUILTIN_SHAPES[name].config), name)
+    check_decoder(text_part(checked_config(dict(BUILTIN_SHAPES[name].config), name)), name)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +81,19 @@ def test_every_shape_that_is_known_passes(name: str) -> None:
 def test_impossible_values_are_named(changes: dict[str, Any], message: str) -> None:
     raw = {**BUILTIN_SHAPES["llama-3.1-8b"].config, "num_hidden_layers": 32, **changes}
     with pytest.raises(CorruptModelError, match=message):
-        checked_config(raw, "config.json")
+        check_decoder(text_part(checked_config(raw, "config.json")), "config.json")
 
 
 def test_layers_that_predict_further_tokens_may_be_named() -> None:
     raw = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1, "layer_types": ["a"] * 3}
 
-    assert checked_config(raw, "config.json") is raw
+    check_decoder(checked_config(raw, "config.json"), "config.json")
+
+
+def test_other_models_than_decoders_are_refused_as_what_they_are() -> None:
+    raw = {"architectures": ["Gemma3nForCausalLM"], "intermediate_size": [64, 64]}
+    with pytest.raises(StokerError, match="is a Gemma3nForCausalLM, whose memory"):
+        read_shape(checked_config(raw, "config.json"), "gemma-3n")
 
 
 @pytest.mark.parametrize(
