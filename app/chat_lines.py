@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -211,5 +210,6 @@ def _think(text: str) -> None:
 
 
 def _dim(text: str) -> str:
-    is_plain = not sys.stderr.isatty() or os.environ.get("NO_COLOR") or not text
-    return text if is_plain else typer.style(text, dim=True)
+    from app.output import has_colors
+
+    return typer.style(text, dim=True) if text and has_colors(sys.stderr) else text

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from app.client.terminal_text import one_line as one_line
 from app.client.terminal_text import printable as printable
@@ -34,6 +34,14 @@ def apply_color_choice(choice: str) -> None:
         os.environ.pop("NO_COLOR", None)
     elif os.environ.get("CLICOLOR_FORCE", "0") not in ("", "0"):
         os.environ.setdefault("FORCE_COLOR", "1")
+
+
+def has_colors(stream: TextIO) -> bool:
+    """Whether what is written there may carry styles: a terminal that is not dumb, or forced."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    is_able = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return is_able or bool(os.environ.get("FORCE_COLOR"))
 
 
 def talk_console() -> Console:

@@ -32,7 +32,8 @@ def watch_targets(
         one = watch_url(target.url, name=target.name, api_key=api_key, interval_s=interval_s)
         if target.record is not None:
             state = partial(states.of, target.name)
-            one = dataclasses.replace(one, state=state, log_path=target.log_path)
+            cause = partial(states.cause_of, target.name)
+            one = dataclasses.replace(one, state=state, cause=cause, log_path=target.log_path)
         found.append(one)
     return found
 
@@ -69,12 +70,23 @@ class SupervisedStates:
     def __init__(self) -> None:
         self._read_s = float("-inf")
         self._states: dict[str, str] = {}
+        self._details: dict[str, str] = {}
 
     def of(self, name: str) -> str:
         """starting, ready, ... or failed; "" when no record is left."""
+        self._read()
+        return self._states.get(name, "")
+
+    def cause_of(self, name: str) -> str:
+        """What `stoker ps` says beside the state, in one line; "" where it says nothing."""
+        self._read()
+        return " ".join(self._details.get(name, "").split())
+
+    def _read(self) -> None:
         from app.ops.server_registry import open_registry
 
         if time.monotonic() - self._read_s > _STATES_AGE_S:
-            self._states = {record.name: record.state for record in open_registry().all()}
+            records = open_registry().all()
+            self._states = {record.name: record.state for record in records}
+            self._details = {record.name: record.detail or "" for record in records}
             self._read_s = time.monotonic()
-        return self._states.get(name, "")

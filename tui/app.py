@@ -197,6 +197,7 @@ class FleetApp(WatchApp):
             find_version=_version_question(server, debug_source),
         )
         dashboard.history = history
+        dashboard.cause = server.cause
         if self.replay is not None:
             dashboard.position = self.replay.position_text
         await self.push_screen(dashboard)
@@ -249,6 +250,7 @@ def run_dashboard(
         is_owner=is_owner,
     )
     app.owns_signals = not is_owner
+    app.dashboard.cause = server.cause
     if replay is not None:
         app.dashboard.position = replay.position_text
     return _run(app, replay)

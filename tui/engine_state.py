@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from app.client import formatting
 from app.client.debug import DebugSample, SchedulerState, Step
 from app.client.errors import BadStatus, ClientError, EngineInStep, Unauthorized
+from app.client.metrics import MetricsSample
+from tui.limits import COMPUTE_FLAGS, kv_flag
 from tui.widgets.server_header import ENGINE_NAMES
 
 STALL_S = 5.0
-_KV_FLAGS = "--gpu-memory-utilization or --kv-cache-memory-bytes"
 
 
 class Activity(enum.Enum):
@@ -91,15 +92,18 @@ def step_text(scheduler: SchedulerState) -> str:
     return f"{parts} = {total:,} of {budget:,} tokens, {step.num_requests} requests"
 
 
-def limit_text(scheduler: SchedulerState) -> tuple[str, str]:
-    """What kept the newest step from doing more, with evidence; and the flag that moves it."""
+def limit_text(scheduler: SchedulerState, sample: MetricsSample | None = None) -> tuple[str, str]:
+    """What kept the newest step from doing more, with evidence; and the flag that moves it.
+
+    `sample` tells whether a flag has fixed the number of blocks.
+    """
     step = scheduler.step
     if step is None:
         return "n/a: no step yet", "-"
     if not scheduler.num_unfinished:
         return "none: nothing is queued", "-"
     if step.limit == "kv_memory":
-        return f"KV memory: {_memory_evidence(step)}", _KV_FLAGS
+        return f"KV memory: {_memory_evidence(step)}", kv_flag(sample)
     if step.limit == "max_num_seqs":
         seats = f"{step.num_running} of {scheduler.max_num_seqs} run"
         return f"max_num_seqs: {seats}, {step.num_waiting} wait", "--max-num-seqs"
@@ -108,7 +112,9 @@ def limit_text(scheduler: SchedulerState) -> tuple[str, str]:
         used = f"{total:,} of {scheduler.max_num_batched_tokens:,} tokens"
         return f"token budget: {used}, {step.num_waiting} wait", "--max-num-batched-tokens"
     if step.limit == "none":
-        return "none: the step took all there was to do", "-"
+        return "compute: the step took all there was; its time is the limit", COMPUTE_FLAGS[
+            "stoker"
+        ]
     return f"{step.limit}, {step.num_waiting} wait", "-"
 
 

@@ -28,5 +28,4 @@ def _row_of(scraped: Scraped) -> FleetRow:
     history = MetricHistory()
     if scraped.sample is not None:
         history.append(scraped.sample)
-    reason = str(scraped.error) if scraped.error else ""
-    return FleetRow(scraped.server.name, history.snapshot(), reason=reason)
+    return FleetRow(scraped.server.name, history.snapshot(), reason=scraped.reason)

@@ -79,6 +79,8 @@ class Snapshot:
     latency: Latency
     recent_hit_rate: float | None  # 0..1 over the window
     recent_preemptions: float | None  # over the window
+    recent_failed: float | None = None  # requests, over the window
+    recent_finished: float | None = None
 
     @property
     def point(self) -> Point:
@@ -169,6 +171,8 @@ class MetricHistory:
             latency=_latency(inside[-1].sample, lives, window_s),
             recent_hit_rate=hits / queries if queries and hits is not None else None,
             recent_preemptions=_increase(lives, "preemptions"),
+            recent_failed=_increase(lives, "failed"),
+            recent_finished=_increase(lives, "finished"),
         )
 
     def _point(self, before: Point | None, sample: MetricsSample, rates: Rates | None) -> Point:

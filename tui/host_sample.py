@@ -10,6 +10,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -37,6 +38,7 @@ class ProcessUse:
     cpu_share: float | None
     rss_bytes: int
     num_threads: int
+    role: str = ""  # in the server, "" where its command line does not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,25 @@ class HostSample:
     num_cores: int | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+
+
+class CoreLoad:
+    """The share of all cores that was busy since the question before; None at first."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+
+    def read(self) -> float | None:
+        """Costs one small file."""
+        import psutil
+
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        before, self._before = self._before, (idle, total)
+        if before is None or total <= before[1]:
+            return None
+        return min(1.0, max(0.0, 1.0 - (idle - before[0]) / (total - before[1])))
 
 
 class HostSampler:
@@ -186,12 +207,34 @@ def _use(process: psutil.Process, is_new: set[int]) -> ProcessUse | None:
             return ProcessUse(
                 pid=process.pid,
                 name=process.name(),
+                role=role_of(process.cmdline()),
                 cpu_share=None if process.pid in is_new else cpu,
                 rss_bytes=process.memory_info().rss,
                 num_threads=process.num_threads(),
             )
     except psutil.Error:
         return None
+
+
+_ROLES = {"serve": "APIServer", "core": "EngineCore"}
+
+
+def role_of(words: Sequence[str]) -> str:
+    """What a process of a server does, by its command line; "" where that does not tell.
+
+    vLLM and SGLang write it into the title, our engine is started with it as its first argument.
+    """
+    title = words[0] if words else ""
+    if title.startswith(("VLLM::", "sglang::")):
+        return title.partition("::")[2].split()[0]
+    for word, following in pairwise(words):
+        if word.endswith("engine/__main__.py"):
+            return _ROLES.get(following, "")
+        if word == "-m" and following.startswith(("vllm.", "sglang.")):
+            return "APIServer"
+    if "vllm" in [word.rsplit("/", 1)[-1] for word in words[:2]] and "serve" in words[:3]:
+        return "APIServer"
+    return "resource tracker" if "resource_tracker" in " ".join(words[:6]) else ""
 
 
 def _gpu(nvml: Any, index: int, pids: set[int]) -> GpuUse:

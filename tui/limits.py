@@ -6,6 +6,7 @@ Our own engine names its limit itself (tui/engine_state.py); here it is inferred
 from __future__ import annotations
 
 from app.client import formatting
+from app.client.metrics import MetricsSample
 from tui.history import Snapshot
 
 _FULL = 0.95
@@ -23,14 +24,25 @@ _BATCH_FLAGS = {
 }
 
 
-def limit_from_metrics(snapshot: Snapshot) -> tuple[str, str]:
-    """The limit with its evidence, and the flags that move it ("-" without any)."""
+COMPUTE_FLAGS = {
+    "stoker": "--num-threads, --quantization",
+    "vllm": "--tensor-parallel-size, --quantization",
+    "sglang": "--tp-size, --quantization",
+    "llama.cpp": "--threads, --n-gpu-layers",
+}
+
+
+def limit_from_metrics(snapshot: Snapshot, core_load: float | None = None) -> tuple[str, str]:
+    """The limit with its evidence, and the flags that move it ("-" without any).
+
+    `core_load` is the share of this machine's cores that are busy, where the server runs here.
+    """
     sample = snapshot.sample
     running, waiting = sample.running, sample.waiting
     if running is None or waiting is None:
         return "n/a: the server does not tell who runs and who waits", "-"
     if not waiting:
-        return "none: nothing waits", "-"
+        return _compute_limit(sample, running, core_load)
     queue = f"{formatting.count(running)} run, {formatting.count(waiting)} wait"
     if sample.waiting_deferred and sample.waiting_deferred >= waiting:
         return f"none of the engine's: {queue} for LoRA, a KV transfer or a grammar", "-"
@@ -42,9 +54,13 @@ def limit_from_metrics(snapshot: Snapshot) -> tuple[str, str]:
     if snapshot.recent_preemptions:
         stretch = formatting.window(snapshot.window_s)
         preempted = f"{formatting.count(snapshot.recent_preemptions)} preempted in {stretch}"
-        return f"KV memory: {preempted}, {use}, {queue}", _kv_flag(sample.engine)
+        return f"KV memory: {preempted}, {use}, {queue}", kv_flag(sample)
+    fullest = sample.fullest
+    if fullest is not None and fullest.waiting and (fullest.kv_usage or 0.0) >= _FULL:
+        told = f"{formatting.percent(fullest.kv_usage)} used, {formatting.count(fullest.waiting)}"
+        return f"KV memory of {fullest.name}, it seems: {told} wait there; {queue}", kv_flag(sample)
     if sample.kv_usage >= _FULL:
-        return f"KV memory, it seems: {use}, {queue}", _kv_flag(sample.engine)
+        return f"KV memory, it seems: {use}, {queue}", kv_flag(sample)
     return _batch_limit(snapshot, f"{queue}, {use}")
 
 
@@ -56,5 +72,20 @@ def _batch_limit(snapshot: Snapshot, evidence: str) -> tuple[str, str]:
     return f"max_num_seqs or the token budget: {evidence}", flags
 
 
-def _kv_flag(engine: str) -> str:
-    return _KV_FLAGS.get(engine, "-")
+def _compute_limit(
+    sample: MetricsSample, running: float, core_load: float | None
+) -> tuple[str, str]:
+    """Nothing waits: who runs is only as fast as a step."""
+    if not running:
+        return "none: nothing runs and nothing waits", "-"
+    evidence = f"{formatting.count(running)} run, none waits; a step's time is the limit"
+    if core_load is not None:
+        evidence += f"; cores {formatting.percent(core_load)} busy"
+    return f"compute: {evidence}", COMPUTE_FLAGS.get(sample.engine, "-")
+
+
+def kv_flag(sample: MetricsSample | None) -> str:
+    """The flags that make the KV cache larger; a fixed number of blocks overrules all others."""
+    if sample is not None and sample.has_blocks_override:
+        return "--num-gpu-blocks-override"
+    return _KV_FLAGS.get(sample.engine if sample else "stoker", "-")

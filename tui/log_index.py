@@ -5,7 +5,6 @@ Grown by one worker thread, read by the screen: 12 bytes are kept of a line, nev
 
 from __future__ import annotations
 
-import enum
 import itertools
 import os
 import tempfile
@@ -20,23 +19,15 @@ from typing import BinaryIO, cast
 from logparse import LogParser, LogReport, safe_text
 from logparse.log_parts import open_parts
 from logparse.source import decoded_lines
+from tui.log_text import LEVELS, Level
 
 _CHUNK = 1 << 17
 _LONGEST_TEXT = 4000
+_ROWS_AT_ONCE = 512
+_MOST_BETWEEN = 1 << 14  # bytes that are read along rather than skipped
 _MOST_PROCESSES = 255
 _TRACEBACK = "Traceback (most recent call last)"
 _PACKED = (b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\xfe\xff")
-
-
-class Level(enum.IntEnum):
-    """Of a line; one without a level is OTHER, a traceback without one ERROR."""
-
-    OTHER = 0
-    WARNING = 1
-    ERROR = 2
-
-
-_LEVELS = {"WARNING": Level.WARNING, "ERROR": Level.ERROR, "CRITICAL": Level.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +143,7 @@ class LogIndex:
         owner = lines.codes.get(process)
         if owner is None:
             owner = self._new_owner(process)
-        level = _LEVELS.get(newest.level or "", Level.OTHER) if newest is not None else Level.OTHER
+        level = LEVELS.get(newest.level or "", Level.OTHER) if newest is not None else Level.OTHER
         if newest is not None and newest.level is None:
             level = self._level_of_plain(owner, newest.message)
         lines.levels.append(level)
@@ -250,16 +241,27 @@ class LogIndex:
         return None
 
     def _rows_with(self, needle: bytes, shown: array[int], row: int, step: int) -> Iterator[int]:
-        """Rows whose bytes hold it; blocks of rows are searched at once."""
-        block = 512
-        rows = range(row + step, len(shown) if step > 0 else -1, step)
-        for at in range(0, len(rows), block):
-            some = rows[at : at + block]
+        """Rows whose bytes hold it; rows that lie beside each other are searched at once."""
+        for some in self._near_rows(shown, row, step):
             first, last = sorted((shown[some[0]], shown[some[-1]]))
             begin, end = self._lines.starts[first], self._lines.starts[last + 1]
             data = self._bytes(begin, end - begin).lower()
             if needle in data:
                 yield from (row for row in some if needle in self._piece(data, begin, shown[row]))
+
+    def _near_rows(self, shown: array[int], row: int, step: int) -> Iterator[list[int]]:
+        """Blocks of rows with little between them: what a filter hides need not be read."""
+        starts, block = self._lines.starts, list[int]()
+        for candidate in range(row + step, len(shown) if step > 0 else -1, step):
+            if block:
+                before, after = sorted((shown[block[-1]], shown[candidate]))
+                is_far = starts[after] - starts[before + 1] > _MOST_BETWEEN
+                if is_far or len(block) == _ROWS_AT_ONCE:
+                    yield block
+                    block = []
+            block.append(candidate)
+        if block:
+            yield block
 
     def _piece(self, data: bytes, begin: int, line: int) -> bytes:
         starts = self._lines.starts

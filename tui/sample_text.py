@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from app.client import formatting as fmt
 from app.client.histograms import Histogram
-from app.client.metrics import MetricsSample
+from app.client.metrics import EngineLoad, MetricsSample
 from app.client.sample_record import FRACTIONS
+from app.client.thresholds import findings, readings_of
 
 
 def sample_text(url: str, sample: MetricsSample) -> str:
     """Its figures, one to a line."""
-    blocks = f"{fmt.count(sample.kv_blocks_used)} / {fmt.count(sample.kv_blocks_total)} blocks"
+    blocks = f"{fmt.count(sample.kv_blocks_used)} / {fmt.count(sample.kv_blocks_usable)} blocks"
+    fullest = f", fullest {sample.fullest.name}" if sample.fullest else ""
     rows = [
         ("server", "  ".join(part for part in (url, sample.engine, sample.model) if part)),
         ("requests", f"{fmt.count(sample.running)} running, {fmt.count(sample.waiting)} waiting"),
-        ("KV cache", f"{fmt.percent(sample.kv_usage)} used, {blocks}"),
-        ("cached", fmt.percent(sample.kv_cached_share)),
+        ("KV cache", f"{fmt.percent(sample.kv_usage)} used, {blocks}{fullest}"),
+        *((f"  {engine.name}", _engine_text(engine)) for engine in sample.engines),
+        ("tokens", f"{fmt.count(sample.kv_used_tokens)} of {fmt.count(sample.kv_capacity_tokens)}"),
+        ("reusable", fmt.percent(sample.kv_cached_share)),
         ("prefix hits", fmt.percent(sample.prefix_hit_rate)),
         ("preemptions", fmt.count(sample.preemptions)),
         ("prompt", f"{fmt.count(sample.prompt_tokens)} tokens since start"),
@@ -24,7 +28,14 @@ def sample_text(url: str, sample: MetricsSample) -> str:
         ("inter-token", _percentiles(sample.itl)),
         ("end to end", _percentiles(sample.e2e)),
     ]
+    for finding in findings(readings_of(sample)):
+        rows.append((f"{finding.level.sign} {finding.level.name.lower()}", finding.reason))
     return "\n".join(f"{label:<12}  {value}" for label, value in rows)
+
+
+def _engine_text(engine: EngineLoad) -> str:
+    load = f"{fmt.count(engine.running)} running, {fmt.count(engine.waiting)} waiting"
+    return f"{load}, KV cache {fmt.percent(engine.kv_usage)}"
 
 
 def _percentiles(histogram: Histogram | None) -> str:
@@ -32,4 +43,5 @@ def _percentiles(histogram: Histogram | None) -> str:
     for name, fraction in FRACTIONS:
         found = histogram.percentile(fraction) if histogram else None
         parts.append(f"{name} {fmt.percentile(found):<9}")
-    return f"{'  '.join(parts)}  n {fmt.count(histogram.n if histogram else None)}"
+    mean = fmt.seconds(histogram.mean if histogram else None)
+    return f"{'  '.join(parts)}  mean {mean:<9}  n {fmt.count(histogram.n if histogram else None)}"

@@ -78,6 +78,15 @@ class LiveRequest:
     cached_tokens: int | None
     preemptions: int
     client: str | None = None
+    first_token_s: float | None = None  # after the arrival; None before it, or if not told
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Output after the first token, on average so far."""
+        if self.first_token_s is None or self.output_tokens < 2:
+            return None
+        seconds = self.age_s - self.first_token_s
+        return (self.output_tokens - 1) / seconds if seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,15 +245,23 @@ def read_requests(document: Any) -> tuple[tuple[LiveRequest, ...], int]:
         raise _bad("requests") from error
 
 
+_REQUEST_WORDS = ("id", "state", "age_s", "client", "first_token_s")
+
+
+def _optional_seconds(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
 def _read_request(entry: Any) -> LiveRequest:
     optional = ("place", "cached_tokens")
     return LiveRequest(
-        **_numbers(entry, LiveRequest, leave_out=("id", "state", "age_s", "client", *optional)),
+        **_numbers(entry, LiveRequest, leave_out=(*_REQUEST_WORDS, *optional)),
         **_optional_numbers(entry, optional),
         id=strip_escapes(str(entry["id"])),
         state=strip_escapes(str(entry["state"])),
         age_s=float(entry["age_s"]),
         client=strip_escapes(str(entry["client"])) if entry.get("client") else None,
+        first_token_s=_optional_seconds(entry.get("first_token_s")),
     )
 
 

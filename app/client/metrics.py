@@ -96,7 +96,14 @@ class MetricsSample:
     max_model_len: int | None = None  # tokens of one request
     reported_prompt_rate: float | None = None  # tokens/s as the server averages it
     reported_generation_rate: float | None = None
+    num_null_blocks: int = 0  # of `kv_blocks_total`, blocks that no request can ever hold
+    has_blocks_override: bool = False  # --num-gpu-blocks-override decides the size of the pool
     engines: tuple[EngineLoad, ...] = ()  # in order of their ranks; empty with one engine
+
+    @property
+    def kv_blocks_usable(self) -> int | None:
+        """Blocks that requests can hold; None where none are told."""
+        return None if self.kv_blocks_total is None else self.kv_blocks_total - self.num_null_blocks
 
     @property
     def fullest(self) -> EngineLoad | None:
@@ -237,6 +244,8 @@ class _Reader:
             max_concurrency=self.max_concurrency(),
             start_time_s=self.largest((metric_names.PROCESS_START,)),
             max_model_len=self.largest_count(self.names.max_model_len),
+            num_null_blocks=len(self.config_numbers("num_gpu_blocks")),
+            has_blocks_override=bool(self.config_numbers("num_gpu_blocks_override")),
             engines=self.engines(),
             **values,
         )

@@ -55,10 +55,11 @@ THRESHOLDS: Mapping[str, Threshold] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One reading that is not OK, with the reason in words."""
+    """One reading that is not OK: `text` is the reading, `reason` says the limit too."""
 
     name: str
     level: Level
+    text: str
     reason: str
 
 
@@ -101,5 +102,5 @@ def _finding(name: str, value: float | None) -> Finding:
     threshold, level = THRESHOLDS[name], level_of(name, value)
     since = threshold.alarm if level is Level.ALARM else threshold.warn
     word = "alarm" if level is Level.ALARM else "warning"
-    reason = f"{threshold.label} {threshold.text(value)} ({word} from {threshold.text(since)})"
-    return Finding(name, level, reason)
+    text = f"{threshold.label} {threshold.text(value)}"
+    return Finding(name, level, text, f"{text} ({word} from {threshold.text(since)})")

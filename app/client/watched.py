@@ -54,7 +54,9 @@ def _no_state() -> str:
 
 @dataclass(frozen=True, slots=True)
 class WatchedServer:
-    """Whoever opens a source closes it. `state` is what its supervisor says, "" without one."""
+    """Whoever opens a source closes it. `state` is what its supervisor says, "" without one;
+    `cause` why it is away, as far as the supervisor knows.
+    """
 
     name: str
     url: str
@@ -62,6 +64,7 @@ class WatchedServer:
     open_debug: Callable[[], DebugSource | ReplayDebugSource | None] = _no_debug
     past: Callable[[], Awaitable[list[MetricsSample]]] | None = None
     state: Callable[[], str] = _no_state
+    cause: Callable[[], str] = _no_state
     log_path: Path | None = None
 
 
@@ -72,6 +75,11 @@ class Scraped:
     server: WatchedServer
     sample: MetricsSample | None
     error: ClientError | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why there is no sample, as whoever knows best says it; "" with one."""
+        return "" if self.error is None else self.server.cause() or str(self.error)
 
 
 def watch_url(

@@ -135,6 +135,7 @@ def top(
         interval_s=interval,
         log_path=targets[0].log_path,
         is_read_only=read_only,
+        cause=watch_targets(targets, api_key, interval)[0].cause,
     )
     return ExitCode.OK
 
@@ -156,11 +157,13 @@ def open_dashboard(
     is_read_only: bool = False,
     history: MetricHistory | None = None,
     is_owner: bool = False,
+    cause: Callable[[], str] | None = None,
 ) -> str:
     """Run the dashboard: "quit", or "server-gone" when `server_alive()` turned False.
 
     `is_owner`: quitting ends the server, so that with requests in it the user is asked, and may
-    answer "detach". `history` goes on where an earlier dashboard ended.
+    answer "detach". `history` goes on where an earlier dashboard ended. `cause` says why a server
+    is away.
     """
     from app.client.watched import watch_url
     from tui.app import run_dashboard
@@ -168,7 +171,7 @@ def open_dashboard(
     server = watch_url(url, api_key=api_key, interval_s=interval_s)
     with _signals_as_exit_codes():
         return run_dashboard(
-            dataclasses.replace(server, log_path=log_path),
+            dataclasses.replace(server, log_path=log_path, cause=cause or server.cause),
             interval_s=interval_s,
             server_alive=server_alive,
             is_read_only=is_read_only,

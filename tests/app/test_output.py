@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -120,3 +121,29 @@ def test_an_error_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) ->
     cli.exit_code_of(fail, debug=False)
 
     assert capsys.readouterr().err == "error: no model \ufffd]52;c;aGk=\ufffd\nhint: try \ufffd2J\n"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "has_some"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_a_dumb_terminal_gets_no_style(
+    variables: dict[str, str], has_some: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert output.has_colors(_Terminal()) is has_some
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert not output.has_colors(io.StringIO())

@@ -67,7 +67,7 @@ def test_text_when_stdout_is_no_terminal(
     assert run(["top"]) == 0
     out = capsys.readouterr().out
     assert "3 running, - waiting" in out
-    assert "50.0 % used, 50 / 101 blocks" in out
+    assert "50.0 % used, 50 / 100 blocks" in out
     assert "1,234 tokens since start" in out
     assert "p50 ~750 ms" in out
     assert "\x1b" not in out

@@ -26,6 +26,7 @@ REQUEST = {
     "state": "running",
     "place": None,
     "age_s": 1.5,
+    "first_token_s": 0.5,
     "prompt_tokens": 3,
     "prompt_tokens_done": 3,
     "output_tokens": 1,
@@ -48,6 +49,15 @@ def test_runs_become_states_owners_and_the_queue() -> None:
 def test_escape_sequences_of_ids_do_not_reach_the_screen() -> None:
     (request,), _ = read_requests({"data": [REQUEST], "num_not_listed": 0})
     assert request.id == "r"
+    assert request.first_token_s == 0.5
+
+
+def test_speed_of_a_request_is_that_after_its_first_token() -> None:
+    told = {**REQUEST, "age_s": 2.5, "first_token_s": 0.5, "output_tokens": 41}
+    silent = {key: value for key, value in told.items() if key != "first_token_s"}
+    (one, older), _ = read_requests({"data": [told, silent], "num_not_listed": 0})
+    assert one.tokens_per_s == 20.0
+    assert older.tokens_per_s is None
 
 
 @pytest.mark.parametrize(

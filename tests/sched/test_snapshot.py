@@ -212,6 +212,8 @@ def test_requests_are_listed_in_the_order_of_the_queue() -> None:
     assert (first.age_s, first.prompt_tokens, first.prompt_tokens_done) == (12.5, 9, 9)
     assert (first.output_tokens, first.max_tokens, first.blocks) == (2, 5, 3)
     assert first.cached_tokens == 0
+    assert first.first_token_s is not None
+    assert found[1].first_token_s is None
     assert found[1].cached_tokens is None  # not known before it is admitted
     assert "token_ids" not in str(document)
 

@@ -89,6 +89,7 @@ def sample_of(
         result = ModelRunnerOutput([], [])
         for request_id in planned.num_scheduled_tokens:
             request = scheduler.requests[request_id]
+            request.first_token_time = 1000.5  # never the hour of the test
             is_complete = request.num_computed_tokens == request.num_tokens
             result.req_ids.append(request_id)
             result.sampled_token_ids.append([next_token(request)] if is_complete else [])

@@ -9,7 +9,7 @@ from textual.command import CommandPalette
 from textual.widget import Widget
 
 from app.client.errors import Unreachable, status_error
-from app.client.metrics import MetricsSample, read_sample
+from app.client.metrics import EngineLoad, MetricsSample, read_sample
 from app.client.server import MetricsSource
 from tests.client.local_server import Answer, Call, LocalServer
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until, until_right
@@ -35,7 +35,7 @@ def app(source: ScriptedSource) -> DashboardApp:
     return DashboardApp(URL, source, interval_s=FAST_S)
 
 
-def sample(**values: float) -> MetricsSample:
+def sample(**values: object) -> MetricsSample:
     base = MetricsSample(time.monotonic(), "vllm", model="smol")
     return dataclasses.replace(base, **values)  # type: ignore[arg-type]
 
@@ -76,11 +76,11 @@ async def test_samples_in_order_give_values_and_rates(
     assert "smol Stoker" in text
     assert "live" in text
     assert "running 31 │" in text
-    assert "waiting 5 │" in text
+    assert "waiting ▲ 5 │" in text
     assert "25.0 %" in text
     assert "250 / 1,001 blocks" in text
     assert "50.0 %" in text
-    assert "preemptions 17 (+17) │" in text
+    assert "preemptions ✖ 17 (+17) │" in text
     assert "peak 25.0 % in 1 min" in text
     # Never reported: prompt tokens and prefix hits.
     assert "this server does" in text
@@ -100,7 +100,7 @@ async def test_real_vllm_numbers(
         await settled(pilot)
         text = screen_text(app)
     assert "smollm2 vLLM" in text
-    assert "0 / 728 blocks" in text
+    assert "0 / 727 blocks" in text
     assert "128 tokens per block" in text
     assert "free 727 blocks · 0 of 93,184 tokens" in text
     assert "since server start" in text
@@ -111,7 +111,7 @@ async def test_real_vllm_numbers(
     assert "~2.47 s" in first_token
     assert " 135 " in first_token
     assert ("(750,1000]" in first_token) == (size[0] == 120)
-    cached = next(line for line in text.splitlines() if "cached" in line)
+    cached = next(line for line in text.splitlines() if "reusable" in line)
     assert "n/a: vLLM does not export how many free blocks still hold a prefix" in cached
     queue = next(line for line in text.splitlines() if "in queue" in line)
     assert " 135 " in queue
@@ -388,13 +388,106 @@ async def test_log_pane_follows_and_is_toggled(source: ScriptedSource, tmp_path:
         assert not app.dashboard.query_one(LogPane).display
         await pilot.press("l")
         await until(pilot, lambda: "ERROR two" in screen_text(app))
-        await until(pilot, lambda: "INFO one" in screen_text(app))
+        await until(pilot, lambda: "one" in screen_text(app))
         with log.open("a") as file:
             file.write("INFO three\n")
-        await until(pilot, lambda: "INFO three" in screen_text(app))
+        await until(pilot, lambda: "three" in screen_text(app))
         await until_right(pilot, lambda: cut_off(app))
         await pilot.press("l")
-        await until(pilot, lambda: "INFO three" not in screen_text(app))
+        await until(pilot, lambda: "three" not in screen_text(app))
+
+
+async def test_log_pane_shows_what_matters(source: ScriptedSource, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("INFO 10-03 12:00:00 [a.py:1] begin\n")
+    app = DashboardApp(URL, source, log_path=log)
+    access = '(APIServer pid=7) INFO:     127.0.0.1:4 - "GET /metrics HTTP/1.1" {}\n'
+    async with app.run_test(size=(100, 40)) as pilot:
+        await until(pilot, lambda: "begin" in screen_text(app))
+        pane = app.dashboard.query_one(LogPane)
+        with log.open("a") as file:
+            file.write(access.format("200 OK"))
+            file.write("(EngineCore pid=9) ERROR 10-03 12:00:01 [core.py:5] the pool is broken\n")
+            file.write("srv  log_server_r: done request: POST /v1/chat 127.0.0.1 200\n")
+            for number in range(40):
+                file.write(f"INFO 10-03 12:00:02 [a.py:1] later {number}\n")
+            file.write(access.format("404 Not Found"))
+        await until(pilot, lambda: "404 Not Found" in screen_text(app))
+        text = "\n".join(screen_text(app).splitlines()[pane.region.y :])
+        assert "200" not in text
+        assert "[core.py:5]" not in text
+        assert text.index("the pool is broken") < text.index("later 39")
+        source.then(sample(running=0, waiting=0))
+        head = "✖ log, 1 error: EngineCore the pool is broken"
+        await until(pilot, lambda: head in screen_text(app))
+
+
+async def test_pages_two_and_three_begin_without_the_log(
+    source: ScriptedSource, tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("INFO one\n")
+    app = DashboardApp(URL, source, log_path=log)
+    async with app.run_test(size=(100, 40)) as pilot:
+        pane = app.dashboard.query_one(LogPane)
+        await until(pilot, lambda: pane.display)
+        await pilot.press("2")
+        await until(pilot, lambda: not pane.display)
+        await pilot.press("l")
+        await until(pilot, lambda: pane.display)
+        await pilot.press("3")
+        await until(pilot, lambda: not pane.display)
+        await pilot.press("2")
+        await until(pilot, lambda: pane.display)
+
+
+async def test_a_full_server_looks_it_without_colours(
+    app: DashboardApp, source: ScriptedSource
+) -> None:
+    full = {"kv_usage": 0.98, "waiting": 22, "running": 4, "preemptions": 15}
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(sample(**{**full, "preemptions": 0}), sample(**full))
+        await until(pilot, lambda: "preemptions 15" in screen_text(app))
+        text = screen_text(app)
+        assert "✖ KV cache 98.0 %" in text
+        assert "✖ 98.0 %" in text
+        assert "waiting ✖ 22" in " ".join(text.split())
+        assert "preemptions ✖ 15 (+15)" in " ".join(text.split())
+
+
+async def test_a_quiet_server_has_no_sign(app: DashboardApp, source: ScriptedSource) -> None:
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(sample(kv_usage=0.2, waiting=0, running=1, preemptions=0))
+        await until(pilot, lambda: "compute: 1 run" in screen_text(app))
+        assert "✖" not in screen_text(app)
+        assert "▲" not in screen_text(app)
+
+
+async def test_the_fullest_engine_is_named(app: DashboardApp, source: ScriptedSource) -> None:
+    engines = (
+        EngineLoad("engine 0", running=3, waiting=0, kv_usage=0.42),
+        EngineLoad("engine 1", running=5, waiting=1, kv_usage=0.98),
+    )
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(sample(kv_usage=0.7, running=8, waiting=1, engines=engines))
+        await until(pilot, lambda: "engine 1 ✖ 98.0 %" in screen_text(app))
+        assert "engine 0 42.0 %" in screen_text(app)
+
+
+async def test_what_matters_is_in_sight_on_a_small_terminal(
+    app: DashboardApp, source: ScriptedSource
+) -> None:
+    async with app.run_test(size=(60, 20)) as pilot:
+        source.then(sample(kv_usage=0.5, running=2, waiting=0, kv_blocks_total=11))
+        await until(pilot, lambda: "compute" in screen_text(app))
+        text = screen_text(app)
+        for word in ("50.0 %", "running", "waiting", "Latency", "Limit"):
+            assert word in text
+        await until_right(pilot, lambda: cut_off(app))
+        assert screen_text(app).splitlines()[-1].split()[:4] == ["?", "Help", "q", "Quit"]
+        await pilot.press("2")
+        await until(pilot, lambda: "Sort" in screen_text(app))
+        assert screen_text(app).splitlines()[-1].split()[:4] == ["?", "Help", "q", "Quit"]
 
 
 async def test_log_key_without_a_log_says_so(app: DashboardApp) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tui.host_sample import HostSampler, is_local
+from tui.host_sample import HostSampler, is_local, role_of
 
 SERVER = """
 import socket, subprocess, sys
@@ -156,3 +156,21 @@ def test_server_elsewhere_and_server_that_is_gone(server: tuple[int, int, int]) 
 )
 def test_local_addresses(url: str, expected: bool) -> None:
     assert is_local(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "role"),
+    [
+        (["python", "/x/engine/__main__.py", "serve", "m"], "APIServer"),
+        (["python", "-I", "/x/engine/__main__.py", "core"], "EngineCore"),
+        (["VLLM::EngineCore"], "EngineCore"),
+        (["VLLM::Worker_TP1 extra"], "Worker_TP1"),
+        (["sglang::scheduler_TP0"], "scheduler_TP0"),
+        (["python", "/venv/bin/vllm", "serve", "m"], "APIServer"),
+        (["python", "-m", "sglang.launch_server"], "APIServer"),
+        (["llama-server", "-m", "x.gguf"], ""),
+        ([], ""),
+    ],
+)
+def test_role_of_a_process(words: list[str], role: str) -> None:
+    assert role_of(words) == role

@@ -20,7 +20,8 @@ from textual.pilot import Pilot
 
 from tests.tui.scripted import screen_text, settled, until
 from tui.log_app import LogApp
-from tui.log_index import Level, LineFilter, LogIndex
+from tui.log_index import LineFilter, LogIndex
+from tui.log_text import Level
 from tui.screens.help import HelpScreen
 from tui.screens.logs import LogScreen
 from tui.widgets.log_view import LogView
@@ -101,7 +102,7 @@ async def test_the_cause_is_one_key_away(failed: Path, size: tuple[int, int]) ->
         await settled(pilot)
         assert cursor(app) == CAUSE
         text = screen_text(app)
-        assert "5 12:00:06 E EngineCore_DP0 ValueError: No" in text
+        assert "5▸12:00:06 E EngineCore_DP0 ValueError: No" in text
         assert "(EngineCore_DP0 pid=9) ERROR" in text  # the whole line is shown below
         await until(pilot, lambda: "✗" in screen_text(app))
 

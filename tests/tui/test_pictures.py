@@ -44,8 +44,22 @@ GPU = GpuUse(
 HOST = HostSample(
     time_s=NOW_S,
     processes=(
-        ProcessUse(pid=7, name="python", cpu_share=1.04, rss_bytes=3 << 30, num_threads=41),
-        ProcessUse(pid=9, name="python", cpu_share=None, rss_bytes=1 << 29, num_threads=4),
+        ProcessUse(
+            pid=7,
+            name="python",
+            role="APIServer",
+            cpu_share=1.04,
+            rss_bytes=3 << 30,
+            num_threads=41,
+        ),
+        ProcessUse(
+            pid=9,
+            name="python",
+            role="EngineCore",
+            cpu_share=None,
+            rss_bytes=1 << 29,
+            num_threads=4,
+        ),
     ),
     gpus=(GPU,),
     cpu_share=0.25,

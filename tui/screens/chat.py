@@ -17,7 +17,6 @@ from textual.containers import Horizontal
 from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Footer
 from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
 from app.client.answers import AnswerBuilder
@@ -35,6 +34,7 @@ from tui.widgets.chat_list import ChatList
 from tui.widgets.chat_settings import ChatSettings
 from tui.widgets.chat_transcript import ChatTranscript, empty_answer
 from tui.widgets.command_hints import CommandHints
+from tui.widgets.key_bar import KeyBar
 
 _HINT = """\
 Ask something below. Answers come as Markdown and can be stopped with Esc.
@@ -106,7 +106,7 @@ class ChatScreen(Screen[None]):
         yield CommandHints(id="chat-commands")
         yield ChatStatus(id="chat-status")
         yield ChatInput(id="chat-input")
-        yield Footer(show_command_palette=False)
+        yield KeyBar()
 
     async def on_mount(self) -> None:
         """Draw the conversation that the session starts with."""

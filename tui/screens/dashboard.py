@@ -10,21 +10,22 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from app.client import formatting
 from app.client.errors import ClientError, ServerLoading
+from app.client.thresholds import Level, worst
 from app.client.watched import PacedSource
 from tui.debug_poller import DebugSampleSource
 from tui.history import WINDOWS_S, MetricHistory, Snapshot
-from tui.host_sample import HostSample, HostSampler
+from tui.host_sample import CoreLoad, HostSample, HostSampler, is_local
+from tui.levels import findings_in
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
 from tui.poller import MetricsPoller, SampleSource
 from tui.screens.dashboard_keys import DASHBOARD_KEYS
@@ -32,6 +33,7 @@ from tui.screens.help import READING, HelpScreen
 from tui.widgets.cache_panel import CachePanel
 from tui.widgets.engine_view import ENGINE_READING, EngineView
 from tui.widgets.host_panel import HostPanel
+from tui.widgets.key_bar import KeyBar
 from tui.widgets.kv_cache_bar import KVCacheBar
 from tui.widgets.latency_table import LatencyTable
 from tui.widgets.limit_panel import LimitPanel
@@ -48,9 +50,11 @@ if TYPE_CHECKING:
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEADER_TICK_S = 1.0
+_CORES_S = 2.0
 _ROWS_FOR_LOG = 30
 _ROWS_FOR_HOST = 30
 _ROWS_FOR_ALL = 21
+_COLUMNS_FOR_ALL = 72
 _NO_LOG = "No log here: only `stoker serve` knows where its server's log is."
 QUIET_S = 5.0
 """Requests without any progress for so long are worth a word; only the engine view sees steps."""
@@ -65,6 +69,7 @@ class Body(VerticalScroll):
         """Its own height counts: the log may take a part of the screen."""
         self.set_class(event.size.height >= _ROWS_FOR_HOST, "-tall")
         self.set_class(event.size.height < _ROWS_FOR_ALL, "-short")
+        self.set_class(event.size.width < _COLUMNS_FOR_ALL, "-narrow")
 
 
 class DashboardScreen(Screen[None]):
@@ -99,6 +104,8 @@ class DashboardScreen(Screen[None]):
         self._is_replay = isinstance(source, PacedSource)
         self.position: Callable[[], str] = lambda: ""
         """Where in its recording the picture is; set by whoever plays one."""
+        self.cause: Callable[[], str] = lambda: ""
+        """Why the server is away, where its supervisor knows."""
         self._read_host = None if self._is_replay else read_host or HostSampler(url).read
         # Asked once, of a server that answers; a recording is not asked.
         self._find_version = None if self._is_replay else find_version
@@ -108,6 +115,9 @@ class DashboardScreen(Screen[None]):
         self._num_back = 0
         self._header_s = 0.0
         self._page = 1
+        self._log_is_shown: dict[int, bool] = {}
+        """Where the user has said so; else a page decides by its size."""
+        self._read_cores = None if self._is_replay or not is_local(url) else CoreLoad().read
         self._shown: Snapshot | None = None
         self._is_paused = False
         self._failure: Disconnected | None = None
@@ -132,15 +142,21 @@ class DashboardScreen(Screen[None]):
             yield HostPanel(self._read_host, id="host-page")
         if self._log_path is not None:
             yield LogPane(self._log_path)
-        yield Footer(show_command_palette=False, compact=True)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Start polling once a picture is there, and keep the age in the header moving."""
         self.call_after_refresh(self._start_polling)
         self.set_interval(_HEADER_TICK_S, self._tick)
         self._show_page()
-        for pane in self.query(LogPane):
-            pane.display = self.app.size.height >= _ROWS_FOR_LOG
+        if self._read_cores is not None:
+            self.run_worker(self._watch_cores(self._read_cores), name="cores")
+
+    async def _watch_cores(self, read: Callable[[], float | None]) -> None:
+        """How busy this machine is, when the server is on it: a limit that no metric tells."""
+        while True:
+            self.query_one(LimitPanel).core_load = await asyncio.to_thread(read)
+            await asyncio.sleep(_CORES_S)
 
     @property
     def num_requests(self) -> int | None:
@@ -257,16 +273,21 @@ class DashboardScreen(Screen[None]):
         """The footer offers the pages that are not on screen."""
         if action == "show_page":
             return parameters[0] != self._page
+        if action == "back":
+            return self._page != 1
         return super().check_action(action, parameters)
 
     def action_show_page(self, page: int) -> None:
         """Overview, engine or machine."""
-        if self._engine_view.end_filter():
-            return  # Escape leaves the input first
         self._page = page
         self._show_page()
         self.refresh_bindings()
         self._show_header()
+
+    def action_back(self) -> None:
+        """Out of the filter first, then to the overview."""
+        if not self._engine_view.forget_filter():
+            self.action_show_page(1)
 
     def action_toggle_log(self) -> None:
         """Show or hide the log, or say why there is none."""
@@ -274,7 +295,18 @@ class DashboardScreen(Screen[None]):
         if not panes:
             self.notify(_NO_LOG)
         for pane in panes:
+            self._log_is_shown[self._page] = not pane.display
             pane.display = not pane.display
+
+    def on_resize(self) -> None:
+        """The log may have room now, or none any more."""
+        self._show_log()
+
+    def _show_log(self) -> None:
+        """The engine's and the machine's page begin without the log; a low screen has no room."""
+        has_room = self._page == 1 and self.app.size.height >= _ROWS_FOR_LOG
+        for pane in self.query(LogPane):
+            pane.display = self._log_is_shown.get(self._page, has_room or self._is_starting())
 
     def action_open_log(self) -> None:
         """The log view of `stoker logs --tui`."""
@@ -289,7 +321,7 @@ class DashboardScreen(Screen[None]):
         except OSError as error:
             self.notify(f"{self._log_path}: {error.strerror}", severity="error", markup=False)
             return
-        self.app.push_screen(WholeLog(index, self._log_path.name))
+        self.app.push_screen(WholeLog(index, self._log_path.name, is_following=True))
 
     # ---- showing -------------------------------------------------------------------------------
 
@@ -299,6 +331,7 @@ class DashboardScreen(Screen[None]):
             if page != 2:
                 self.query_one(selector).display = page == self._page and not is_starting
         self.query_one(StartPanel).display = is_starting
+        self._show_log()
         if self._page == 2 and not is_starting:
             if not self._engine_view.is_open:
                 self._engine_view.open()
@@ -354,12 +387,23 @@ class DashboardScreen(Screen[None]):
             version=self._version or (self._start.engine_version if self._start else None),
             uptime_s=None if self._is_replay or not started_s else self._wall_clock() - started_s,
             age_s=self._clock() - sample.time_s if sample else None,
-            reason=self._failure.reason if self._failure else "",
+            reason=(self.cause() or self._failure.reason) if self._failure else "",
             num_restarts=self._shown.num_restarts if self._shown else 0,
             num_back=self._num_back if self._is_paused else 0,
             position=self.position() if self._is_replay else "",
             activity=self._activity(),
+            **self._alert(),
         )
+
+    def _alert(self) -> dict[str, Any]:
+        """What is not as it should be: errors in the log first, then readings past their limits."""
+        found = findings_in(self._shown)
+        words = [f"{finding.level.sign} {finding.text}" for finding in found]
+        errors = [error for pane in self.query(LogPane) for error in pane.new_errors]
+        if errors:
+            words.insert(0, f"{Level.ALARM.sign} log, {_errors(len(errors))}: {errors[-1]}")
+        level = Level.ALARM if errors else worst(found)
+        return {"alert": "  ".join(words), "alert_level": level}
 
     def _activity(self) -> str:
         """Phase of the start, draining, busy, idle or stalled; "" where the server tells none."""
@@ -398,6 +442,10 @@ class DashboardScreen(Screen[None]):
         if self._is_replay and self._shown:
             return Connection.REPLAY
         return Connection.LIVE if self._shown else Connection.CONNECTING
+
+
+def _errors(number: int) -> str:
+    return "1 error" if number == 1 else f"{number} errors"
 
 
 def _page_reading(page: int) -> tuple[tuple[str, str], ...]:

@@ -56,12 +56,19 @@ DASHBOARD_KEYS = (
         "r,f5", "poll_now", "Refresh", id="dashboard.refresh", show=False, tooltip="sample now"
     ),
     Binding(
-        "1,escape",
+        "1",
         "show_page(1)",
         "Back",
         id="dashboard.overview",
-        key_display="1",
         tooltip="cache, traffic and latency",
+    ),
+    Binding(
+        "escape",
+        "back",
+        "Leave",
+        id="dashboard.escape",
+        show=False,
+        tooltip="end and forget the filter, else back to the overview",
     ),
     Binding(
         "2",

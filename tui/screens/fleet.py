@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Static
 from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
 from app.client import formatting
@@ -25,6 +25,7 @@ from tui.history import MetricHistory, Snapshot
 from tui.messages import Disconnected, SampleArrived, ServerChosen
 from tui.poller import MetricsPoller
 from tui.widgets.fleet_table import FleetRow, FleetTable
+from tui.widgets.key_bar import KeyBar
 
 _REDRAW_S = 0.5
 _KEPT_SAMPLES = 600
@@ -82,7 +83,7 @@ class _Watch:
         return FleetRow(
             self.server.name,
             self.snapshot,
-            reason=self.reason,
+            reason=self.reason and (self.server.cause() or self.reason),
             supervised=self.server.state(),
             age_s=None if newest_s is None else max(0.0, now_s - newest_s),
         )
@@ -136,7 +137,7 @@ class FleetScreen(Screen[None]):
         """Table, one line of detail, keys."""
         yield FleetTable(id="fleet-table")
         yield Static(id="fleet-detail", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Start every poller."""
@@ -212,5 +213,6 @@ class FleetScreen(Screen[None]):
         watch = self._watches[self.query_one(FleetTable).selected or 0]
         sample = watch.snapshot.sample if watch.snapshot else None
         about = (sample.engine, sample.model) if sample else ()
-        parts = (watch.server.url, *about, watch.reason)
+        cause = watch.server.cause() if watch.reason else ""
+        parts = (watch.server.url, *about, cause or watch.reason)
         self.query_one("#fleet-detail", Static).update("  ".join(part for part in parts if part))

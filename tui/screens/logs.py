@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from dataclasses import replace
@@ -12,12 +13,14 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Input, Static
 
-from logparse import LogReport
+from logparse import LogReport, explain
 from logparse.line_meaning import explain_line
-from tui.log_index import Level, LineFilter, LogIndex
+from tui.log_index import LineFilter, LogIndex
+from tui.log_text import Level
 from tui.screens.help import HelpScreen
+from tui.widgets.key_bar import KeyBar
 from tui.widgets.log_view import LogView
 from tui.widgets.phase_list import PhaseList
 
@@ -35,6 +38,7 @@ LOG_READING = (
     ("phases", "✓ over, … not finished, ✗ failed; a click shows the lines of one"),
     ("colours", "errors and their tracebacks, warnings; the words of the line say it too"),
     ("below", "the whole line under the cursor, and what it means if a rule knows it"),
+    ("cause", "under the line that failed: why, and each thing to do about it"),
 )
 
 
@@ -57,7 +61,9 @@ class LogScreen(Screen[None]):
     #log-phases { width: 26; }
     LogScreen.-wide #log-phases { width: 36; }
     #log-lines { width: 1fr; }
-    #log-detail { height: 5; padding: 0 1; border-top: solid $border; }
+    #log-detail {
+        height: auto; min-height: 5; max-height: 12; padding: 0 1; border-top: solid $border;
+    }
     #log-search { display: none; height: 1; border: none; padding: 0 1; background: $surface; }
     #log-search.-open { display: block; }
     #log-status { height: 1; padding: 0 1; background: $panel; }
@@ -68,7 +74,8 @@ class LogScreen(Screen[None]):
         Binding("n", "next(1)", "Next", id="log.next", tooltip="next line that was searched for"),
         Binding("N", "next(-1)", "Previous", id="log.previous", show=False,
                 tooltip="previous line that was searched for"),
-        Binding("c", "cause", "Cause", id="log.cause", tooltip="go to the line that failed"),
+        Binding("c", "cause", "Cause", id="log.cause",
+                tooltip="go to the line that failed; below it why, and what to do"),
         Binding("w", "level", "Level", id="log.level",
                 tooltip="all levels, warnings and errors, errors only"),
         Binding("p", "process", "Process", id="log.process", tooltip="lines of one process"),
@@ -83,14 +90,14 @@ class LogScreen(Screen[None]):
         Binding("f", "follow", "Follow", id="log.follow", tooltip="stay at the end as it grows"),
     ]  # fmt: skip
 
-    def __init__(self, index: LogIndex, title: str) -> None:
+    def __init__(self, index: LogIndex, title: str, *, is_following: bool = False) -> None:
         super().__init__()
         self._index = index
         self._title = title
         self._filter = LineFilter()
         self._report: LogReport | None = None
         self._is_read = False
-        self._is_following = False
+        self._is_following = is_following
         self._needle = ""
         self._ended = threading.Event()
 
@@ -102,7 +109,7 @@ class LogScreen(Screen[None]):
         yield Static(id="log-detail", markup=False)
         yield Input(placeholder="search", id="log-search", compact=True)
         yield Static(id="log-status", markup=False)
-        yield Footer(show_command_palette=False, compact=True)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Start to read."""
@@ -170,8 +177,17 @@ class LogScreen(Screen[None]):
         """The next or previous line with the text."""
         if not self._needle:
             self.action_search()
-        elif not self._lines.search(self._needle, step):
-            self.notify(f"not in these lines: {self._needle}", markup=False)
+            return
+        self._lines.mark(self._needle)
+        self.run_worker(self._find(self._needle, step), name="search", exclusive=True)
+
+    async def _find(self, needle: str, step: int) -> None:
+        """In a thread: a log of gigabytes takes seconds, and the screen must not."""
+        row = await asyncio.to_thread(self._lines.find, needle, step)
+        if row is None:
+            self.notify(f"not in these lines: {needle}", markup=False)
+        else:
+            self._lines.go_to_row(row)
 
     def action_cause(self) -> None:
         """To the line that the explanation names, whatever the filter hides."""
@@ -269,6 +285,9 @@ class LogScreen(Screen[None]):
         if line is None:
             return "no line" if self._is_read else "reading ..."
         text = self._index.text(line)
+        problem = self._report.problem if self._report else None
+        if self._report and problem is not None and problem.key_line_number - 1 == line:
+            return "\n".join((*explain(self._report).cause, text))
         known = explain_line(text).meanings
         return f"{known[0].meaning}\n{text}" if known else text
 

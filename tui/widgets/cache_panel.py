@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from app.client import formatting
+from app.client.thresholds import Level, level_of
 from tui.history import Snapshot
+from tui.levels import PARTS, readings_in
 from tui.widgets.panel import Panel, pair
 from tui.widgets.rows import Row
 
@@ -37,7 +39,20 @@ class CachePanel(Panel):
             ("finished", _finished(snapshot)),
             ("tokens/step", formatting.rate(steps)),
         )
-        return [pair(label, value, width) for label, value in rows]
+        readings = readings_in(snapshot) if snapshot else {}
+        levels = {
+            label: level_of(name, readings.get(name))
+            for label, name in (("preemptions", "preemptions"), ("finished", "error_rate"))
+        }
+        return [
+            pair(label, _signed(value, level), width, PARTS[level])
+            for label, value in rows
+            for level in (levels.get(label, Level.OK),)
+        ]
+
+
+def _signed(text: str, level: Level) -> str:
+    return f"{level.sign} {text}" if level.sign else text
 
 
 def _preemptions(snapshot: Snapshot | None) -> str:

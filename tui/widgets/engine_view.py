@@ -162,6 +162,16 @@ class EngineView(Vertical):
         """The text stays; an empty one means all requests."""
         self.end_filter()
 
+    def forget_filter(self) -> bool:
+        """Show all requests again and put the input away; False if there was neither."""
+        was_open = self.end_filter()
+        for filter_input in self.query("#request-filter").results(Input):
+            if was_open or filter_input.value:
+                filter_input.value = ""
+                self.query_one(RequestTable).set_filter("")
+                return True
+        return was_open
+
     def end_filter(self) -> bool:
         """Put the input away; False if it was not there."""
         for filter_input in self.query("#request-filter"):

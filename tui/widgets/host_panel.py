@@ -103,7 +103,7 @@ class HostPanel(Panel):
     def _process(self, process: ProcessUse) -> Row:
         cpu = "-" if process.cpu_share is None else f"{process.cpu_share:.2f}"
         return (
-            (f"{process.pid:>8}  {process.name[:20]:<20}", "label"),
+            (f"{process.pid:>8}  {_name(process)[:20]:<20}", "label"),
             (f"  cpu {cpu:>6}  memory {formatting.gib(process.rss_bytes):>10}", "value"),
             (f"  {_counted(process.num_threads, 'thread', 's')}", "note"),
         )
@@ -128,6 +128,10 @@ def _gpu_note(gpu: GpuUse) -> str:
         f"      {power} · {temperature} · {throttle} · server {formatting.gib(gpu.server_bytes)}"
         f" · {_counted(len(gpu.processes), 'process', 'es')}"
     )
+
+
+def _name(process: ProcessUse) -> str:
+    return f"{process.role} ({process.name})" if process.role else process.name
 
 
 def _counted(number: int, noun: str, ending: str) -> str:

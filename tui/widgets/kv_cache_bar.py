@@ -7,14 +7,17 @@ from typing import ClassVar
 from app.client import formatting
 from app.client.absence import why_absent
 from app.client.metrics import MetricsSample
+from app.client.thresholds import Level, level_of
 from tui.history import Snapshot
+from tui.levels import PARTS
 from tui.widgets.history_graph import bar, columns, graph_rows
 from tui.widgets.panel import Panel
 from tui.widgets.rows import Row, styled
 
-_LABEL_WIDTH = 8
+_LABEL_WIDTH = 10
 _PERCENT_WIDTH = 9
-_BLOCKS_WIDTH = 25
+_BLOCKS_WIDTH = 23
+_ROOM_FOR_BLOCKS = 48
 
 
 class KVCacheBar(Panel):
@@ -23,7 +26,7 @@ class KVCacheBar(Panel):
     TITLE = "KV cache"
     READING: ClassVar[tuple[tuple[str, str], ...]] = (
         ("used", "blocks that requests hold; a block of vLLM's pool is kept empty by design"),
-        ("cached", "blocks whose prefix a new request can reuse, free ones and used ones"),
+        ("reusable", "blocks whose prefix a new request can reuse, free ones and used ones"),
         ("free", "blocks that can be handed out, those with an old prefix included"),
         ("tokens", "the used share of the token capacity that the server reports"),
         ("peak", "the fullest moment of the window; the graph's scale ends at 100 %"),
@@ -38,12 +41,10 @@ class KVCacheBar(Panel):
         """`used`, `cached`, facts, and the history where there is room."""
         snapshot = self.snapshot
         sample = snapshot.sample if snapshot else None
-        total = sample.kv_blocks_total if sample else None
-        used = sample.kv_blocks_used if sample else None
-        blocks = f"{formatting.count(used)} / {formatting.count(total)} blocks"
         rows = [
-            self._line("used", "kv_usage", blocks, "graph", width),
-            self._line("cached", "kv_cached_share", "reusable prefixes", "past", width),
+            self._line("used", "kv_usage", _held(sample), "graph", width),
+            *self._fullest(width),
+            self._line("reusable", "kv_cached_share", "hold a prefix", "past", width),
             styled(_facts(snapshot), "note"),
         ]
         if snapshot is not None and height > len(rows) and sample and sample.kv_usage is not None:
@@ -52,28 +53,68 @@ class KVCacheBar(Panel):
             rows += [styled(row, "graph") for row in graph]
         return rows
 
+    def _fullest(self, width: int) -> list[Row]:
+        """The engine that is fullest, by name: the mean hides it."""
+        fullest = self.snapshot.sample.fullest if self.snapshot else None
+        if fullest is None or fullest.kv_usage is None:
+            return []
+        level = level_of("kv_usage", fullest.kv_usage)
+        told = f"{level.sign} {formatting.percent(fullest.kv_usage)}".lstrip()
+        others = (
+            ", ".join(
+                f"{engine.name} {formatting.percent(engine.kv_usage)}"
+                for engine in self.snapshot.sample.engines
+                if engine is not fullest
+            )
+            if self.snapshot
+            else ""
+        )
+        head = f"{'fullest':<{_LABEL_WIDTH}}"
+        load = f"{formatting.count(fullest.running)} run, {formatting.count(fullest.waiting)} wait"
+        return [
+            (
+                (head, "label"),
+                (f"{fullest.name} {told}", PARTS[level]),
+                (f" · {load} · {others}", "note"),
+            )
+        ]
+
     def _line(self, label: str, name: str, note: str, part: str, width: int) -> Row:
         share: float | None = getattr(self.snapshot.sample, name) if self.snapshot else None
         head = styled(label.ljust(_LABEL_WIDTH), "label")
         if share is None and self.snapshot is not None:
             reason = why_absent(name, self.snapshot.sample.engine)
             return head + styled(f"n/a: {reason}", "note")
-        bar_width = max(4, width - _LABEL_WIDTH - _PERCENT_WIDTH - _BLOCKS_WIDTH)
+        note_width = _BLOCKS_WIDTH if width >= _ROOM_FOR_BLOCKS else 0
+        level = level_of("kv_usage", share) if name == "kv_usage" else Level.OK
+        told = f"{level.sign} {formatting.percent(share)}".lstrip().rjust(_PERCENT_WIDTH + 2)
+        bar_width = max(4, width - _LABEL_WIDTH - len(told) - note_width)
         return (
             *head,
-            (bar(share, bar_width), part),
-            (formatting.percent(share).rjust(_PERCENT_WIDTH), "value"),
-            (note.rjust(_BLOCKS_WIDTH), "note"),
+            (bar(share, bar_width), PARTS[level] if level else part),
+            (told, PARTS[level]),
+            (note.rjust(note_width) if note_width else "", "note"),
         )
+
+
+def _held(sample: MetricsSample | None) -> str:
+    """Blocks, or tokens of an engine that tells no blocks."""
+    if sample is None:
+        return f"{formatting.UNKNOWN} / {formatting.UNKNOWN} blocks"
+    used, total, unit = sample.kv_blocks_used, sample.kv_blocks_usable, "blocks"
+    if total is None:
+        used, total, unit = sample.kv_used_tokens, sample.kv_capacity_tokens, "tokens"
+    if used is None and total is None:
+        return ""
+    return f"{formatting.count(used)} / {formatting.count(total)} {unit}"
 
 
 def _facts(snapshot: Snapshot | None) -> str:
     if snapshot is None:
         return ""
     sample, parts = snapshot.sample, []
-    free = _free_blocks(sample)
-    if free is not None:
-        parts.append(f"free {free:,} blocks")
+    if sample.kv_blocks_usable is not None and sample.kv_blocks_used is not None:
+        parts.append(f"free {sample.kv_blocks_usable - sample.kv_blocks_used:,} blocks")
     if sample.kv_usage is not None and sample.kv_capacity_tokens:
         tokens = round(sample.kv_usage * sample.kv_capacity_tokens)
         parts.append(f"{tokens:,} of {sample.kv_capacity_tokens:,} tokens")
@@ -82,19 +123,6 @@ def _facts(snapshot: Snapshot | None) -> str:
         stretch = formatting.window(snapshot.window_s)
         parts.append(f"peak {formatting.percent(highest)} in {stretch}")
     return " · ".join(parts)
-
-
-def _free_blocks(sample: MetricsSample) -> int | None:
-    """As the share in use tells it, so that the null block is not counted."""
-    if sample.kv_blocks_used is None or not sample.kv_usage:
-        return None if sample.kv_blocks_used is None else _usable(sample)
-    return round(sample.kv_blocks_used / sample.kv_usage) - sample.kv_blocks_used
-
-
-def _usable(sample: MetricsSample) -> int | None:
-    """Each of these two keeps one block to itself."""
-    total = sample.kv_blocks_total
-    return total - 1 if total and sample.engine in ("vllm", "stoker") else total
 
 
 def _size(snapshot: Snapshot) -> str:

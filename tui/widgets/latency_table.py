@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from app.client import formatting
 from app.client.absence import why_absent
-from app.client.histograms import Histogram
+from app.client.histograms import Histogram, Percentile
+from app.client.thresholds import Level, level_of
 from tui.history import Latency, Snapshot
+from tui.levels import PARTS
 from tui.widgets.panel import Panel, wrapped
 from tui.widgets.rows import Row, styled
 
@@ -77,6 +80,10 @@ class LatencyTable(Panel):
             [formatting.bucket(one) for one in found],
             formatting.count(histogram.n if histogram else None),
             width,
+            levels=[
+                _level(label, fraction, one)
+                for (fraction, _), one in zip(_FRACTIONS, found, strict=True)
+            ],
         )
 
     def _row(
@@ -88,12 +95,14 @@ class LatencyTable(Panel):
         width: int,
         *,
         is_head: bool = False,
+        levels: Sequence[Level] = (Level.OK,) * 3,
     ) -> Row:
         part = "label" if is_head else "value"
         value_width, bucket_width, n_width = _column_widths(width)
         row = styled(label.ljust(_LABEL_WIDTH), "label")
-        for value, bucket in zip(values, buckets, strict=True):
-            row += styled(value.rjust(value_width), part)
+        for value, bucket, level in zip(values, buckets, levels, strict=True):
+            told = f"{level.sign}{value}".rjust(value_width)
+            row += styled(told, PARTS[level] if level else part)
             if bucket_width:
                 row += styled(f" {bucket}".ljust(bucket_width), "note")
         return row + styled(n.rjust(n_width), part)
@@ -106,6 +115,12 @@ def _column_widths(width: int) -> tuple[int, int, int]:
         bucket_width = 0
     value_width = max(_MIN_VALUE_WIDTH, (width - _LABEL_WIDTH - 8) // 3 - bucket_width)
     return value_width, bucket_width, width - _LABEL_WIDTH - 3 * (value_width + bucket_width)
+
+
+def _level(label: str, fraction: float, found: Percentile | None) -> Level:
+    """Only the first token has a limit that holds for every model and prompt."""
+    is_judged = label == "first token" and fraction == 0.9
+    return level_of("ttft_p90", found.value) if is_judged and found else Level.OK
 
 
 def _stretch(latency: Latency) -> str:

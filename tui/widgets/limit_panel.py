@@ -22,14 +22,20 @@ class LimitPanel(Panel):
         ("moved by", "the server's flags that change it"),
     )
 
+    core_load: float | None = None
+    """Of this machine, where the server runs here."""
+
     def show(self, snapshot: Snapshot | None) -> None:
         """Draw another snapshot."""
-        flag = limit_from_metrics(snapshot)[1] if snapshot else "-"
+        flag = limit_from_metrics(snapshot, self.core_load)[1] if snapshot else "-"
         self.caption("" if flag == "-" else f"moved by {flag}")
         super().show(snapshot)
 
     def rows(self, width: int, height: int) -> list[Row]:
         """The limit with its evidence, over as many rows as it needs."""
-        text = limit_from_metrics(self.snapshot)[0] if self.snapshot else formatting.UNKNOWN
+        found = limit_from_metrics(self.snapshot, self.core_load) if self.snapshot else None
+        text = found[0] if found else formatting.UNKNOWN
+        if height == 1:
+            return [styled(text, "value")]  # cut with an ellipsis
         rows = textwrap.wrap(text, max(8, width))[:height]
         return [styled(row, "value") for row in rows]

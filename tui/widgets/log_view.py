@@ -16,8 +16,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from logparse.line import split_line
-from tui.log_index import Level, LineFilter, LogIndex
+from tui.log_index import LineFilter, LogIndex
+from tui.log_text import Level, shortened
 
 _ROOM_FOR_HEADERS = 110  # below it, most of a row would be process, date and file
 _STYLES = {Level.OTHER: "text", Level.WARNING: "warning", Level.ERROR: "error"}
@@ -35,7 +35,7 @@ class LogView(ScrollView, can_focus=True):
     .log--warning { color: $warning; }
     .log--error { color: $error; }
     .log--number { color: $foreground 45%; }
-    .log--cursor { background: $panel-lighten-2; text-style: bold; }
+    .log--cursor { background: $primary 30%; text-style: bold; }
     .log--found { text-style: reverse; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -126,19 +126,29 @@ class LogView(ScrollView, can_focus=True):
         self._move_to(row, by_hand=True)
         return row < len(self._rows) and self._rows[row] == line
 
-    def search(self, needle: str, step: int) -> bool:
-        """Go to the next line with this text, around the end if need be; False without one."""
+    def mark(self, needle: str) -> None:
+        """Show where this text is."""
         self._needle = needle
         self.refresh()
-        if not needle or not self._rows:
-            return False
-        row = self._index.find(needle, self._rows, self._cursor, step)
-        if row is None:
-            row = self._index.find(needle, self._rows, -1 if step > 0 else len(self._rows), step)
-        if row is None:
-            return False
+
+    def find(self, needle: str, step: int) -> int | None:
+        """The next row with this text, around the end if need be. Reads files: not for the screen.
+
+        What is shown may have changed when it returns; a row that is gone is the last one then.
+        """
+        rows, cursor = self._rows, self._cursor
+        if not needle or not rows:
+            return None
+        row = self._index.find(needle, rows, cursor, step)
+        return (
+            row
+            if row is not None
+            else self._index.find(needle, rows, -1 if step > 0 else len(rows), step)
+        )
+
+    def go_to_row(self, row: int) -> None:
+        """Put the cursor there."""
         self._move_to(row, by_hand=True)
-        return True
 
     def action_move(self, rows: int) -> None:
         """By lines."""
@@ -186,10 +196,12 @@ class LogView(ScrollView, can_focus=True):
         line = self._rows[row]
         text = self._index.text(line)
         if width < _ROOM_FOR_HEADERS:
-            text = _short(text, self._index.level(line))
+            # The line as it stands is shown below the list.
+            text = shortened(text, self._index.level(line))
         self._note_width(cell_len(text))
         number = self._part("number")
-        gutter = Segment(f"{line + 1:>{self._gutter - 1}} ", number)
+        mark = "▸" if row == self._cursor else " "  # seen without colours too
+        gutter = Segment(f"{line + 1:>{self._gutter - 1}}{mark}", number)
         style = self._part(_STYLES[self._index.level(line)])
         shift, room = self.scroll_offset.x, max(0, width - self._gutter)
         body = Strip(self._marked(text, style)).crop(shift, shift + room)
@@ -213,11 +225,3 @@ class LogView(ScrollView, can_focus=True):
         found = style + self.get_component_rich_style("log--found", partial=True)
         parts = re.split(f"({re.escape(self._needle)})", text, flags=re.IGNORECASE)
         return [Segment(part, found if place % 2 else style) for place, part in enumerate(parts)]
-
-
-def _short(text: str, level: Level) -> str:
-    """Clock, level, process and message; the line as it stands is shown below the list."""
-    parts = split_line(text)
-    clock = parts.stamp[-8:] if parts.stamp else ""
-    process = f"{parts.process} " if parts.process else ""
-    return f"{clock:8} {' WE'[level]} {process}{parts.message}"

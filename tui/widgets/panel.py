@@ -19,6 +19,8 @@ class Panel(RowWidget, can_focus=True):
         "panel--graph",
         "panel--note",
         "panel--past",
+        "panel--warn",
+        "panel--alarm",
     }
     STYLES = "panel"
     TITLE = ""
@@ -46,10 +48,10 @@ class Panel(RowWidget, can_focus=True):
             self._caption = self.border_subtitle = text
 
 
-def pair(label: str, value: str, width: int) -> Row:
+def pair(label: str, value: str, width: int, part: str = "value") -> Row:
     """A label at the left edge and a value at the right one."""
     room = max(1, width - len(label) - len(value))
-    return styled(label, "label") + styled(" " * room + value, "value")
+    return styled(label, "label") + styled(" " * room + value, part)
 
 
 def wrapped(text: str, width: int, height: int) -> list[Row]:

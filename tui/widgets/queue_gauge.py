@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from app.client import formatting
+from app.client.thresholds import Level, level_of
 from tui.history import Snapshot
+from tui.levels import PARTS
 from tui.widgets.history_graph import columns, graph_rows
 from tui.widgets.panel import Panel, pair
 from tui.widgets.rows import Row, styled
@@ -44,7 +46,9 @@ class QueueGauge(Panel):
         snapshot = self.snapshot
         value = snapshot.point.value(name) if snapshot else None
         drawn = columns(snapshot.series(name), snapshot.window_s, width) if snapshot else []
+        level = level_of("waiting", value) if name == "waiting" else Level.OK
+        text = f"{level.sign} {formatting.count(value)}{note}".lstrip()
         return [
-            pair(name, formatting.count(value) + note, width),
+            pair(name, text, width, PARTS[level]),
             *(styled(row, "graph") for row in graph_rows(drawn, height - 1)),
         ]

@@ -21,13 +21,18 @@ from tui.messages import CancelAsked, DetailsAsked, FilterAsked
 
 MAX_ROWS = 200
 _COLUMNS = (
-    ("state", 12),
+    ("state", 11),
     ("age", 9),
     ("prompt", 13),
     ("output", 12),
+    ("TTFT", 9),
+    ("tok/s", 7),
     ("blocks", 8),
     ("cached", 8),
 )
+_WIDE_ONLY = ("blocks", "cached")
+_WIDE = 110
+_LONGEST_ID = 17
 _LAST = "request"
 
 
@@ -42,7 +47,10 @@ class RequestRow:
     can_be_cancelled: bool
 
 
-_ORDERS = ("the engine's order", "age", "prompt", "output", "blocks", "cached")
+_ORDERS = (
+    *("the engine's order", "age", "prompt", "output"),
+    *("TTFT", "tok/s", "blocks", "cached"),
+)
 
 
 class RequestTable(DataTable[Text]):
@@ -52,6 +60,7 @@ class RequestTable(DataTable[Text]):
         ("waiting 3", "third in the queue"),
         ("prompt", "prompt tokens computed, of all"),
         ("output", "tokens generated, of at most"),
+        ("TTFT, tok/s", "arrival to first token; tokens a second since then, of this request"),
         ("blocks", "KV blocks that the request holds; llama-server's slots hold tokens"),
         ("cached", "prompt tokens that were in the prefix cache"),
         ("filter", "rows that have the text in state, id or client; !text: those without it"),
@@ -93,13 +102,27 @@ class RequestTable(DataTable[Text]):
         self._filter = ""
         self._shown: list[RequestRow] = []
         self._what = "Requests"
+        self._places: list[int] = []
         self.border_title = self._what
 
     def on_mount(self) -> None:
         """The columns."""
-        for label, width in _COLUMNS:
-            text = Text(label) if label == "state" else Text(label.rjust(width))
-            self.add_column(text, width=width)
+        self._make_columns(self.app.size.width)
+
+    def on_resize(self) -> None:
+        """A narrow screen has no room for all columns."""
+        if self._places and len(self._places) != len(_columns_for(self.app.size.width)):
+            self._make_columns(self.app.size.width)
+            self._shown = []
+            self._redraw()
+
+    def _make_columns(self, width: int) -> None:
+        self.clear(columns=True)
+        self._places = _columns_for(width)
+        for place in self._places:
+            label, column_width = _COLUMNS[place]
+            text = Text(label) if label == "state" else Text(label.rjust(column_width))
+            self.add_column(text, width=column_width)
         self.add_column(f"  {_LAST}")
 
     @property
@@ -171,14 +194,14 @@ class RequestTable(DataTable[Text]):
             self._shown = rows
             self.clear()
             for row in rows:
-                self.add_row(*_texts(row), key=row.key)
+                self.add_row(*_texts(row, self._places), key=row.key)
             cursor = keys.index(selected) if selected in keys else min(cursor, len(keys) - 1)
             self.move_cursor(row=max(0, cursor), animate=False)
         self._title()
 
     def _update(self, rows: list[RequestRow]) -> None:
         for number, row in enumerate(rows):
-            cells = _texts(row)
+            cells = _texts(row, self._places)
             for column, old in enumerate(self.get_row_at(number)):
                 if old.plain != cells[column].plain:
                     self.update_cell_at(Coordinate(number, column), cells[column])
@@ -203,19 +226,27 @@ def _matches(row: RequestRow, text: str) -> bool:
     return (wanted in row.words.lower()) != (text.startswith("!") and bool(wanted))
 
 
-def _texts(row: RequestRow) -> list[Text]:
-    numbers = zip(row.cells[1:-1], _COLUMNS[1:], strict=True)
-    return [
-        Text(row.cells[0]),
-        *(Text(text.rjust(width)) for text, (_, width) in numbers),
-        Text(f"  {row.cells[-1]}"),
-    ]
+def _columns_for(width: int) -> list[int]:
+    """Places in _COLUMNS of those that fit."""
+    has_room = width >= _WIDE
+    return [n for n, (label, _) in enumerate(_COLUMNS) if has_room or label not in _WIDE_ONLY]
+
+
+def _texts(row: RequestRow, places: Sequence[int]) -> list[Text]:
+    numbers = [row.cells[place].rjust(_COLUMNS[place][1]) for place in places[1:]]
+    return [Text(row.cells[0]), *map(Text, numbers), Text(f"  {row.cells[-1]}")]
+
+
+def _short(request_id: str) -> str:
+    """Enough to tell it from the others; the details have all of it."""
+    return request_id if len(request_id) <= _LONGEST_ID else f"{request_id[: _LONGEST_ID - 1]}…"
 
 
 def _request_row(request: LiveRequest) -> RequestRow:
     place = f" {request.place}" if request.place is not None else ""
     cached = "-" if request.cached_tokens is None else f"{request.cached_tokens:,}"
-    name = f"{request.id}  {request.client}" if request.client else request.id
+    name = _short(request.id)
+    name += f"  {request.client}" if request.client else ""
     return RequestRow(
         key=request.id,
         cells=(
@@ -223,6 +254,8 @@ def _request_row(request: LiveRequest) -> RequestRow:
             formatting.age(request.age_s),
             f"{request.prompt_tokens_done:,}/{request.prompt_tokens:,}",
             f"{request.output_tokens:,}/{request.max_tokens:,}",
+            formatting.seconds(request.first_token_s),
+            formatting.rate(request.tokens_per_s),
             f"{request.blocks:,}",
             cached,
             name,
@@ -231,10 +264,12 @@ def _request_row(request: LiveRequest) -> RequestRow:
             request.age_s,
             request.prompt_tokens,
             request.output_tokens,
+            request.first_token_s or 0.0,
+            request.tokens_per_s or 0.0,
             request.blocks,
             request.cached_tokens or 0,
         ),
-        words=f"{request.state} {name}",
+        words=f"{request.state} {request.id} {request.client or ''}",
         can_be_cancelled=True,
     )
 
@@ -252,6 +287,8 @@ def _slot_row(slot: Slot) -> RequestRow:
             _of(slot.prompt_tokens_done, slot.prompt_tokens),
             _of(slot.output_tokens, slot.max_tokens),
             formatting.UNKNOWN,
+            formatting.UNKNOWN,
+            formatting.UNKNOWN,
             formatting.count(slot.cached_tokens),
             task,
         ),
@@ -259,6 +296,8 @@ def _slot_row(slot: Slot) -> RequestRow:
             0.0,
             slot.prompt_tokens or 0,
             slot.output_tokens or 0,
+            0.0,
+            0.0,
             0.0,
             slot.cached_tokens or 0,
         ),

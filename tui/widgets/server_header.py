@@ -9,6 +9,7 @@ from typing import ClassVar
 from rich.cells import cell_len, set_cell_size
 
 from app.client import formatting
+from app.client.thresholds import Level
 from tui.widgets.rows import Row, RowWidget
 
 ENGINE_NAMES = {
@@ -18,6 +19,10 @@ ENGINE_NAMES = {
     "llama.cpp": "llama.cpp",
     "tgi": "TGI",
 }
+
+
+_ALERT_PARTS = {Level.OK: "dim", Level.WARN: "warn", Level.ALARM: "alarm"}
+_ROOM_FOR_PACE = 100
 
 
 class Connection(enum.Enum):
@@ -48,12 +53,16 @@ class HeaderState:
     uptime_s: float | None = None
     num_back: int = 0  # samples between the picture and the newest one
     position: str = ""  # in a recording, with its date
+    alert: str = ""  # what is not as it should be, the worst first
+    alert_level: Level = Level.OK
 
 
 class ServerHeader(RowWidget):
     """Draws a HeaderState; the class `-disconnected` colours it."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"header--model", "header--dim", "header--state"}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        f"header--{part}" for part in ("model", "dim", "state", "warn", "alarm")
+    }
 
     STYLES = "header"
 
@@ -80,7 +89,9 @@ class ServerHeader(RowWidget):
             parts = (state.connection.value, state.position, state.activity)
             status = " · ".join(part for part in parts if part)
             upper = _line(_model(state), status, "model", "state", width)
-            lower = _line(state.url, _freshness(state), "dim", "dim", width)
+            # What is wrong is worth more than the address.
+            left, part = (state.alert, _ALERT_PARTS[state.alert_level]) if state.alert else ("", "")
+            lower = _line(left or state.url, _freshness(state, width), part or "dim", "dim", width)
         return [upper, lower]
 
 
@@ -98,7 +109,7 @@ def _model(state: HeaderState) -> str:
     return "  ".join(part for part in (state.model or "stoker top", engine, state.version) if part)
 
 
-def _freshness(state: HeaderState) -> str:
+def _freshness(state: HeaderState, width: int) -> str:
     parts = []
     if state.num_back:
         parts.append(f"{state.num_back} back")
@@ -106,7 +117,9 @@ def _freshness(state: HeaderState) -> str:
         parts.append(f"{state.num_restarts} restart{'s' if state.num_restarts > 1 else ''} seen")
     if state.uptime_s is not None:
         parts.append(f"up {formatting.uptime(state.uptime_s)}")
-    parts += [_sample_age(state), f"every {formatting.interval(state.interval_s)}"]
+    parts.append(_sample_age(state))
+    if width >= _ROOM_FOR_PACE or not state.alert:
+        parts.append(f"every {formatting.interval(state.interval_s)}")
     return " · ".join(parts)
 
 

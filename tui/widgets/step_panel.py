@@ -47,7 +47,7 @@ class StepPanel(Panel):
         sample = self.state.sample
         if sample is None:
             return self._inferred_rows()
-        limit, flag = limit_text(sample.scheduler)
+        limit, flag = limit_text(sample.scheduler, self.snapshot.sample if self.snapshot else None)
         return [
             ("last step", step_text(sample.scheduler)),
             ("graph", _NO_GRAPH),
