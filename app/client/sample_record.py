@@ -100,7 +100,8 @@ def scraped_record(scraped: Scraped, *, with_reasons: bool) -> dict[str, Any]:
     server, sample = scraped.server, scraped.sample
     about = {"name": server.name, "url": server.url}
     if sample is None:
-        return {**about, "error": str(scraped.error), "cause": scraped.server.cause() or None}
+        cause = scraped.server.cause()
+        return {**about, "error": str(scraped.error), **({"cause": cause} if cause else {})}
     record = record_of(sample)
     reasons = {"reasons": reasons_of(record, sample)} if with_reasons else {}
     return {**about, "error": None, **record, **reasons}

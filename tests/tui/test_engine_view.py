@@ -405,7 +405,7 @@ async def test_slots_of_llama_server(source: ScriptedSource) -> None:
         await settled(pilot)
         text = screen_text(app)
         assert "busy - 4/4 49/300 - - - 1 slot 1, 53 of 1,024 tokens, task 7" in text
-        assert "free - - - - - slot 0, - of 1,024 tokens" in text
+        assert "free - - - - - - - slot 0, - of 1,024 tokens" in text
         assert "2.6 % used" in text
         assert "53 of 2,048 tokens in busy slots" in text
         await pilot.press("x")

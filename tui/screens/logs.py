@@ -287,7 +287,7 @@ class LogScreen(Screen[None]):
         text = self._index.text(line)
         problem = self._report.problem if self._report else None
         if self._report and problem is not None and problem.key_line_number - 1 == line:
-            return "\n".join((*explain(self._report).cause, text))
+            return "\n".join((text, *explain(self._report).cause))
         known = explain_line(text).meanings
         return f"{known[0].meaning}\n{text}" if known else text
 

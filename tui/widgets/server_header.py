@@ -89,10 +89,24 @@ class ServerHeader(RowWidget):
             parts = (state.connection.value, state.position, state.activity)
             status = " · ".join(part for part in parts if part)
             upper = _line(_model(state), status, "model", "state", width)
-            # What is wrong is worth more than the address.
-            left, part = (state.alert, _ALERT_PARTS[state.alert_level]) if state.alert else ("", "")
-            lower = _line(left or state.url, _freshness(state, width), part or "dim", "dim", width)
+            lower = _lower(state, width)
         return [upper, lower]
+
+
+def _lower(state: HeaderState, width: int) -> Row:
+    """The address and what is wrong; without room for both, an alarm is worth more."""
+    freshness = _freshness(state, width)
+    if not state.alert:
+        return _line(state.url, freshness, "dim", "dim", width)
+    room = width - len(freshness) - 2
+    part = _ALERT_PARTS[state.alert_level]
+    address = f"{state.url}  "
+    fits = cell_len(address) + cell_len(state.alert) <= room
+    if state.alert_level is Level.ALARM and not fits:
+        return _line(state.alert, freshness, part, "dim", width)
+    shown = address if cell_len(address) < room else ""
+    rest = _line(state.alert if shown else state.url, freshness, part, "dim", width - len(shown))
+    return ((shown, "dim"), *rest)
 
 
 def _line(left: str, right: str, left_part: str, right_part: str, width: int) -> Row:
