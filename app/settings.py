@@ -28,6 +28,16 @@ GENERAL_KEYS = (
     *("theme", "logging_level", "log_stats_interval"),
 )
 _SECRET_KEYS = ("api_key", "hf_token")
+# Variables that are no settings: read by one command or the engine, or set by Stoker itself.
+_OTHER_VARIABLES = (
+    *("STOKER_API_KEY", "STOKER_CONFIG_FILE", "STOKER_ASCII", "STOKER_PROMETHEUS_LOGIN"),
+    *("STOKER_NATIVE_ISA", "STOKER_PACKED_CACHE_GIB", "STOKER_SERVER_MARK", "STOKER_SELFTEST"),
+)
+_TEST_VARIABLES = ("STOKER_TEST_", "STOKER_FUZZ_", "STOKER_REWRITE_")
+# What Kubernetes puts into every pod of a namespace with a service called `stoker` or `stoker-...`.
+_SERVICE_LINK = re.compile(
+    r"STOKER_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_\w+)?)"
+)
 
 Section = tuple[str, ...]
 """`("serve",)` is [serve], `("models", "rm")` [models.rm], `("profiles", "x")` [profiles.x]."""
@@ -108,6 +118,8 @@ class Settings:
             head, separator, _ = name.partition("__")
             if separator and head.startswith("STOKER_"):
                 _require_section(name, head[len("STOKER_") :].lower(), commands)
+            elif head.startswith("STOKER_") and self.environ[name]:
+                _require_variable(name, self.environ[name])
         for file in self.files:
             general = file.section(GENERAL)
             tables = {key for key, setting in general.items() if isinstance(setting.value, Mapping)}
@@ -210,6 +222,25 @@ def writable_by_others(files: Collection[SettingsFile]) -> Iterator[str]:
         open_bits = stat.S_IWOTH | (0 if own_group else stat.S_IWGRP)
         if found.st_uid not in (0, os.getuid()) or found.st_mode & open_bits:
             yield f"warning: others can change {file.path}; chmod go-w {file.path}"
+
+
+def _require_variable(name: str, value: str) -> None:
+    """Refuse a variable without a section that nobody reads."""
+    known = [variable(GENERAL, key) for key in GENERAL_KEYS] + [*_OTHER_VARIABLES]
+    is_service_link = _SERVICE_LINK.fullmatch(name) or re.match("(?:tcp|udp|sctp)://", value)
+    if name in known or name.startswith(_TEST_VARIABLES) or is_service_link:
+        return
+    import difflib  # for a mistake only: it costs every start some milliseconds
+
+    words = {one[len("STOKER_") :]: one for one in known}  # all begin alike
+    near = difflib.get_close_matches(name[len("STOKER_") :], words, n=1, cutoff=0.6)
+    example = "STOKER_SERVE__PORT is `port` of `stoker serve`"
+    hint = (
+        f"did you mean {words[near[0]]}?"
+        if near
+        else f"those of a command have its name: {example}"
+    )
+    raise _usage(f"no such variable: {name}", hint)
 
 
 def _require_section(origin: str, name: str, known: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,41 @@ def test_every_switch_of_a_file_can_be_turned_off_by_a_flag() -> None:
         assert (context.params["no_tui"], context.params["detach"]) == (False, False)
         assert context.args == []
     assert served(settings, "--no-enforce-eager").args.enforce_eager is False
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("STOKER_FOO", "those of a command have its name"),
+        ("STOKER_CACHE_DIRR", "did you mean STOKER_CACHE_DIR?"),
+        ("STOKER_PORT", "STOKER_SERVE__PORT is"),
+    ],
+)
+def test_a_variable_that_nobody_reads_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(StokerError, match=f"no such variable: {name}") as refused:
+        settings_of(**{name: "1"}).require_sections(["serve"])
+
+    assert refused.value.exit_code == 2
+    assert hint in str(refused.value.hint)
+
+
+def test_variables_that_a_cluster_sets_for_its_services_pass() -> None:
+    names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "CHAT_SERVICE_HOST")
+    addresses = ("PORT_8000_TCP_ADDR", "PORT_8000_TCP", "CHAT_PORT_8000_TCP_PROTO")
+    environ = {f"STOKER_{name}": "10.0.0.1" for name in (*names, *addresses)}
+    environ |= {"STOKER_PORT": "tcp://10.0.0.1:8000", "STOKER_CHAT_PORT": "tcp://10.0.0.2:8000"}
+
+    settings_of(**environ, STOKER_EMPTY="").require_sections(["serve"])
+
+
+def test_every_variable_of_the_source_is_known() -> None:
+    root = Path(__file__).parents[2]
+    names = {
+        name
+        for package in ("app", "engine", "tui")
+        for path in (root / package).rglob("*.py")
+        for name in re.findall(r"[\"'](STOKER_[A-Z][A-Z_]*[A-Z])[\"']", path.read_text())
+    }
+
+    assert "STOKER_PACKED_CACHE_GIB" in names
+    settings_of(**dict.fromkeys(names, "1")).require_sections(["serve"])
