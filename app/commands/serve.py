@@ -299,7 +299,9 @@ def _repeatable_args(ctx: typer.Context, words: list[str]) -> tuple[str, ...]:
 
     options = []
     for key, value in ctx.params.items():
-        if value is not None and value is not False and key not in _NOT_REPEATED:
+        source = ctx.get_parameter_source(key)
+        is_given = source is None or source.name != "DEFAULT"
+        if is_given and value is not None and value is not False and key not in _NOT_REPEATED:
             option = "--" + key.replace("_", "-")
             options += [option] if value is True else [option, str(value)]
     return (*options, *without_api_key(words))

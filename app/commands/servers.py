@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,6 @@ import typer
 if TYPE_CHECKING:
     from app.ops.server_registry import ServerRecord
     from app.ops.server_state import ServerState
-    from app.ops.supervisor import StopReport
     from engine.machine.orphans import OrphanEngine
 
 _ONE = "Name, pid, :port or URL; not needed when one server runs."
@@ -53,7 +53,7 @@ def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False)
       stoker status tiny --json
       stoker status http://gpu-host:8000
     """
-    from app.ops.server_state import describe, describe_address, server_state
+    from app.ops.server_state import describe, describe_address, examined_state
     from app.output import print_json, print_plain, require_one_form
     from app.targets import api_key_from, find_target
 
@@ -62,7 +62,8 @@ def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False)
     if target.record is None:
         state, document = describe_address(target.url, api_key_from(None))
     else:
-        state, document = server_state(target.record), describe(target.record)
+        state = examined_state(target.record)
+        document = describe(target.record, state)
     if as_json:
         print_json("stoker.status", document)
     elif as_plain:
@@ -75,7 +76,11 @@ def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False)
 
 
 def _print_status(record: ServerRecord, state: ServerState, document: Mapping[str, object]) -> None:
-    detail = f" ({state.detail})" if state.detail else ""
+    """A long cause of a failure comes below the rows."""
+    from app.output import printable
+
+    first, _, more = (state.detail or "").partition("\n")
+    detail = f" ({first})" if first else ""
     supervisor = document["supervisor_pid"]
     rows = [
         ("server", f"{record.name}: {state.name}{detail}"),
@@ -88,6 +93,8 @@ def _print_status(record: ServerRecord, state: ServerState, document: Mapping[st
         ("log", record.log_path + _log_note(record)),
     ]
     _print_rows(rows)
+    if more:
+        print(f"\n{printable(more)}")
 
 
 def _print_rows(rows: Sequence[tuple[str, object]]) -> None:
@@ -126,7 +133,7 @@ def stop(
     """
     from app.errors import ExitCode, StokerError
     from app.ops.server_registry import open_registry
-    from app.output import one_line
+    from app.output import one_line, say
     from app.targets import find_record
 
     if sum((name is not None, everything, orphans)) > 1:
@@ -140,6 +147,8 @@ def stop(
             print(one_line(f"would stop {record.name}: {where}"))
         else:
             _stop(record, now)
+            if record.serve_args:
+                say(f"to serve it again: {_serve_again(record)}")
     return 0
 
 
@@ -254,28 +263,35 @@ def _stop(record: ServerRecord, now: bool) -> None:
     from app.ops.server_registry import FAILED, open_registry
     from app.ops.stopping import stop_server
     from app.output import say
+    from engine.machine.processes import is_stopped
 
     if record.state == FAILED:
         open_registry().remove(record.name)
         say(f"{record.name} had failed; its record is removed")
         return
+    if is_stopped(record.supervisor_pid):
+        say(f"its stoker (pid {record.supervisor_pid}) was stopped by a signal; it is woken to end")
     if not now:
         say(f"stopping {record.name}; requests get up to {record.stop_s:g} s (--now: none)")
+    has_supervisor = record.is_supervised()
     report = stop_server(record, now=now)
-    _say_stopped(record, report)
     if not report.is_clean:
         raise StokerError(
             f"{record.name} was stopped, but {report.remains(record.address[1])}",
             exit_code=ExitCode.LEFTOVERS_REMAIN,
         )
-
-
-def _say_stopped(record: ServerRecord, report: StopReport) -> None:
-    from app.output import say
-
     processes = "1 process" if report.num_ended == 1 else f"{report.num_ended} processes"
-    port = "free" if report.is_port_free else "still in use"
-    say(f"stopped {record.name}: {processes} ended, port {record.address[1]} {port}")
+    supervisor = " and its supervisor" if has_supervisor else ""
+    say(f"stopped {record.name}: {processes}{supervisor} ended, port {record.address[1]} free")
+
+
+def _serve_again(record: ServerRecord) -> str:
+    """The command that serves the same; a key is given by its variable."""
+    words = ["stoker", "serve", "--name", record.name, *record.serve_args]
+    folder = record.folder
+    place = f"cd {shlex.quote(folder)} && " if folder and folder != os.getcwd() else ""
+    key = "STOKER_API_KEY=... " if record.needs_key else ""
+    return f"{place}{key}{shlex.join(words)}"
 
 
 def _stop_orphans(yes: bool) -> int:

@@ -59,8 +59,7 @@ class ActivityWatch:
         with open_scraper(self._url) as client:
             while not self._is_over.wait(self._interval_s):
                 verdict = self._look(client)
-                is_news = told is None or verdict.activity is not told.activity
-                if is_news and not self._is_over.is_set():
+                if _is_news(verdict, told) and not self._is_over.is_set():
                     told = verdict
                     self._on_change(verdict)
 
@@ -73,6 +72,13 @@ class ActivityWatch:
 
     def _stopped(self) -> list[str]:
         return [_describe(one) for one in self._processes() if _is_stopped(one)]
+
+
+def _is_news(verdict: Verdict, told: Verdict | None) -> bool:
+    """Not when only the words of its reason have changed."""
+    if told is None:
+        return True
+    return (verdict.activity, verdict.is_lasting) != (told.activity, told.is_lasting)
 
 
 def _is_stopped(process: psutil.Process) -> bool:

@@ -46,10 +46,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The activity, and why if it is stalled."""
+    """The activity, and why if it is stalled. `is_lasting`: for all of --stall-after."""
 
     activity: Activity
     reason: str | None = None
+    is_lasting: bool = True
 
 
 def open_scraper(url: str) -> httpx.Client:
@@ -90,6 +91,7 @@ class ProgressJudge:
         self._last: Reading | None = None
         self._moved_at: float | None = None
         self._answered_at: float | None = None
+        self._stopped_at: float | None = None
         self._verdict = Verdict(Activity.READY)
 
     def judge(self, reading: Reading, stopped: Sequence[str] = ()) -> Verdict:
@@ -107,7 +109,8 @@ class ProgressJudge:
         if self._answered_at is None:
             self._answered_at = self._moved_at = reading.time_s
         if stopped:
-            return Verdict(Activity.STALLED, f"stopped by a signal: {', '.join(stopped)}")
+            return self._stopped(reading.time_s, stopped)
+        self._stopped_at = None
         if reading.counters is None:
             return self._unanswered(reading.time_s - self._answered_at)
         self._answered_at = reading.time_s
@@ -124,6 +127,14 @@ class ProgressJudge:
             return Verdict(Activity.BUSY)
         requests = "1 request" if reading.queue == 1 else f"{reading.queue:.0f} requests"
         return Verdict(Activity.STALLED, f"{requests} in the engine, no step for {still_s:.0f} s")
+
+    def _stopped(self, now_s: float, names: Sequence[str]) -> Verdict:
+        """Said at once, since nobody has to wait to see it; a debugger may only look, though."""
+        if self._stopped_at is None:
+            self._stopped_at = now_s
+        is_lasting = now_s - self._stopped_at >= self._stall_s
+        reason = f"stopped by a signal: {', '.join(names)}"
+        return Verdict(Activity.STALLED, reason, is_lasting)
 
     def _unanswered(self, silent_s: float) -> Verdict:
         if silent_s < self._stall_s:

@@ -83,6 +83,7 @@ class ManagedServer:
         self._notes: dict[str, bool] = {}  # what could not be written -> whether it was told
         self._activity: ActivityWatch | None = None
         self._stall: str | None = None
+        self._lasting_stall: str | None = None
         self._endpoint = StatusEndpoint(lambda path: page(path, self.status()))
         self._began_at = time.monotonic()
         self._start = self._new_start(log_path)
@@ -109,6 +110,7 @@ class ManagedServer:
     def start_again(self) -> None:
         """After `clear_away`: another start, with a log of its own."""
         self.num_restarts += 1
+        self._stall = self._lasting_stall = None
         self._start = self._new_start(new_log_path(self.log_path.parent, self.name))
         self.start()
 
@@ -223,8 +225,13 @@ class ManagedServer:
         reason, self._stall = self._stall, None
         return reason
 
+    def stall_to_end(self) -> str | None:
+        """Why this start should be ended and followed by another, where the policy has it so."""
+        return self._lasting_stall if self.care.restart.is_on else None
+
     def _note_activity(self, verdict: Verdict) -> None:
         self._stall = verdict.reason
+        self._lasting_stall = verdict.reason if verdict.is_lasting else None
         self.note_state(verdict.activity.value, verdict.reason)
 
     def wait_until_ready(

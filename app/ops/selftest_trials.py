@@ -104,6 +104,7 @@ def _restart_trials() -> list[Trial]:
     return [
         Trial("a killed server is served again", "good", _kill_twice, ExitCode.OK, quick),
         Trial("restarts in a row have a limit", "die:2", _expect_starts(3), _FAILED, quick),
+        Trial("a stopped core is served again", "good", _suspend_twice, ExitCode.OK, quick),
         Trial("Ctrl-C while backing off", "die:1", _interrupt_back_off, 130, slow),
     ]
 
@@ -192,6 +193,18 @@ def _kill_twice(trial: RunningTrial) -> None:
     for number in (1, 2):
         _kill_server(trial)
         _wait_for_restart(trial, number)
+    trial.wait_for_state(*_READY)
+    os.kill(trial.start.pid, signal.SIGTERM)
+
+
+def _suspend_twice(trial: RunningTrial) -> None:
+    """First the core, then the server: after --stall-after another start takes its place."""
+    trial.wait_for_state(*_READY)
+    trial.core().suspend()
+    _wait_for_restart(trial, 1)
+    trial.wait_for_state(*_READY)
+    os.kill(trial.record().pid, signal.SIGSTOP)
+    _wait_for_restart(trial, 2)
     trial.wait_for_state(*_READY)
     os.kill(trial.start.pid, signal.SIGTERM)
 

@@ -20,9 +20,10 @@ from engine.machine.processes import is_same_process
 
 FAILED = "failed"
 STARTING, RESTARTING, BACKING_OFF = "starting", "restarting", "backing off"
+STALLED = "stalled"
 NOT_READY_STATES = (STARTING, RESTARTING, BACKING_OFF)
 READY_STATES = ("ready", "idle", "busy")
-STATES = (STARTING, *READY_STATES, "stalled", "draining", BACKING_OFF, RESTARTING, FAILED)
+STATES = (STARTING, *READY_STATES, STALLED, "draining", BACKING_OFF, RESTARTING, FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from dataclasses import dataclass
 
 from app.errors import ExitCode
-from app.ops.server_registry import BACKING_OFF, FAILED, ServerRecord
+from app.ops.server_registry import (
+    BACKING_OFF,
+    FAILED,
+    READY_STATES,
+    STALLED,
+    STATES,
+    ServerRecord,
+)
+from engine.machine.ports import answers_http
+from engine.machine.processes import is_stopped
+
+_ANSWER_S = 5.0
 
 _EXIT_CODES = {
     "ready": ExitCode.OK,
     "idle": ExitCode.OK,
     "busy": ExitCode.OK,
-    "stalled": ExitCode.ENGINE_STALLED,
+    STALLED: ExitCode.ENGINE_STALLED,
     "dead": ExitCode.ENGINE_DIED,
     FAILED: ExitCode.ENGINE_DIED,
 }
@@ -66,12 +78,51 @@ def server_state(record: ServerRecord) -> ServerState:
         return ServerState("dead", "its process is gone")
     if not record.is_supervised():
         return ServerState("orphaned", "its stoker is gone; nobody watches it")
+    for pid, who in ((record.pid, "its process"), (record.supervisor_pid, "its stoker")):
+        if is_stopped(pid):
+            wakes = f"`kill -CONT {pid}` lets it go on"
+            return ServerState(STALLED, f"{who} (pid {pid}) was stopped by a signal; {wakes}")
     return ServerState(record.state, record.detail)
 
 
-def describe(record: ServerRecord) -> dict[str, object]:
-    """The record and the state as a document."""
+def examined_state(record: ServerRecord) -> ServerState:
+    """The state now, by a question to its supervisor and, where it says it serves, to the server.
+
+    The record may be old (a full disk), and a server that answers the connections it has may take
+    no other one.
+    """
     state = server_state(record)
+    if state != ServerState(record.state, record.detail) or state.name in (FAILED, BACKING_OFF):
+        return state
+    if record.status_socket is not None:
+        told = _ask_supervisor(record.status_socket)
+        if told is None:
+            pid = record.supervisor_pid
+            return ServerState(state.name, f"its stoker (pid {pid}) gives no answer")
+        state = told if told.name in STATES and told.name != state.name else state
+    if state.name in READY_STATES and not answers_http(*record.address, _ANSWER_S):
+        return ServerState(STALLED, f"no answer to a new connection within {_ANSWER_S:g} s")
+    return state
+
+
+def _ask_supervisor(path: str) -> ServerState | None:
+    """What its own /readyz says, as `state: detail`."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ANSWER_S)
+            connection.connect(path)
+            connection.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            with connection.makefile("rb") as answer:
+                body = answer.read().rpartition(b"\r\n\r\n")[2].decode(errors="replace")
+    except OSError:
+        return None
+    name, _, detail = body.strip().partition(": ")
+    return ServerState(name, detail or None) if name else None
+
+
+def describe(record: ServerRecord, state: ServerState | None = None) -> dict[str, object]:
+    """The record and the state, by default `server_state`, as a document."""
+    state = state or server_state(record)
     is_up = record.is_running()
     return {
         "name": record.name,

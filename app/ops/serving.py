@@ -56,7 +56,8 @@ class ServingScreens:
 class _Ended:
     """Why a start ended; `was_ready` divides a failed start from a later death.
 
-    `hang` is what the log told when the time was up, before the stop added its own lines.
+    `hang` is why it had to be ended: for a start, what the log told when the time was up, before
+    the stop added its own lines.
     """
 
     by_itself: bool
@@ -130,6 +131,8 @@ class _Life:
         """Clear away what is left and wait for the next start; raises when there is none."""
         if ended.hang is not None:
             self._screens.stopping()
+            if ended.was_ready:
+                self._server.hurry()  # requests that stand still are not waited for
         served_s = self._server.served_s
         report = self._server.clear_away()
         if ended.hang is not None:
@@ -168,6 +171,8 @@ def _why_no_restart(server: ManagedServer, ended: _Ended, report: StopReport) ->
 
 
 def _failure(server: ManagedServer, ended: _Ended, start_timeout_s: float) -> StokerError:
+    if ended.hang is not None and ended.was_ready:
+        return _stall_error(server, ended.hang)
     if ended.hang is not None:
         return _timeout_error(server, start_timeout_s, ended.hang)
     return _death_error(server, ended)
@@ -205,10 +210,14 @@ def _run(
 
     def should_go_on() -> bool:
         server.watch()
-        return server.is_alive() and not signals.is_requested()
+        is_wanted = server.is_alive() and not signals.is_requested()
+        return is_wanted and server.stall_to_end() is None
 
     screens.running(server, should_go_on)
-    return _Ended(by_itself=not server.is_alive(), was_ready=True)
+    if signals.is_requested():
+        return _Ended(by_itself=False, was_ready=True)
+    stall = server.stall_to_end() if server.is_alive() else None
+    return _Ended(by_itself=not server.is_alive(), was_ready=True, hang=stall)
 
 
 def _death_error(server: ManagedServer, ended: _Ended) -> StokerError:
@@ -221,6 +230,14 @@ def _death_error(server: ManagedServer, ended: _Ended) -> StokerError:
         f"the server {when} ({how}){printable(cause)}\n{_explain(server)}",
         hint=f"the whole log: {server.log_path}",
         exit_code=ExitCode.ENGINE_DIED if ended.was_ready else ExitCode.ENGINE_FAILED_TO_START,
+    )
+
+
+def _stall_error(server: ManagedServer, reason: str) -> StokerError:
+    return StokerError(
+        f"the server was stopped, since it was stalled: {reason}",
+        hint=f"the whole log: {server.log_path}",
+        exit_code=ExitCode.ENGINE_STALLED,
     )
 
 

@@ -44,3 +44,14 @@ def test_a_stopped_process_is_a_stall_at_once_and_named() -> None:
 
     assert verdict.activity is Activity.STALLED
     assert verdict.reason == "stopped by a signal: python (pid 7)"
+
+
+def test_a_stopped_process_is_said_at_once_and_lasts_after_the_patience() -> None:
+    judge = ProgressJudge(stall_s=60.0)
+    moments = (0.0, 59.0, 61.0)
+    verdicts = [judge.judge(Reading(now, 0.0, frozenset()), ["core"]) for now in moments]
+    assert [one.activity for one in verdicts] == [Activity.STALLED] * 3
+    assert [one.is_lasting for one in verdicts] == [False, False, True]
+
+    judge.judge(Reading(62.0, 0.0, frozenset()))
+    assert not judge.judge(Reading(63.0, 0.0, frozenset()), ["core"]).is_lasting

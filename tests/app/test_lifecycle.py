@@ -33,7 +33,7 @@ def test_after_every_end_nothing_is_left() -> None:
     results = list(selftest_trials.lifecycle(model, cycles=0, show=show_dashboard))
 
     assert failures(results) == []
-    assert len(results) == 54
+    assert len(results) == 55
 
 
 @pytest.mark.slow

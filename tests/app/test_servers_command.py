@@ -79,7 +79,9 @@ def test_a_background_server_from_start_to_stop(machine: Machine) -> None:
 
     stopped = machine.stoker("stop", str(server["pid"]))
     assert stopped.returncode == 0, stopped.stderr
-    assert f"stopped one: 2 processes ended, port {server['port']} free" in stopped.stderr
+    ended = f"stopped one: 2 processes and its supervisor ended, port {server['port']} free"
+    assert ended in stopped.stderr
+    assert "to serve it again: stoker serve --name one --engine stoker" in stopped.stderr
     assert not any(is_running(process) for process in tree)
     assert machine.servers() == {}
 
@@ -149,3 +151,47 @@ def test_a_server_between_two_starts_is_listed_and_can_be_stopped(machine: Machi
     assert waiting.communicate(timeout=120)[0] is None
     assert waiting.returncode == ExitCode.TERMINATED
     assert machine.servers() == {}
+
+
+def test_a_supervisor_that_is_stopped_is_said_and_still_stops(machine: Machine) -> None:
+    machine.serve("one")
+    server = machine.servers()["one"]
+    supervisor = psutil.Process(server["supervisor_pid"])
+    supervisor.suspend()
+    wait_for(lambda: supervisor.status() == psutil.STATUS_STOPPED)
+
+    status = machine.stoker("status", "one")
+    assert status.returncode == ExitCode.ENGINE_STALLED
+    wake = f"kill -CONT {server['supervisor_pid']}"
+    assert f"its stoker (pid {server['supervisor_pid']}) was stopped by a signal" in status.stdout
+    assert wake in status.stdout
+    stopped = machine.stoker("stop", "one")
+    assert stopped.returncode == 0
+    assert "it is woken to end" in stopped.stderr
+    assert not is_running(supervisor)
+
+
+def test_a_server_that_takes_no_new_connection_is_seen(machine: Machine) -> None:
+    machine.serve("one")
+    os.kill(machine.servers()["one"]["pid"], signal.SIGSTOP)
+    wait_for(lambda: machine.stoker("status", "one").returncode == ExitCode.ENGINE_STALLED)
+
+
+def test_a_record_that_could_not_be_written_does_not_mislead_status(machine: Machine) -> None:
+    machine.serve("one")
+    (path,) = Path(machine.environment["STOKER_STATE_DIR"]).glob("run/servers/*.json")
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "state": "starting"}))
+
+    status = machine.stoker("status", "one")
+    assert status.returncode == ExitCode.OK
+    assert "starting" not in status.stdout
+
+
+def test_a_failure_of_many_lines_stands_below_the_rows(machine: Machine) -> None:
+    machine.serve("one", "die:1")
+    shown = machine.stoker("status", "one").stdout.splitlines()
+    first, blank = shown[0], shown.index("")
+    assert first.startswith("server      one: failed (")
+    assert first.endswith(")")
+    assert "the last lines of its log:" in "\n".join(shown[blank:])
