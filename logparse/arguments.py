@@ -102,11 +102,13 @@ _MAX_ITEMS = 600
 
 def differing_arguments(printed: str) -> dict[str, str]:
     """Names (with underscores) and values as text, in the order in which they were printed."""
-    pairs = _dict_items(printed) if printed.startswith("{") else None
+    is_sglang = printed.startswith("ServerArgs")
+    text = printed.removeprefix("ServerArgs")
+    pairs = _dict_items(text) if text.startswith("{") else None
     if pairs is None:
         found = _ITEM.findall(f" {printed[:20000]}")[:_MAX_ITEMS]
         pairs = {name: value for name, value in found if name != "Namespace"}
-    if printed.startswith("ServerArgs("):
+    if is_sglang:
         given = _SGLANG_DEFAULTS
         pairs = {n: v for n, v in pairs.items() if n in given and v not in (given[n], "None")}
     if printed.startswith("Namespace("):

@@ -76,6 +76,7 @@ LIBRARY_PROBLEMS: tuple[ProblemRule, ...] = (
             r"BackendCompilerFailed",
             r"torch\._dynamo\.exc\.\w{1,60}",
             r"torch\._inductor\.exc\.\w{1,60}",
+            r"ConstraintViolationError|Constraints violated",
             r"InductorError|LoweringException|TritonMissing|PassManager::run failed|tvm\.error\.",
             r"Failed compilation with \['neuronx-cc'|Command '\['neuronx-cc'",
             r"triton\.\w{1,30}\.errors\.\w{1,60}",
@@ -97,9 +98,13 @@ LIBRARY_PROBLEMS: tuple[ProblemRule, ...] = (
         "E14",
         patterns(
             r"An attempt has been made to start a new process before the\s{1,20}current process "
-            r"has finished its bootstrapping phase"
+            r"has finished its bootstrapping phase",
+            r"No such file or directory: '[^'\n]{0,300}(?P<stdin><stdin>)'",
         ),
-        ("the script starts the engine while it is being imported",),
+        (
+            "the script came by standard input ({stdin}), so the engine's processes cannot read it",
+            "the script starts the engine while it is being imported",
+        ),
         "Processes are spawned: each imports the script again, so the start must be guarded.",
         (('put the start below `if __name__ == "__main__":`', None),),
     ),

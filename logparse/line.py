@@ -42,7 +42,10 @@ _UNNUMBERED = re.compile(
     r"\(((?:API[Ss]erver|(?:DP)?EngineCore|(?:Vllm|Ray)?Worker|DPCoord)\w{0,40})\) ?"
 )
 _UVICORN = re.compile(rf"({_LEVELS}): {{2,8}}")
-_SGLANG = re.compile(r"\[((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2,4}\d{1,5}){0,5})\] ")
+_SGLANG = re.compile(
+    r"\[((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})?"
+    r"((?: [A-Z][A-Z_]{1,11}\d{1,5}){0,7})\] "
+)
 _INNER = re.compile(
     rf"({_LEVELS}) [\w./-]{{1,80}}\.py:\d{{1,6}}: "
 )  # behind SGLang's, in some releases

@@ -29,6 +29,18 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         versions="until 2026",
     ),
     rule(
+        "llama-build-main",
+        "main: build = ",
+        r"(\d{1,9}) \(",
+        "The build number.",
+        engine=_E,
+        takes=(Take("engine_version", Unit.TEXT, keep=Keep.FIRST, prefix="b"),),
+        phase=1,
+        mark=Mark.VERSION,
+        source="examples/server/server.cpp",
+        versions="until 2024",
+    ),
+    rule(
         "llama-build-info",
         "build_info: b",
         r"(\d{1,9})-",

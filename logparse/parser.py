@@ -61,7 +61,7 @@ _ACCESS = ' HTTP/1.1" '
 _VLLM_PROCESS = re.compile(
     r"A[Pp][Ii]Server|(?:DP)?EngineCore|Worker(?:_|$)|VllmWorker|RayWorker(?:Wrapper|Vllm)|DPCoord"
 )
-_SGLANG_PROCESS = re.compile(r"(?:DP|PP|TP|EP)\d+(?: [A-Z]{2,4}\d+)*")
+_SGLANG_PROCESS = re.compile(r"(?:DP|PP|TP|EP|ATTN_\w{2,4}|MOE_\w{2,4})\d+(?: [A-Z_]{2,12}\d+)*")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _MAX_PROCESSES = 256
 _MAX_ATTEMPTS = 100

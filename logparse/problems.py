@@ -222,6 +222,7 @@ _TOOL_FAILURES = (
     r"|(?:\S{0,200}[/\\])?(?:ld|lld)(?:\.\w{1,10})?: \S{0,200}"
     r"(?:cannot find|undefined reference|unable to find library)"
     r"|\S{1,300}\(?:?\d{1,7}(?::\d{1,5})?\)?: (?:fatal )?error(?: \S{1,12})?: "
+    r"|(?:\[\w{1,20}\] ?){0,3}\[FATAL\b[^\]\n]{0,20}\]|\S{1,200}: Check failed: |Check failed: "
     r"|FAILED: (?:\[code=\d{1,5}\] )?\S"
 )
 

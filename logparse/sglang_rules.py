@@ -25,6 +25,21 @@ SGLANG_RULES: tuple[Rule, ...] = (
         source="sglang/srt/entrypoints/engine.py",
     ),
     rule(
+        "sglang-args-dict",
+        "server_args=",
+        r"(\{'model_path': '([^']{1,400})'.{0,20000})",
+        "All arguments, as newer releases print them.",
+        engine=_E,
+        takes=(
+            Take("model", Unit.TEXT, (2,), Keep.FIRST),
+            Take("non_default_args", Unit.TEXT, keep=Keep.FIRST, prefix="ServerArgs"),
+        ),
+        phase=1,
+        mark=Mark.VERSION,
+        source="sglang/srt/entrypoints/engine.py",
+        versions="2026",
+    ),
+    rule(
         "sglang-distributed",
         "Init torch distributed begin",
         r"",

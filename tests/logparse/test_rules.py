@@ -359,6 +359,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("platform-aiter", "[aiter] frob", {"platform": "rocm"}),
     ("offline-output", "Prompt: 'a b', Generated text: ' c'", {}),
     ("offline-output", "Generated text: ' c'", {}),
+    (
+        "sglang-args-dict",
+        "server_args={'model_path': 'o/m', 'tokenizer_path': 'o/m', 'tp_size': 4, 'port': 30000}",
+        {"model": "o/m"},
+    ),
+    ("llama-build-main", "main: build = 3210 (abc123d)", {"engine_version": "b3210"}),
     ("sglang-prefill", "Prefill batch, #new-seq: 1, #new-token: 6", {}),
     (
         "sglang-decode",
@@ -833,6 +839,12 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         "Native kernels for AVX-512 are used on this CPU: the best it has.",
         {"instructions": "AVX-512"},
     ),
+    (
+        "stoker-few-files",
+        "This process may open 256 files, which is enough for 100 connections; allow more with x",
+        {"files": 256, "connections": 100},
+    ),
+    ("stoker-no-numbers", "The logits of request r-1 are NaN; it ends.", {"request": "r-1"}),
     (
         "stoker-grammar-process",
         "The process that compiles grammars ended with code -9.",

@@ -111,3 +111,29 @@ def test_gloos_line_of_ranks_that_did_not_meet() -> None:
     )
     assert report.problem is not None
     assert (report.problem.id, report.problem.key_line) == ("D9", line)
+
+
+def test_arguments_of_newer_releases() -> None:
+    report = parse_lines(
+        [
+            "[2026-10-03 12:00:00] server_args={'model_path': 'o/m', 'host': '127.0.0.1', 'port': "
+            "30000, 'tp_size': 4, 'mem_fraction_static': 0.8, 'api_key': None}",
+            "[2026-10-03 12:00:10 TP0] Scheduler hit an exception: Traceback (most recent call last"
+            "):",
+            "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        ]
+    )
+    assert (report.engine, report.facts.model) == ("sglang", "o/m")
+    assert report.problem is not None
+    assert report.problem.fixes[0].command == (
+        "python -m sglang.launch_server --model-path o/m --tp-size 4 --mem-fraction-static 0.85"
+    )
+
+
+@pytest.mark.parametrize("rank", ["DP0 TP0 EP0", "ATTN_CP0 MOE_DP0 TP0", "TP7"])
+def test_names_of_ranks_and_clocks(rank: str) -> None:
+    line = f"[2026-10-03 12:00:05.816 {rank}] Load weight end. type=Foo, mem usage=10.5 GB."
+    report = parse_lines([line])
+    assert ([process.name for process in report.processes], report.facts.weights_gib) == (
+        [rank], 10.5,
+    )  # fmt: skip

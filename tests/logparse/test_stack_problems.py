@@ -169,3 +169,23 @@ def test_sglang_by_its_words_alone() -> None:
     assert "python -m sglang.launch_server --model-path MODEL --attention-backend triton" in [
         fix.command for fix in report.problem.fixes
     ]
+
+
+def test_what_a_kernel_library_said_before_the_worker_was_gone() -> None:
+    own = "[TM][FATAL] kernels/frob.cu(83): Check failed: status == cudaSuccess an illegal memory "
+    report = parse_lines(
+        [
+            "INFO 10-03 12:00:00 [api_server.py:1] vLLM API server version 0.11.0",
+            own + "access was encountered",
+            CORE + "Worker proc VllmWorker-3 died unexpectedly, shutting down executor.",
+        ]
+    )
+    assert report.outcome is Outcome.FAILED
+    assert report.problem is not None
+    assert report.problem.key_line.startswith(own)
+
+
+def test_a_script_from_standard_input() -> None:
+    problem = failed("FileNotFoundError: [Errno 2] No such file or directory: '/x/<stdin>'").problem
+    assert problem is not None
+    assert (problem.id, "standard input" in problem.title) == ("E14", True)
