@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
     from app.ops.serving import BackOff, ServingScreens
     from app.ops.start_history import StartHistory
     from app.ops.supervisor import StopReport
-    from logparse import Event
+    from logparse import Event, LogReport
 
 _FOLLOW_POLL_S = 0.2
+_WORST_RANKS = 3  # of a warning: it costs correctness, capacity or speed
+_MOST_WARNINGS = 3
+_SAID_BEFORE = ("no-api-key",)  # before the start, for every engine
 Running = Callable[["ManagedServer", Callable[[], bool]], None]
 
 
@@ -65,12 +69,13 @@ class ServeView:
 
     def _new_start(self) -> StartView:
         typical = self._history.typical(self._spec.engine, self._spec.model)
-        return StartView(f"starting {self._spec.model} on {self._spec.url}", typical)
+        return StartView(f"starting {self._spec.model} on {self._spec.addresses}", typical)
 
     def _ready(self, server: ManagedServer) -> None:
         self._start.close()
         self._remember()
         if not server.care.is_background:
+            say_warnings(server.report(), server.name)
             _print_ready(server)
         self._on_ready(server)
 
@@ -107,6 +112,31 @@ class ServeView:
     def _starting_again(self) -> None:
         self._start = self._new_start()
         self._start.__enter__()
+
+
+def say_warnings(report: LogReport, name: str) -> None:
+    """What the log of a start warns of, and costs correctness, capacity or speed."""
+    shown = (one for one in report.insight.warnings if one.id not in _SAID_BEFORE)
+    found = [one for one in shown if one.rank <= _WORST_RANKS]
+    for warning in found[:_MOST_WARNINGS]:
+        output.say(f"warning: {warning.title}")
+        for fix in warning.fixes[:1]:
+            output.say(f"hint: {fix.text}: {fix.command}" if fix.command else f"hint: {fix.text}")
+    if found[_MOST_WARNINGS:]:
+        output.say(f"{len(found) - _MOST_WARNINGS} more: stoker logs {name}")
+
+
+def read_report(log_path: Path) -> LogReport:
+    """What the log of a start says so far."""
+    from logparse import LogParser
+    from logparse.log_parts import open_log
+    from logparse.source import decoded_lines
+
+    parser = LogParser(tells_events=False)
+    with open_log(log_path) as stream:
+        for line in decoded_lines(stream):
+            parser.feed(line)
+    return parser.report()
 
 
 def wait_quietly(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
@@ -168,7 +198,7 @@ def _throughput_line(server: ManagedServer) -> str:
 
 def _print_ready(server: ManagedServer) -> None:
     print(
-        f"ready at {server.spec.url} ({server.elapsed_s():.1f} s), log {server.log_path}",
+        f"ready at {server.spec.addresses} ({server.elapsed_s():.1f} s), log {server.log_path}",
         flush=True,
     )
     address = "" if server.spec.port == 8000 else f" {server.spec.url}"

@@ -348,6 +348,18 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         ),
     ),
     WarningRule(
+        "own-no-compiler",
+        3,
+        ("Native CPU kernels are not used: there is no C++ compiler",),
+        "our engine runs with the slower kernels of torch: no C++ compiler is here",
+        "With one, the engine builds kernels for this CPU at the next start, once.",
+        (
+            ("install one (Fedora: dnf install gcc-c++) and start again", "apt install g++"),
+            ("see what this machine lacks", "stoker doctor"),
+        ),
+        engine="stoker",
+    ),
+    WarningRule(
         "own-slow-kernels",
         3,
         ("Native CPU kernels are not used",),

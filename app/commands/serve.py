@@ -189,8 +189,14 @@ def serve(
       stoker serve --engine llama.cpp ./model.gguf --max-model-len 4096 --max-num-seqs 8 -- -ngl 99
     """
     from app.ops.engine_launch import EnginePlace
-    from app.ops.launch_specs import engine_called, parse_serve_request, with_debug_endpoints
+    from app.ops.launch_specs import (
+        engine_called,
+        open_to_all,
+        parse_serve_request,
+        with_debug_endpoints,
+    )
     from app.ops.managed_server import ServerCare
+    from app.output import say
 
     own = ctx.args if drain is None else [f"--shutdown-timeout={drain:g}", *ctx.args]
     words = _with_settings(ctx, own)
@@ -200,6 +206,8 @@ def serve(
     place = EnginePlace(engine_python, engine_binary)
     api_key = _api_key(request, api_key_file)
     request = with_debug_endpoints(request, words, api_key)
+    if (danger := open_to_all(request, api_key)) is not None:
+        say(f"warning: {danger}")
     spec = _prepare(request, place, api_key)
     if dry_run:
         return _print_launch(spec)
@@ -392,6 +400,7 @@ def _run_detached(
     from app.ops.background import follow_start, start_in_background
     from app.ops.server_registry import NOT_READY_STATES, STARTING, open_registry
     from app.paths import logs_dir
+    from app.serve_view import read_report, say_warnings
 
     registry = open_registry()
     chosen = registry.free_name(name, Path(served_name).name, spec.port)
@@ -410,7 +419,10 @@ def _run_detached(
     code = follow_start(start, is_ready, lambda text: print(text, end="", file=sys.stderr))
     if code is not None:
         return code
-    _say_detached(chosen, spec.url)
+    log_path = next((one.log_path for one in registry.running() if one.name == chosen), None)
+    if log_path is not None:
+        say_warnings(read_report(Path(log_path)), chosen)
+    _say_detached(chosen, spec.addresses)
     return 0
 
 
@@ -462,15 +474,15 @@ def _detach(server: ManagedServer, link: FrontLink) -> None:
     from app.paths import logs_dir
 
     server.go_to_background()
-    _say_detached(server.name, server.spec.url)
+    _say_detached(server.name, server.spec.addresses)
     leave_terminal(open_output(logs_dir() / f"{server.name}.out"))
     link.let_go()
 
 
-def _say_detached(name: str, url: str) -> None:
+def _say_detached(name: str, addresses: str) -> None:
     from app.output import say
 
-    print(f"ready at {url}, {name} runs in the background", flush=True)
+    print(f"ready at {addresses}, {name} runs in the background", flush=True)
     say(f"next: stoker status {name}, stoker attach {name}, stoker stop {name}")
 
 

@@ -23,7 +23,7 @@ from app.ops.model_catalogue import CATALOGUE, DEFAULT_MODEL
 from engine.args import EngineArgs, with_dashes
 from engine.env import detect_device, is_loopback
 from engine.errors import ConfigError, ModelError
-from engine.machine.ports import url_host
+from engine.machine.ports import outward_host, url_host
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
 
@@ -101,6 +101,18 @@ class LaunchSpec:
         return signal.SIGKILL if ends_whole else signal.SIGSTOP
 
     @property
+    def outside_url(self) -> str | None:
+        """Where other machines find it; None when it is open to this one alone."""
+        host = outward_host(self.host)
+        return f"http://{host}:{self.port}" if host else None
+
+    @property
+    def addresses(self) -> str:
+        """What is printed of it: the URL, and the one for other machines where there is another."""
+        outside = self.outside_url
+        return self.url if outside in (None, self.url) else f"{self.url} (others: {outside})"
+
+    @property
     def api_key(self) -> str | None:
         """The key that clients must bring."""
         return next(iter(self.secrets.values()), None)
@@ -145,6 +157,18 @@ def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequ
         engine=engine,
         engine_words=engine_words,
         api_key=args.api_key,
+    )
+
+
+def open_to_all(request: ServeRequest, api_key: str | None) -> str | None:
+    """The warning of a server that other machines reach without a key; None where none does."""
+    host = request.args.host
+    if api_key is not None or is_loopback(host):
+        return None
+    more = ", cancel requests of others" if request.args.enable_debug_endpoints else ""
+    return (
+        f"--host {host} without a key: whoever reaches this machine can use the server{more}; "
+        "set STOKER_API_KEY, or leave --host out to serve this machine alone"
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from engine.env import is_loopback
 
 if TYPE_CHECKING:
     import psutil
@@ -90,6 +93,24 @@ def url_host(host: str) -> str:
     """The host to connect to for a server that listens on `host`, written as in a URL."""
     reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{reachable}]" if ":" in reachable else reachable
+
+
+def outward_host(host: str) -> str | None:
+    """Where other machines find a server that listens on `host`, written as in a URL.
+
+    None for the loopback, and where this machine has no way to another one.
+    """
+    if is_loopback(host):
+        return None
+    if host not in ("0.0.0.0", "", "::"):
+        return url_host(host)
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        if family == socket.AF_INET6 and host != "::":
+            continue
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
+            route.connect((far, 9))  # of a datagram nothing is sent: the kernel picks the way
+            return url_host(route.getsockname()[0])
+    return None
 
 
 def _program(process: psutil.Process) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 SLEEPER = "import time; time.sleep(600)"
 STUBBORN = (
@@ -29,9 +30,23 @@ class _Health(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def say(text: str, process: str = "APIServer", where: str = "api_utils.py:346") -> None:
+def say(
+    text: str, process: str = "APIServer", where: str = "api_utils.py:346", level: str = "INFO"
+) -> None:
     stamp = time.strftime("%m-%d %H:%M:%S")
-    print(f"({process} pid={os.getpid()}) INFO {stamp} [{where}] {text}", flush=True)
+    print(f"({process} pid={os.getpid()}) {level} {stamp} [{where}] {text}", flush=True)
+
+
+def _no_compiler() -> str:
+    """The real words of a machine without a compiler."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from engine.kernels.native.build import BuildError, find_compiler
+
+    os.environ["PATH"] = os.environ["CXX"] = ""
+    try:
+        return str(find_compiler())
+    except BuildError as error:
+        return str(error)
 
 
 def _stop(*_: object) -> None:
@@ -60,6 +75,12 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say("vLLM server version 0.30.0, serving model fake")
     say("Resolved architecture: LlamaForCausalLM", where="model.py:692")
+    if mode == "slow-kernels":
+        say(
+            f"Native CPU kernels are not used: {_no_compiler()}.",
+            where="selection.py:64",
+            level="WARNING",
+        )
     if os.environ.get("STOKER_API_KEY"):
         print("the key is", os.environ["STOKER_API_KEY"], flush=True)
     if mode == "grandchild":  # stays behind when its parent goes

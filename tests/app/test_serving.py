@@ -18,6 +18,7 @@ import pytest
 from app.errors import ExitCode, StokerError
 from app.ops.server_registry import ServerRegistry
 from app.ops.steady_output import NOBODY_READS
+from app.serve_view import read_report, say_warnings
 from engine.machine.ports import is_port_free
 from tests.app.test_server_registry import record
 from tests.app.test_supervisor import free_port, is_running, wait_for
@@ -281,3 +282,23 @@ def test_a_full_disk_at_the_start_is_one_clear_error(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_says_on_the_screen_what_makes_it_slow(serve: Serve) -> None:
+    serving = serve("slow-kernels")
+    serving.wait_until_ready()
+    serving.process.send_signal(signal.SIGINT)
+    _, _, err = serving.end()
+
+    assert "warning: our engine runs with the slower kernels of torch: no C++ compiler" in err
+    assert "start again: apt install g++" in err
+
+
+def test_a_background_start_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "x.log"
+    line = "(APIServer pid=7) WARNING 10-03 12:00:00 [selection.py:64] Native CPU kernels are not"
+    log.write_text(f"{line} used: there is no C++ compiler on the PATH (looked for g++).\n" * 2)
+    say_warnings(read_report(log), "x")
+    said = capsys.readouterr().err
+    assert said.count("warning:") == 1
+    assert "apt install g++" in said
