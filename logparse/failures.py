@@ -126,6 +126,7 @@ class _Traceback:
     own_place: str | None = None
     source: str = ""
     is_ignored: bool = False
+    expects_source: bool = False  # the line behind a frame is source, also if it lost its blanks
 
     def note(self, text: str) -> None:
         """A line of it, without its indentation."""
@@ -225,7 +226,12 @@ class FailureTracker:
             # The log, or what was copied of it, begins within a traceback.
             opened = self._open[key] = _Traceback(line_number, text[:_MAX_TEXT])
         if opened is not None:
-            if text is not message or not text or text.startswith(_FRAME):
+            if (
+                text is not message
+                or not text
+                or text.startswith((_FRAME, "^^", "~~"))
+                or (opened.expects_source and not _is_exception(text))
+            ):
                 self._note_frame(opened, text)
                 return None
             del self._open[key]
@@ -464,6 +470,14 @@ def _is_harmless(text: str) -> bool:
 def _is_of_a_field(text: str) -> bool:
     """Whether pydantic says here what is wrong with one value."""
     return text.startswith(_VALUE_ERROR) or (_VALIDATED in text and ", input_value=" in text)
+
+
+def _is_exception(text: str) -> bool:
+    """Whether the line begins with the name of an exception."""
+    name = text[:_MAX_NAME].partition(": ")[0].removesuffix(":")
+    return _RAISED.match(text) is not None or (
+        name.endswith(_EXCEPTION_ENDS) and _EXCEPTION_NAME.match(name) is not None
+    )
 
 
 def _kind(text: str, level: str | None, *, is_raised: bool) -> str | None:

@@ -27,7 +27,7 @@ class LogLine(NamedTuple):
 _LEVELS = "INFO|WARNING|ERROR|DEBUG|CRITICAL"
 _PREFIX_TEXT = r"\(([^()]{1,60}?) pid=(\d{1,18})[^()]{0,80}\) ?"
 _PREFIX = re.compile(_PREFIX_TEXT)
-_STAMP_TEXT = r"(\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})?"
+_STAMP_TEXT = r"(\d\d-\d\d \d\d:\d\d:\d\d)"
 _LEVEL_TEXT = rf"({_LEVELS})(?:(: {{2,8}})|(?: {_STAMP_TEXT})? \[?[^\] :]{{1,200}}:\d+\] ?)"
 _HEADER = re.compile(_LEVEL_TEXT)  # vLLM's, or uvicorn's
 _OWNER_TEXT = r"\(([^() \x1b]{1,60}(?: rank=\d{1,5})?) pid=(\d{1,18})(?:[ ,][^()\x1b]{0,80})?"
@@ -36,7 +36,8 @@ _NOBODY = (None, None)
 _COLOURED_END = ")\x1b[0;0m "  # of a prefix in vLLM's colours
 _PREFIXED = re.compile(rf"{_OWNER_TEXT}\) ?(?:{_LEVEL_TEXT})?")
 _GLUED_HEADER = re.compile(
-    rf"(?:{_PREFIX_TEXT})?({_LEVELS})(?: {_STAMP_TEXT}) \[?([^\]\s:]{{1,200}}):\d+\] ?"
+    rf"(?:{_PREFIX_TEXT})?({_LEVELS}) {_STAMP_TEXT}(?:[.,]\d{{1,6}})? "
+    r"\[?([^\]\s:]{1,200}):\d+\] ?"
 )
 _UNNUMBERED = re.compile(
     r"\(((?:API[Ss]erver|(?:DP)?EngineCore|(?:Vllm|Ray)?Worker|DPCoord)\w{0,40})\) ?"

@@ -165,6 +165,7 @@ _END = (
 )
 _ANNOUNCED = (  # compiled when it is needed, as those below
     rf"[^\n]{{0,120}}?{_PART}[^\n.:]{{0,80}}?{_END}|[^\n]{{0,120}}?\w failed to start\b"
+    r"|Exception in worker \w{1,40} while|[Ii]nitialization failed"
     r"|Received sigquit from a child|Application startup failed\. Exiting"
     r"|[^\n]{0,120}?Engine process failed to start"
 )
@@ -199,7 +200,7 @@ def announces_end(text: str, level: str | None) -> bool:
 
 
 # What programs say that start a server for somebody else.
-_NAMED_SERVER = re.compile(
+_NAMED_SERVER = (
     r"(?:.{0,80} )?(?:vllm|vLLM|sglang|SGLang|llama)[\w-]{0,20}(?: (?:server|process|backend))?"
     r" failed to start\b"
 )
@@ -209,7 +210,7 @@ def _is_said_by_engine(text: str) -> bool:
     return (
         " hit an exception" in text
         or any(known in text for known in _WRAPPER_TEXTS)
-        or (" failed to start" in text and _NAMED_SERVER.match(text) is not None)
+        or (" failed to start" in text and re.match(_NAMED_SERVER, text) is not None)
     )
 
 
@@ -318,9 +319,13 @@ _LOUD = (
 )  # fmt: skip
 
 
+_LOUD_WITHIN = 400
+
+
 def is_loud(text: str) -> bool:
     """A cheap test of a line without a level: False if no sort of failure can be in it."""
+    head = text[:_LOUD_WITHIN]
     for word in _LOUD:  # noqa: SIM110  (twice as fast as any)
-        if word in text:
+        if word in head:
             return True
     return False

@@ -203,6 +203,23 @@ def test_whose_server_did_not_start(line: str, engine: str) -> None:
     assert (report.outcome, report.engine) == (Outcome.FAILED, engine)
 
 
+def test_a_traceback_that_lost_its_blanks() -> None:
+    head = f"(VllmWorkerProcess pid=5) ERROR {STAMP}"
+    lines = [
+        "Traceback (most recent call last):",
+        'File "/p/vllm/a.py", line 236, in run',
+        "output = run_method(worker, method, args, kwargs)",
+        "^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+        'File "/p/vllm/b.py", line 3, in load',
+        "raise ValueError(",
+    ]
+    begun = [f"{head}Exception in worker VllmWorkerProcess while processing method load_model."]
+    cut = [*begun, *(head + line for line in lines)]
+    assert ends(cut)[:2] == ("failed", "G1")
+    assert ends(cut)[3] == 1
+    assert ends([*cut, head + "FrobError: no frob"])[1:] == ("unknown", "FrobError: no frob", 8)
+
+
 def test_the_cause_is_preferred_to_what_announces_it() -> None:
     lines = [
         *BEGUN,
