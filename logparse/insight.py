@@ -56,7 +56,7 @@ class InsightTracker:
             self._count(rule, message[:_MAX_SEARCHED], line_number)
 
     def note_unlevelled(self, line_number: int, message: str) -> None:
-        """A line without a level that begins like a warning: only known ones count."""
+        """A line that may be a warning whatever its level is: only known ones count."""
         rule = warning_of(message[:_MAX_SEARCHED])
         if rule is not None:
             self._count(rule, message[:_MAX_SEARCHED], line_number)
@@ -91,6 +91,8 @@ class InsightTracker:
             self._compiled[process] = self._compiled.get(process, 0.0) + _seconds(match[2])
         elif rule_id == "compile-cached":
             self._used_cache = True
+        else:
+            self.note_unlevelled(line_number, match.string)
 
     def insight(self, facts: Facts, engine: str | None) -> Insight:
         """All that is known now."""

@@ -334,6 +334,17 @@ LLAMACPP_RULES: tuple[Rule, ...] = (
         source="tools/server/server.cpp",
     ),
     rule(
+        "llama-instance-exited",
+        "srv ",
+        r"\s{0,20}operator\(\): instance name=(\S{1,200}) exited with status (?!0\b)(-?\d{1,12})",
+        "The process that a router started for a model has ended; the router serves on.",
+        engine=_E,
+        feeds=True,
+        about=5,
+        source="tools/server/server-models.cpp",
+        versions="2026",
+    ),
+    rule(
         "llama-metadata",
         "llama_model_loader: ",
         r"",

@@ -40,6 +40,7 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "L4",
         patterns(
+            r"failed to initialize router models: (?P<detail>[^\n]{1,200})",
             r"error while handling argument \"(?P<flag>[^\"]{1,100})\": (?P<detail>[^\n]{1,200})",
             r"error: (?P<detail>(?:expected value for argument|the argument|--model is required|"
             r"unable to parse)[^\n]{0,200})",
@@ -280,7 +281,7 @@ LLAMACPP_PROBLEMS: tuple[ProblemRule, ...] = (
     ),
 )
 
-_CAPTURE = r"Capture [\w ]{0,40}graph failed: "
+_CAPTURE = r"Capture [\w ]{0,40}graph failed:\s{1,3}"
 
 SGLANG_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
@@ -341,6 +342,22 @@ SGLANG_PROBLEMS: tuple[ProblemRule, ...] = (
             ("see whether it runs without graphs", "{serve} --disable-cuda-graph"),
             ("use another attention backend", "{serve} --attention-backend triton"),
             ("find the place", "CUDA_LAUNCH_BLOCKING=1 {serve} --disable-cuda-graph"),
+        ),
+        is_fatal=True,
+        engine="sglang",
+    ),
+    ProblemRule(
+        "Q6",
+        patterns(
+            r"max_mamba_cache_size=(?P<states>\d{1,9})[^\n]{0,200}?max_num_reqs=(?P<requests>\d{1,9})",
+        ),
+        ("the {states} states of the linear layers that fit leave room for {requests} requests",),
+        "Linear layers keep a state for each request, and it shares --mem-fraction-static with "
+        "the KV cache.",
+        (
+            ("give both more of the memory", "{serve} --mem-fraction-static {fraction_up}"),
+            ("serve shorter sequences", "{serve} --context-length {len_half}"),
+            ("do without CUDA graphs", "{serve} --disable-cuda-graph"),
         ),
         is_fatal=True,
         engine="sglang",

@@ -287,7 +287,8 @@ def is_death(text: str) -> bool:
 _PLAIN_FAILURES = re.compile(
     r"(?:[\w.()]{1,80}:? {1,4}){0,3}"
     r"(?:error loading model\b|failed to load model\b|exiting due to model loading error"
-    r"|failed to (?:open GGUF|allocate |initialize the context|create (?:llama_)?context|"
+    r"|failed to (?:open GGUF|allocate |initialize (?:the context|router models)|"
+    r"create (?:llama_)?context|"
     r"download model)|couldn't bind HTTP server socket|invalid magic (?:characters|number)"
     r"|Device memory allocation of size \d{1,15} failed|vk::[\w:]{1,80}: Error"
     r"|allocating [\d.]{1,14} MiB on device \d{1,3}: cudaMalloc failed|no backends are loaded)"

@@ -58,6 +58,15 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         engine="llama.cpp",
     ),
     WarningRule(
+        "model-process-ended",
+        1,
+        (" exited with status ",),
+        "a model of the router could not be loaded, or its process crashed",
+        "The lines before it, with the port of that process in brackets, say why.",
+        (("see the devices that it finds", "llama-server --list-devices"),),
+        engine="llama.cpp",
+    ),
+    WarningRule(
         "device-incompatible",
         1,
         ("is not compatible with the current PyTorch installation",),

@@ -96,6 +96,14 @@ def test_a_router_serves_on_when_a_model_fails() -> None:
     assert (report.outcome, report.problem) == (Outcome.READY, None)
 
 
+@pytest.mark.parametrize("head", ["", "0.01.000.000 I "])
+def test_the_end_of_a_models_process_is_a_warning(head: str) -> None:
+    line = head + "srv    operator(): instance name=foo exited with status {}"
+    report = parse_lines([*ROUTER, *CHILD[:4], line.format(-9)])
+    assert [warning.id for warning in report.insight.warnings] == ["model-process-ended"]
+    assert parse_lines([*ROUTER, line.format(0)]).insight.warnings == ()
+
+
 @pytest.mark.parametrize(
     "line",
     [

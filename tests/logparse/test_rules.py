@@ -364,6 +364,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         "server_args={'model_path': 'o/m', 'tokenizer_path': 'o/m', 'tp_size': 4, 'port': 30000}",
         {"model": "o/m"},
     ),
+    (
+        "llama-instance-exited",
+        "srv    operator(): instance name=foo exited with status -9",
+        {},
+    ),
     ("llama-build-main", "main: build = 3210 (abc123d)", {"engine_version": "b3210"}),
     ("sglang-prefill", "Prefill batch, #new-seq: 1, #new-token: 6", {}),
     (

@@ -137,3 +137,18 @@ def test_names_of_ranks_and_clocks(rank: str) -> None:
     assert ([process.name for process in report.processes], report.facts.weights_gib) == (
         [rank], 10.5,
     )  # fmt: skip
+
+
+def test_a_capture_whose_reason_is_on_the_next_line() -> None:
+    report = failed("Exception: Capture cuda graph failed:", "  frob has no native build")
+    assert report.problem is not None
+    assert (report.problem.id, "frob has no native build" in report.problem.title) == ("Q5", True)
+
+
+def test_states_of_linear_layers_that_leave_no_room() -> None:
+    report = failed(
+        "AssertionError: max_mamba_cache_size=4, mamba_ratio=5, resulting max_num_reqs=0"
+    )
+    assert report.problem is not None
+    assert report.problem.id == "Q6"
+    assert "--mem-fraction-static 0.90" in (report.problem.fixes[0].command or "")
