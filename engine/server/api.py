@@ -192,7 +192,7 @@ async def _answer(
     if stream:
         return EventStream(stream_job(services.llm, job, answer))
     choices = await _unless_client_goes(request, collect_job(services.llm, job))
-    return Document(await document(answer, choices), services.heap.give_back)
+    return Document(await document(answer, choices))
 
 
 async def _unless_client_goes(request: Request, work: Coroutine[Any, Any, T]) -> T:

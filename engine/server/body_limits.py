@@ -19,7 +19,11 @@ MAX_BODY_BYTES = 16 << 20
 """Far above what any context length needs, far below what hurts the host."""
 
 MAX_JSON_VALUES = 1 << 18
-"""Numbers, texts, lists and objects of one body; reading that many takes about 50 ms."""
+"""Numbers and texts of one body, where a list or an object counts as eight, which is what reading
+it takes; all together about 30 ms.
+"""
+
+_WEIGHTS = {b",": 1, b"[": 8, b"{": 8}
 
 MAX_MESSAGES = 16_384
 MAX_TOOLS = 512
@@ -40,15 +44,15 @@ async def read_json_body(request: Request) -> bytes:
         raise ApiError(
             400, f"Content-Type must be application/json, got {media_type or 'nothing'}."
         )
-    parts, size, commas = [], 0, 0
+    parts, size, weight = [], 0, 0
     async for part in request.stream():
         size += len(part)
         if size > MAX_BODY_BYTES:
             raise ApiError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
-        commas += part.count(b",")
+        weight += _weight(part)
         parts.append(part)
     body = b"".join(parts)
-    if commas >= MAX_JSON_VALUES:  # many may stand inside texts
+    if weight > MAX_JSON_VALUES:  # much of it may stand inside texts
         await _check_values(body)
     return body
 
@@ -57,29 +61,33 @@ async def _check_values(body: bytes) -> None:
     count, counter = 0, ValueCounter()
     for start in range(0, len(body), _SLICE_BYTES):
         count += counter.feed(body[start : start + _SLICE_BYTES])
-        if count >= MAX_JSON_VALUES:
+        if count > MAX_JSON_VALUES:
             raise ApiError(
                 413,
-                f"The body holds more than {MAX_JSON_VALUES} JSON values (numbers, texts, lists); "
-                "send fewer of them, in several requests.",
+                f"The body holds more than {MAX_JSON_VALUES} JSON values (a list or an object "
+                "counts as eight); send fewer of them, in several requests.",
             )
         await asyncio.sleep(0)
 
 
 class ValueCounter:
-    """Counts the commas of a JSON text that stand between values, piece by piece."""
+    """Counts the values of a JSON text, piece by piece, by what stands between them."""
 
     def __init__(self) -> None:
         self._is_in_text = False
         self._is_escaped = False
 
     def feed(self, piece: bytes) -> int:
-        """Commas outside texts in the next piece."""
+        """Weight of what stands outside texts in the next piece."""
         if self._is_escaped:
             piece = piece[1:]
         self._is_escaped = (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1
         # What is escaped ends no text.
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        found = sum(part.count(b",") for part in parts[self._is_in_text :: 2])
+        found = sum(map(_weight, parts[self._is_in_text :: 2]))
         self._is_in_text ^= len(parts) % 2 == 0
         return found
+
+
+def _weight(piece: bytes) -> int:
+    return sum(piece.count(mark) * weight for mark, weight in _WEIGHTS.items())

@@ -25,6 +25,7 @@ from engine.server.streaming import encode_json
 
 logger = get_logger(__name__)
 
+
 MAX_INPUTS = 2048
 """Most inputs of one API request, as at OpenAI."""
 

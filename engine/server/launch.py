@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import AsyncGenerator, Coroutine, Iterator
@@ -22,6 +23,7 @@ from engine.env import is_loopback
 from engine.errors import ConfigError, EngineError
 from engine.frontend.engine_start import ClientFactory, real_client
 from engine.logger import get_logger, setup_logging
+from engine.machine.heap import Heap
 from engine.server.api import create_app
 from engine.server.binding import bind_socket, explain_bind_error, socket_url
 from engine.server.browsers import browser_access
@@ -35,6 +37,8 @@ from engine.server.stop_signals import StopSignals
 from engine.version import __version__
 
 logger = get_logger(__name__)
+
+_HEAP_CHECK_S = 5
 
 # What answers that are already being written get after the engine has ended.
 _LAST_ANSWERS_S = 1
@@ -131,7 +135,7 @@ def _announce(app: FastAPI, engine: RunningEngine, state: ServerState, url: str)
 async def _run_until_end(
     engine: RunningEngine, state: ServerState, stop: StopSignals, timeout_s: float
 ) -> int:
-    stats = asyncio.create_task(_log_stats(engine))
+    tasks = [asyncio.create_task(_log_stats(engine)), asyncio.create_task(_give_back_memory())]
     try:
         await _wait_any(stop.requested.wait(), engine.llm.dead.wait())
         if engine.llm.dead.is_set():
@@ -142,13 +146,24 @@ async def _run_until_end(
         await _stop_engine(engine, stop, timeout_s)
         return 0
     finally:
-        stats.cancel()
+        for task in tasks:
+            task.cancel()
         await engine.services.grammars.close()
 
 
 async def _log_stats(engine: RunningEngine) -> None:
     if engine.stat_logger is not None:
         await engine.stat_logger.run(engine.stats_interval_s)
+
+
+async def _give_back_memory() -> None:
+    """What large requests leave behind, and what a start does: no collection looks at it again."""
+    gc.collect()
+    gc.freeze()
+    heap = Heap()
+    while True:
+        await asyncio.sleep(_HEAP_CHECK_S)
+        heap.give_back()
 
 
 async def _stop_engine(engine: RunningEngine, stop: StopSignals, timeout_s: float) -> None:

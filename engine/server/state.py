@@ -12,7 +12,6 @@ from engine.config import TaskConfig
 from engine.core.grammar_checker import GrammarChecker
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import ChatTemplate
-from engine.machine.heap import Heap
 from engine.server.errors import ApiError, unavailable
 from engine.server.rendering import Rendering
 
@@ -48,7 +47,6 @@ class Services:
     tokenizer_info: Mapping[str, object] = field(default_factory=dict)
     tasks: TaskConfig = field(default_factory=TaskConfig)
     rendering: Rendering = field(default_factory=Rendering)
-    heap: Heap = field(default_factory=Heap)
 
     def require_generation(self) -> None:
         """404 where only embeddings are served."""

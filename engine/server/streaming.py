@@ -6,7 +6,7 @@ Chunks are glued from ready-made JSON pieces: at 32 streams this is the server's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -115,14 +115,10 @@ async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGene
 
 
 class Document(Response):
-    """A JSON document in parts of a size that holds up nobody; `after` is called when it is out."""
+    """A JSON document in parts of a size that holds up nobody."""
 
     media_type = "application/json"
     _PART_BYTES = 1 << 18
-
-    def __init__(self, content: bytes, after: Callable[[], object]) -> None:
-        super().__init__(content)
-        self._after = after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as ASGI application."""
@@ -133,11 +129,6 @@ class Document(Response):
             await _send_body(send, bytes(body[first : first + self._PART_BYTES]))
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-        is_large = len(body) > self._PART_BYTES
-        del body
-        self.body = b""
-        if is_large:
-            self._after()
 
 
 class EventStream(Response):
