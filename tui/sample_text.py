@@ -22,8 +22,8 @@ def sample_text(url: str, sample: MetricsSample) -> str:
         ("reusable", fmt.percent(sample.kv_cached_share)),
         ("prefix hits", fmt.percent(sample.prefix_hit_rate)),
         ("preemptions", fmt.count(sample.preemptions)),
-        ("prompt", f"{fmt.count(sample.prompt_tokens)} tokens since start"),
-        ("generation", f"{fmt.count(sample.generation_tokens)} tokens since start"),
+        ("prompt", _counted(sample.prompt_tokens, sample.reported_prompt_rate)),
+        ("generation", _counted(sample.generation_tokens, sample.reported_generation_rate)),
         ("first token", _percentiles(sample.ttft)),
         ("inter-token", _percentiles(sample.itl)),
         ("end to end", _percentiles(sample.e2e)),
@@ -36,6 +36,11 @@ def sample_text(url: str, sample: MetricsSample) -> str:
 def _engine_text(engine: EngineLoad) -> str:
     load = f"{fmt.count(engine.running)} running, {fmt.count(engine.waiting)} waiting"
     return f"{load}, KV cache {fmt.percent(engine.kv_usage)}"
+
+
+def _counted(tokens: float | None, rate: float | None) -> str:
+    average = "" if rate is None else f", {fmt.rate(rate)} tok/s as the server averages it"
+    return f"{fmt.count(tokens)} tokens since start{average}"
 
 
 def _percentiles(histogram: Histogram | None) -> str:

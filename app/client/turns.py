@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from app.client import formatting
 from app.client.chat_parameters import ChatParameters
 
 NOT_RUN = "(the tool was not run)"
@@ -48,11 +49,12 @@ class AnswerStats:
         """One line: tokens, time to the first one, the rate of the others, how it ended."""
         parts = []
         if self.prompt_tokens is not None:
-            parts.append(f"{self.prompt_tokens} prompt + {self.completion_tokens} tokens")
+            output = formatting.count(self.completion_tokens)
+            parts.append(f"{self.prompt_tokens:,} prompt + {output} tokens")
         if self.ttft_s is not None:
-            parts.append(f"first token {self.ttft_s * 1000:.0f} ms")
+            parts.append(f"first token {formatting.seconds(self.ttft_s)}")
         if self.tokens_per_s is not None:
-            parts.append(f"{self.tokens_per_s:.1f} tokens/s")
+            parts.append(f"{formatting.rate(self.tokens_per_s)} tok/s")
         if self.finish_reason:
             meaning = _FINISH_MEANINGS.get(self.finish_reason)
             parts.append(f"{self.finish_reason}{f' ({meaning})' if meaning else ''}")

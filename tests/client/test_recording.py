@@ -154,3 +154,11 @@ def test_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
     recording = read_recording(path)
     assert (recording.servers, recording.entries[0].error) == (("ab",), "gone")
+
+
+def test_the_date_of_a_recording_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "dated.jsonl"
+    writer = RecordingWriter(path, ["one"], 1.0, started_at_s=1_790_000_000.5)
+    writer.scraped(0, 5.0, "vllm:num_requests_running 1")
+    writer.close()
+    assert read_recording(path).started_at_s == 1_790_000_000.5

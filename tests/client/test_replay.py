@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -94,3 +96,15 @@ def test_steps_give_every_scrape_of_every_server() -> None:
 
 def _said(step: Step) -> float | str | None:
     return step.sample.running if step.sample else step.error
+
+
+async def test_the_position_is_told_with_the_date_where_the_file_has_one() -> None:
+    replay = Replay(RECORDING, speed=1000.0)
+    source = replay.source()
+    await source.scrape()
+    await source.scrape()
+    assert replay.position_text() == "0:01 of 0:04"
+    noon_s = datetime(2026, 10, 3, 12, 0).timestamp()
+    dated = Replay(replace(RECORDING, started_at_s=noon_s), speed=1000.0)
+    await dated.source().scrape()
+    assert dated.position_text() == "0:00 of 0:04 · 2026-10-03 12:00:00"

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import ssl
+
 import httpx
 import pytest
 
+from app.client import transport
 from app.client.errors import InvalidUrl, Unreachable
 from app.client.transport import connection_errors, normalise_base_url, open_client
 
@@ -73,3 +76,12 @@ def test_the_key_is_a_bearer_header_and_paths_keep_the_prefix() -> None:
 def test_transport_errors_become_unreachable(error: httpx.TransportError) -> None:
     with pytest.raises(Unreachable, match="http://h:1"), connection_errors("http://h:1"):
         raise error
+
+
+def test_plain_http_to_this_machine_reads_no_authorities_and_trusts_nobody() -> None:
+    found = transport._verification("http://127.0.0.1:8000")
+    assert isinstance(found, ssl.SSLContext)
+    assert found.verify_mode is ssl.CERT_REQUIRED
+    assert found.get_ca_certs() == []
+    assert transport._verification("https://127.0.0.1:8000") is True
+    assert transport._verification("http://other:8000") is True

@@ -139,7 +139,7 @@ async def test_question_and_answer_with_counts(server: ChatServer, size: tuple[i
             "You 1",
             "capital?",
             "The capital is Paris.",
-            "7 prompt + 4 tokens · first token 100 ms · 30.0 tokens/s · stop",
+            "7 prompt + 4 tokens · first token 100 ms · 30 tok/s · stop",
             "context 11 of 8,192 tokens",
         )
         assert "Ask something below" not in chat.text

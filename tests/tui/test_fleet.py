@@ -10,7 +10,7 @@ import pytest
 
 from app.client.errors import ClientError, Unreachable
 from app.client.histograms import Histogram
-from app.client.metrics import MetricsSample
+from app.client.metrics import EngineLoad, MetricsSample
 from app.client.watched import SampleSource, Scraped, WatchedServer, watch_url
 from tests.client.local_server import Answer, Call, LocalServer, serving
 from tests.tui.scripted import ScriptedSource, screen_text, settled, until
@@ -40,7 +40,7 @@ class Script:
         self.opened[-1].then(*entries)
 
 
-def sample(model: str = "smol", **values: float) -> MetricsSample:
+def sample(model: str = "smol", **values: object) -> MetricsSample:
     base = MetricsSample(time.monotonic(), "vllm", model=model)
     return dataclasses.replace(base, **values)  # type: ignore[arg-type]
 
@@ -306,3 +306,32 @@ async def test_long_names_keep_both_ends_and_wide_terminals_show_more(
         assert first.startswith("gpu-h")
         assert first.endswith(":8000")
         assert (first == name) == is_whole
+
+
+async def test_a_dead_server_tells_what_its_supervisor_knows() -> None:
+    dead, fine = Script("alpha", "failed"), Script("beta")
+    dead.server = dataclasses.replace(dead.server, cause=lambda: "the KV cache does not fit")
+    app = FleetApp([dead.server, fine.server], interval_s=0.001)
+    async with app.run_test(size=(120, 20)) as pilot:
+        await until(pilot, lambda: len(dead.opened) == 1)
+        dead.then(Unreachable("no server answers"))
+        await until(pilot, lambda: "the KV cache does not fit" in screen_text(app))
+        assert "no server answers" not in screen_text(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: len(dead.opened) == 2)
+        dead.then(Unreachable("no server answers"))
+        await until(pilot, lambda: "the KV cache does not fit" in screen_text(app))
+
+
+async def test_a_full_server_stands_out_without_colours() -> None:
+    full, fine = Script("alpha"), Script("beta")
+    engines = (EngineLoad("engine 0", kv_usage=0.1), EngineLoad("engine 1", kv_usage=0.98))
+    app = FleetApp([full.server, fine.server], interval_s=0.001)
+    async with app.run_test(size=(120, 20)) as pilot:
+        await until(pilot, lambda: len(full.opened) == len(fine.opened) == 1)
+        full.then(sample(running=2, waiting=0, kv_usage=0.54, engines=engines))
+        fine.then(sample(running=1, waiting=0, kv_usage=0.2))
+        await until(pilot, lambda: "● busy ✖" in row_of(app, "alpha"))
+        assert "98.0 %" in row_of(app, "alpha")
+        assert "✖" not in row_of(app, "beta")
+        await until(pilot, lambda: "✖ KV cache 98.0 % (alarm from 97.0 %)" in screen_text(app))

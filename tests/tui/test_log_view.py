@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from tests.tui.scripted import screen_text, settled, until
+from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until
+from tui.app import DashboardApp
 from tui.log_app import LogApp
 from tui.log_index import LineFilter, LogIndex
 from tui.log_text import Level
@@ -393,3 +394,53 @@ async def test_all_parts_of_a_rotated_log_are_one(tmp_path: Path) -> None:
         everything = app.index.select(LineFilter())
         assert app.index.find("ninth again", everything, 0, 1) == 3
         assert app.index.find("the rotation", everything, 0, 1) == 7
+
+
+def test_a_search_in_few_lines_reads_only_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a log of gigabytes with few errors a search must not read all that lies between."""
+    path = tmp_path / "long.log"
+    filler = "INFO 10-03 12:00:00 [a.py:1] " + "x" * 200 + "\n"
+    error = "ERROR 10-03 12:00:00 [a.py:1] error {}\n"
+    text = "".join(filler * 500 + error.format(number) for number in range(5))
+    path.write_text(text)
+    index = LogIndex(path)
+    while index.grow():
+        pass
+    shown = index.select(LineFilter(level=Level.ERROR))
+    read = 0
+    read_bytes = LogIndex._bytes
+
+    def counted(self: LogIndex, at: int, length: int) -> bytes:
+        nonlocal read
+        read += length
+        return read_bytes(self, at, length)
+
+    monkeypatch.setattr(LogIndex, "_bytes", counted)
+    assert index.find("error 4", shown, -1, 1) == 4
+    assert index.find("error 0", shown, 5, -1) == 0
+    assert read < len(text) / 20
+    index.close()
+
+
+async def test_the_whole_log_opens_at_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "long.log"
+    path.write_text("".join(f"INFO 10-03 12:00:00 [a.py:1] line {n}\n" for n in range(500)))
+    app = DashboardApp(URL, ScriptedSource(), log_path=path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("L")
+        await until(pilot, lambda: "500 of 500 lines" in screen_text(app))
+        assert "line 499" in screen_text(app)
+        assert "following" in screen_text(app)
+
+
+async def test_a_failed_log_tells_what_to_do(failed: Path) -> None:
+    app = LogApp(failed, "failed")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await has_read(pilot, app, 8)
+        fixes = [fix.text for fix in screen(app)._report.problem.fixes]  # type: ignore[union-attr]
+        assert fixes
+        await pilot.press("c")
+        await until(pilot, lambda: fixes[0][:40] in " ".join(screen_text(app).split()))

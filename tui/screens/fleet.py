@@ -22,6 +22,7 @@ from app.client import formatting
 from app.client.errors import ClientError
 from app.client.watched import WatchedServer
 from tui.history import MetricHistory, Snapshot
+from tui.levels import findings_in
 from tui.messages import Disconnected, SampleArrived, ServerChosen
 from tui.poller import MetricsPoller
 from tui.widgets.fleet_table import FleetRow, FleetTable
@@ -214,5 +215,7 @@ class FleetScreen(Screen[None]):
         sample = watch.snapshot.sample if watch.snapshot else None
         about = (sample.engine, sample.model) if sample else ()
         cause = watch.server.cause() if watch.reason else ""
-        parts = (watch.server.url, *about, cause or watch.reason)
+        found = () if watch.reason else findings_in(watch.snapshot)
+        alerts = (f"{finding.level.sign} {finding.reason}" for finding in found)
+        parts = (watch.server.url, *about, cause or watch.reason, *alerts)
         self.query_one("#fleet-detail", Static).update("  ".join(part for part in parts if part))

@@ -19,7 +19,7 @@ READING = (
     ("n/a", "the server does not export it; the reason stands beside it"),
     ("used", "KV blocks that requests hold; a block of vLLM's pool is kept empty by design"),
     ("cached", "KV blocks that hold a prefix which a new request can reuse, free ones included"),
-    ("tokens/s", "counter increase between two samples; a server restart is noted at the top"),
+    ("tok/s", "counter increase between two samples; a server restart is noted at the top"),
     ("~ < >", "estimate inside a wide histogram bucket; below the first, above the last bound"),
     ("n", "observations behind the three percentiles"),
     ("hits", "share of prompt tokens found in the prefix cache"),

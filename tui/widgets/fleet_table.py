@@ -13,7 +13,9 @@ from textual.widgets import DataTable
 
 from app.client import formatting
 from app.client.metrics import MetricsSample
+from app.client.thresholds import Finding, Level, worst
 from tui.history import Snapshot
+from tui.levels import findings_in
 from tui.widgets.server_header import ENGINE_NAMES
 
 CONNECTING = "○ connecting"
@@ -49,7 +51,21 @@ class FleetRow:
             return f"▲ {self.supervised}"
         if self.sample.running is None:
             return "● ready"
-        return "● busy" if self.sample.running or self.sample.waiting else "○ idle"
+        word = "● busy" if self.sample.running or self.sample.waiting else "○ idle"
+        return f"{word} {worst(self.findings).sign}".rstrip()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is not as it should be; nothing of a server that is away."""
+        return () if self.reason else findings_in(self.snapshot)
+
+    @property
+    def kv_usage(self) -> float | None:
+        """Of its fullest engine: one that is full makes its own requests wait."""
+        if self.sample is None:
+            return None
+        fullest = self.sample.fullest
+        return fullest.kv_usage if fullest else self.sample.kv_usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +75,7 @@ class _Column:
     text: Callable[[FleetRow], str]
     order: Callable[[FleetRow], float | str]
     is_number: bool = True
+    reading: str = ""  # of the thresholds, whose level colours the cell
 
 
 def _load(row: FleetRow) -> str:
@@ -104,22 +121,25 @@ COLUMNS = (
         9,
         _load,
         lambda r: _down((r.sample.running or 0) + (r.sample.waiting or 0) if r.sample else None),
+        reading="waiting",
     ),
     _Column(
         "KV",
         8,
-        lambda r: formatting.percent(r.sample.kv_usage if r.sample else None),
-        lambda r: _down(r.sample.kv_usage if r.sample else None),
+        lambda r: formatting.percent(r.kv_usage),
+        lambda r: _down(r.kv_usage),
+        reading="kv_usage",
     ),
     _Column(
         "tok/s", 7, lambda r: formatting.rate(_tokens_per_s(r)), lambda r: _down(_tokens_per_s(r))
     ),
-    _Column("TTFT p50 p99", 16, _first_token, _first_token_order),
+    _Column("TTFT p50 p99", 16, _first_token, _first_token_order, reading="ttft_p90"),
     _Column(
         "err",
         5,
         lambda r: formatting.count(r.sample.failed if r.sample else None),
         lambda r: _down(r.sample.failed if r.sample else None),
+        reading="error_rate",
     ),
     _Column(
         "age",
@@ -218,7 +238,7 @@ class FleetTable(DataTable[Text]):
             self.add_row(*cells)
             return
         for column, old in enumerate(self.get_row_at(place)):
-            if old.plain != cells[column].plain:
+            if old != cells[column]:
                 self.update_cell_at(Coordinate(place, column), cells[column])
 
     def _cells(self, row: FleetRow) -> list[Text]:
@@ -237,11 +257,17 @@ def _cell(column: _Column, width: int, row: FleetRow) -> Text:
     words = column.text(row)
     if column is COLUMNS[0]:
         words = _without_middle(words, width - 1)
-    text = Text(words, no_wrap=True)
+    text = Text(words, no_wrap=True, style=_style(column, row))
     text.truncate(width - 1, overflow="ellipsis")
     if column.is_number:
         text.align("right", width - 1)
     return text
+
+
+def _style(column: _Column, row: FleetRow) -> str:
+    """The worst row says so in its state as well: a colour alone is no message."""
+    level = max((f.level for f in row.findings if f.name == column.reading), default=Level.OK)
+    return ("", "bold yellow", "bold red")[level]
 
 
 def _without_middle(name: str, length: int) -> str:

@@ -11,10 +11,16 @@ from tui.widgets.rows import Row, styled
 
 
 class MetricTile(Panel):
-    """`name` is a rate of a history point; `counter` is the field of the sample it comes from."""
+    """`name` is a rate of a history point; `counter` is the field of the sample it comes from.
 
-    def __init__(self, title: str, name: str, counter: str, reading: str, *, id: str) -> None:
+    `reported` is the field with the server's own average, shown until something was measured.
+    """
+
+    def __init__(
+        self, title: str, name: str, counter: str, reading: str, *, reported: str = "", id: str
+    ) -> None:
         super().__init__(id=id)
+        self._reported = reported
         self.border_title = title
         self.reading = ((title, reading),)
         self._rate = name
@@ -36,6 +42,9 @@ class MetricTile(Panel):
         number = formatting.rate(snapshot.point.value(self._rate) if snapshot else None)
         highest = snapshot.peak(self._rate) if snapshot else None
         note = "" if highest is None else f"peak {formatting.rate(highest)}"
+        reported = getattr(snapshot.sample, self._reported, None) if snapshot else None
+        if reported is not None and not highest:
+            note = f"avg {formatting.rate(reported)}"  # of the server: we have seen nothing yet
         if len(number) + len(note) + 1 > width:
             note = ""
         head = (number, "value"), (note.rjust(width - len(number)), "note")
@@ -51,6 +60,7 @@ def traffic_tiles() -> tuple[MetricTile, ...]:
             "prompt_tokens_per_s",
             "prompt_tokens",
             "prompt tokens of requests whose prompt is done, per second between two samples",
+            reported="reported_prompt_rate",
             id="prompt-rate",
         ),
         MetricTile(
@@ -58,6 +68,7 @@ def traffic_tiles() -> tuple[MetricTile, ...]:
             "generation_tokens_per_s",
             "generation_tokens",
             "generated tokens per second between two samples; a restart is noted at the top",
+            reported="reported_generation_rate",
             id="generation-rate",
         ),
         MetricTile(
