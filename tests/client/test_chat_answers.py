@@ -66,7 +66,7 @@ def test_text_counts_and_times() -> None:
     turn = builder.turn()
     assert turn.text == "ab?"
     assert turn.stats == AnswerStats(5, 3, 0.5, 2.0, "stop", None)
-    assert turn.stats.text() == "5 prompt + 3 tokens · first token 500 ms · 2.0 tokens/s · stop"
+    assert turn.stats.text() == "5 prompt + 3 tokens · first token 500 ms · 2.0 tok/s · stop"
 
 
 def test_nothing_is_invented_without_counts() -> None:
