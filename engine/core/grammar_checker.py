@@ -24,7 +24,11 @@ from engine.sampling_params import StructuredOutputsParams
 
 logger = get_logger(__name__)
 
-_AT_A_TIME = 2
+_SMALL_CHARS = 16_384
+_SMALL_AT_A_TIME = 2
+_LARGE_AT_A_TIME = 1
+"""Large grammars, which may take seconds each, have a queue of their own."""
+
 _MAX_KNOWN = 256
 _MAX_KNOWN_CHARS = 8 << 20
 _ENDED = "the process that compiles grammars ended; try again"
@@ -46,7 +50,8 @@ class GrammarChecker:
         self._known: OrderedDict[StructuredOutputsParams, CheckReply] = OrderedDict()
         self._known_chars = 0
         self._checks: dict[StructuredOutputsParams, _Check] = {}
-        self._seats = asyncio.Semaphore(_AT_A_TIME)
+        self._seats = asyncio.Semaphore(_SMALL_AT_A_TIME)
+        self._large_seats = asyncio.Semaphore(_LARGE_AT_A_TIME)
         self._starting = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -103,7 +108,7 @@ class GrammarChecker:
             self._known_chars -= oldest.num_chars
 
     async def _ask(self, spec: StructuredOutputsParams) -> CheckReply:
-        async with self._seats:
+        async with self._seats if spec.num_chars <= _SMALL_CHARS else self._large_seats:
             process = await self._running()
             number = next(self._numbers)
             answer: asyncio.Future[CheckReply] = asyncio.get_running_loop().create_future()

@@ -106,6 +106,17 @@ async def test_a_slow_grammar_is_ended_at_its_limit_and_holds_up_nobody(
         await checker.check(SLOW)  # remembered
 
 
+async def test_a_queue_of_large_grammars_holds_up_no_small_one(checker: GrammarChecker) -> None:
+    large = [StructuredOutputsParams(grammar=f"{SLOW.grammar}|{number}") for number in range(3)]
+    slow = [asyncio.create_task(checker.check(spec)) for spec in large]
+    await asyncio.sleep(0)
+    await checker.check(GOOD)
+    assert not any(task.done() for task in slow)
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
 async def test_who_leaves_takes_the_check_along(checker: GrammarChecker) -> None:
     slow = [asyncio.create_task(checker.check(SLOW)) for _ in range(2)]
     others = [StructuredOutputsParams(grammar=f"{SLOW.grammar} | {number}") for number in range(9)]
