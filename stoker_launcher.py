@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import NoReturn
+
+# Nothing slow before `main`, which takes Ctrl-C without a traceback; mypy knows the name.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import NoReturn
 
 OWN_PACKAGES = ("app", "engine", "tui", "logparse")
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -27,13 +31,17 @@ class BesideFinder:
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """None for every name but ours; modules inside our packages follow from their package."""
-        return PathFinder.find_spec(name, [_HERE], target) if name in OWN_PACKAGES else None
+        if name not in OWN_PACKAGES:
+            return None
+        from importlib.machinery import PathFinder
+
+        return PathFinder.find_spec(name, [_HERE], target)
 
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code."""
-    sys.meta_path.insert(0, BesideFinder)
     try:
+        sys.meta_path.insert(0, BesideFinder)
         from app.cli import main as run
 
         run()

@@ -69,3 +69,25 @@ def test_what_it_starts_is_ours_too(foreign: Path, code: str) -> None:
 
 def test_the_console_script_is_the_launcher() -> None:
     assert 'stoker = "stoker_launcher:main"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_ctrl_c_before_a_command_has_begun_is_no_traceback(tmp_path: Path) -> None:
+    code = (
+        "import sys, stoker_launcher\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == MODULE: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "stoker_launcher.main()"
+    )
+    for module in ("app.errors", "app.command_line"):
+        done = run(tmp_path, [sys.executable, "-c", f"MODULE = {module!r}\n{code}", "ps"])
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", ""), module
+
+
+def test_the_launcher_itself_is_read_in_no_time(tmp_path: Path) -> None:
+    """While a script imports it, nobody catches Ctrl-C."""
+    code = "import sys; before = set(sys.modules); import stoker_launcher; "
+    code += "print(*sorted(set(sys.modules) - before))"
+    loaded = run(tmp_path, [sys.executable, "-c", code]).stdout.split()
+    assert loaded == ["__future__", "stoker_launcher"]

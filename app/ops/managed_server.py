@@ -80,7 +80,7 @@ class ManagedServer:
         self._record: ServerRecord | None = None
         self._record_lock = threading.Lock()
         self._is_record_old = False  # the last one could not be written
-        self._notes: dict[str, bool] = {}  # what could not be written -> whether it was told
+        self._notes: dict[str, bool] = {}  # what the user has to know -> whether it was told
         self._activity: ActivityWatch | None = None
         self._stall: str | None = None
         self._lasting_stall: str | None = None
@@ -174,12 +174,16 @@ class ManagedServer:
             action()
         except (OSError, StokerError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._notes.setdefault(f"the record of {self.name} is not kept up: {why}", False)
+            self.note(f"the record of {self.name} is not kept up: {why}")
             return False
         return True
 
+    def note(self, text: str) -> None:
+        """Have something said to the user, once."""
+        self._notes.setdefault(text, False)
+
     def take_notes(self) -> tuple[str, ...]:
-        """What could not be written, each said once."""
+        """What is to be said now."""
         fresh = tuple(text for text, is_told in list(self._notes.items()) if not is_told)
         self._notes.update(dict.fromkeys(fresh, True))
         return fresh

@@ -195,9 +195,11 @@ def _shortened(line: str) -> str:
 def _run(
     server: ManagedServer, screens: ServingScreens, signals: StopSignals, start_timeout_s: float
 ) -> _Ended:
-    outcome = server.wait_until_ready(
-        start_timeout_s, signals.is_requested, lambda: screens.starting(server.take_events())
-    )
+    def tick() -> None:
+        _answer_suspension(server, signals)
+        screens.starting(server.take_events())
+
+    outcome = server.wait_until_ready(start_timeout_s, signals.is_requested, tick)
     if outcome is not StartOutcome.READY:
         return _Ended(
             by_itself=outcome is StartOutcome.EXITED,
@@ -210,6 +212,7 @@ def _run(
 
     def should_go_on() -> bool:
         server.watch()
+        _answer_suspension(server, signals)
         is_wanted = server.is_alive() and not signals.is_requested()
         return is_wanted and server.stall_to_end() is None
 
@@ -231,6 +234,11 @@ def _death_error(server: ManagedServer, ended: _Ended) -> StokerError:
         hint=f"the whole log: {server.log_path}",
         exit_code=ExitCode.ENGINE_DIED if ended.was_ready else ExitCode.ENGINE_FAILED_TO_START,
     )
+
+
+def _answer_suspension(server: ManagedServer, signals: StopSignals) -> None:
+    if signals.take_suspension():
+        server.note("Ctrl-Z is not obeyed; `stoker serve --detach` leaves the terminal")
 
 
 def _stall_error(server: ManagedServer, reason: str) -> StokerError:

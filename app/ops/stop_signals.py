@@ -1,6 +1,7 @@
 """Turns SIGINT, SIGTERM and SIGHUP into a flag, so that the main loop stops the server in order.
 
 A second signal asks to hurry. Handlers only set flags and call one function that does the same.
+Ctrl-Z (SIGTSTP) is not obeyed: a server whose output nobody reads stands still before long.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class StopSignals:
     def __init__(self, on_second: Callable[[], None]) -> None:
         self.received: signal.Signals | None = None
         self._on_second = on_second
+        self._is_suspension_asked = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -30,6 +32,9 @@ class StopSignals:
             # same.
             self._previous[number] = previous
             signal.signal(number, self._handle)
+        if (previous := signal.getsignal(signal.SIGTSTP)) is not signal.SIG_IGN:
+            self._previous[signal.SIGTSTP] = previous
+            signal.signal(signal.SIGTSTP, self._note_suspension)
         return self
 
     def __exit__(
@@ -44,6 +49,14 @@ class StopSignals:
     def is_requested(self) -> bool:
         """True once a signal has come."""
         return self.received is not None
+
+    def take_suspension(self) -> bool:
+        """True once for each Ctrl-Z."""
+        is_asked, self._is_suspension_asked = self._is_suspension_asked, False
+        return is_asked
+
+    def _note_suspension(self, number: int, frame: FrameType | None) -> None:
+        self._is_suspension_asked = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:

@@ -302,3 +302,15 @@ def test_a_background_start_says_it_too(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().err
     assert said.count("warning:") == 1
     assert "apt install g++" in said
+
+
+def test_ctrl_z_does_not_leave_the_output_without_a_reader(serve: Serve) -> None:
+    serving = serve("talk")
+    serving.wait_until_ready()
+    serving.process.send_signal(signal.SIGTSTP)
+    err = serving.process.stderr
+    assert err is not None
+    assert "stoker serve --detach" in next(line for line in err if "Ctrl-Z" in line)
+    assert psutil.Process(serving.process.pid).status() != psutil.STATUS_STOPPED
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.end()[0] == ExitCode.OK
