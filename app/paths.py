@@ -110,9 +110,19 @@ def models_dir() -> Path:
     return _cache_path() / _MODELS
 
 
+def ledger_path() -> Path:
+    """The memory ledger; it need not be there."""
+    return _state_path() / MEMORY_LEDGER
+
+
+def logs_path() -> Path:
+    """Where `logs_dir` is, for who only reads; it need not be there."""
+    return _state_path() / _LOGS
+
+
 def logs_dir() -> Path:
     """Folder of the raw engine logs."""
-    folder = private_folder(state_dir() / _LOGS)
+    folder = private_folder(logs_path())
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StokerError(
             f"cannot write into {folder}",

@@ -45,10 +45,10 @@ def report(
 
 def _log_path(wanted: str | None) -> Path | None:
     from app.doctor.bug_report import newest_log
-    from app.paths import logs_dir
+    from app.paths import logs_path
 
     if wanted is None:
-        return newest_log(logs_dir())
+        return newest_log(logs_path())
     from app.ops.log_targets import find_logs
 
     found = find_logs([wanted])[0].path

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import NoReturn
 
 _POLL_S = 0.1
+_SILENT = """error: the start failed, and why could not be written into {} (exit code {})
+hint: is that disk full? `stoker serve` without --detach says it here
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ def follow_start(
 
     Ctrl-C ends the start, as it does in the foreground.
     """
+    is_silent = True
     with start.output.open(encoding="utf-8", errors="replace") as file:
         while True:
             try:
@@ -51,6 +55,9 @@ def follow_start(
                 ready = code is None and is_ready()
                 if text := file.read():
                     show(text)
+                    is_silent = False
+                if code and is_silent:
+                    show(_SILENT.format(start.output, code))
                 if code is not None or ready:
                     return code
                 time.sleep(_POLL_S)

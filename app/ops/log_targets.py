@@ -31,7 +31,7 @@ def find_logs(wanted: list[str]) -> list[LogTarget]:
 
 
 def _find(word: str) -> LogTarget:
-    from app.paths import file_name, logs_dir
+    from app.paths import file_name, logs_path
 
     if word == "-":
         return LogTarget("standard input", None)
@@ -45,7 +45,7 @@ def _find(word: str) -> LogTarget:
     try:
         return _server_log(word)
     except StokerError:
-        if "/" not in word and (last := _last_log(file_name(word), logs_dir())) is not None:
+        if "/" not in word and (last := _last_log(file_name(word), logs_path())) is not None:
             return LogTarget(f"{word}, its last start", last)
         raise
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from app.ops.json_records import known_fields
+from engine.machine.ownership import make_private
 
 _MOST_BYTES = 256 << 10  # some hundred starts; then the older half goes
 
@@ -95,7 +96,7 @@ class MemoryLedger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._path.parent)
         lock = self._path.with_suffix(".lock")  # the ledger itself is replaced now and then
         with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -104,9 +105,9 @@ class MemoryLedger:
 
 def open_ledger() -> MemoryLedger:
     """The ledger of this user on this machine."""
-    from app.paths import MEMORY_LEDGER, state_dir
+    from app.paths import ledger_path
 
-    return MemoryLedger(state_dir() / MEMORY_LEDGER)
+    return MemoryLedger(ledger_path())
 
 
 def _read(line: bytes) -> LedgerEntry | None:

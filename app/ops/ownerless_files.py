@@ -24,7 +24,9 @@ _NO_LINK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 def remove_ownerless_files(shared_memory: Path = _SHARED_MEMORY) -> tuple[Path, ...]:
     """Delete those of this user whose process is gone; says which. Never fails."""
     removed = []
-    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
+    # `gettempdir` tries to write, and there is no such folder while the disk is full.
+    named = (tempfile.tempdir, os.environ.get("TMPDIR"), "/tmp", "/var/tmp")
+    for base in dict.fromkeys(str(one) for one in named if one):
         for folder in _of_dead_processes(Path(base), "stoker-*-*", _FOLDER):
             if _remove_folder(folder):
                 removed.append(folder)

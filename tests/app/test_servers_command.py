@@ -195,3 +195,13 @@ def test_a_failure_of_many_lines_stands_below_the_rows(machine: Machine) -> None
     assert first.startswith("server      one: failed (")
     assert first.endswith(")")
     assert "the last lines of its log:" in "\n".join(shown[blank:])
+
+
+def test_a_background_start_on_a_full_disk_says_so(machine: Machine) -> None:
+    limited = "import resource, runpy, sys; sys.argv = ['x', 'one', 'idle']; "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+    limited += f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    done = machine.run("-c", limited)
+
+    assert done.returncode == ExitCode.USAGE
+    assert "is that disk full?" in done.stderr
