@@ -157,7 +157,7 @@ class _Routes:
         marks = _arrival(request)
         body = parse_body(ChatBody, await read_json_body(request))
         marks.note("read")
-        job, plan = await make_chat_job(services, body, marks)
+        job, plan = await _unless_client_goes(request, make_chat_job(services, body, marks))
         answer = ChatFormat(job, plan, body.answer_role)
         return await _answer(services, request, job, answer, stream=body.stream)
 
@@ -167,16 +167,16 @@ class _Routes:
         marks = _arrival(request)
         body = parse_body(CompletionBody, await read_json_body(request))
         marks.note("read")
-        job = await make_completion_job(services, body, marks)
+        job = await _unless_client_goes(request, make_completion_job(services, body, marks))
         return await _answer(services, request, job, CompletionFormat(job), stream=body.stream)
 
     async def embeddings(self, request: Request) -> Response:
         services = self._state.require_ready()
         services.require_embeddings()
         body = parse_body(EmbeddingBody, await read_json_body(request))
-        job = await make_embedding_job(services, body)
+        job = await _unless_client_goes(request, make_embedding_job(services, body))
         vectors = await _unless_client_goes(request, embed_all(services.llm, job.requests))
-        return Response(job.document(vectors), media_type="application/json")
+        return Document(await asyncio.to_thread(job.document, vectors))
 
 
 def _arrival(request: Request) -> Marks:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from pydantic import Field
 
 from engine.errors import RequestError
@@ -95,10 +96,11 @@ class EmbeddingJob:
             }
         )
 
-    def _write(self, embedding: Embedding) -> str | list[float]:
+    def _write(self, embedding: Embedding) -> str | msgspec.Raw:
         if self.as_base64:
             return base64.b64encode(embedding.data).decode("ascii")
-        return embedding.floats
+        # Written one by one: all in one call would keep the interpreter for a second.
+        return msgspec.Raw(encode_json(embedding.floats))
 
 
 async def make_embedding_job(services: Services, body: EmbeddingBody) -> EmbeddingJob:

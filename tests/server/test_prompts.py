@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from engine.core.grammar_checker import GrammarChecker
 from engine.errors import RequestError
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.daemon_thread import in_daemon_thread
 from engine.frontend.tokenizer import Tokenizer
-from engine.sampling_params import MAX_WORD_CHARS
+from engine.sampling_params import MAX_WORD_CHARS, StructuredOutputsParams
 from engine.server.rendering import Rendering
 from tests.server.fake_core import READY, FakeCore
 from tests.server.serving import Served, serving
@@ -148,3 +149,25 @@ async def test_what_a_thread_returns_or_raises_arrives(limit_s: float | None) ->
     assert await in_daemon_thread(works, limit_s=limit_s) == 7
     with pytest.raises(KeyError):
         await in_daemon_thread(fails, limit_s=limit_s)
+
+
+async def test_who_leaves_while_the_request_is_prepared_ends_that_work(
+    tiny_folder: Path, answer_ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was_cancelled, has_begun = asyncio.Event(), asyncio.Event()
+
+    async def waits(self: GrammarChecker, spec: StructuredOutputsParams) -> StructuredOutputsParams:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            was_cancelled.set()
+        return spec
+
+    monkeypatch.setattr(GrammarChecker, "check", waits)
+    async with serving(tiny_folder, FakeCore(answer_ids)) as served:
+        body = {"prompt": "a", "guided_regex": "a"}
+        asking = asyncio.create_task(served.http.post("/v1/completions", json=body))
+        await has_begun.wait()
+        asking.cancel()
+        await was_cancelled.wait()
