@@ -408,8 +408,13 @@ def _resolve_dtype(asked: str, model: ModelConfig, device: str) -> str:
     if asked != "auto":
         return asked
     if device == "cpu":
-        return "bfloat16" if model.implementation == "stoker" or cpu_has_bf16() else "float32"
+        return cpu_dtype(model.implementation)
     return "float16" if model.dtype in ("float16", "float32") else model.dtype
+
+
+def cpu_dtype(implementation: str) -> str:
+    """What `--dtype auto` is on this CPU: our own kernels compute bf16 fast on any."""
+    return "bfloat16" if implementation == "stoker" or cpu_has_bf16() else "float32"
 
 
 def _plain_type(hint: Any) -> Callable[[str], Any]:

@@ -14,6 +14,7 @@ from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
 from engine.model_families import (
     family_fields,
     is_supported,
+    require_own_code,
     supported_architectures,
     text_part,
     with_family_defaults,
@@ -86,6 +87,7 @@ class ModelConfig:
     kv_lora_rank: int | None = None
     qk_rope_head_dim: int = 0
     implementation: str = "stoker"  # whose code runs the decoder: stoker or transformers
+    own_obstacle: str | None = None  # why ours does not, for a family of ours
 
     def __post_init__(self) -> None:
         if not self.layer_windows:
@@ -105,9 +107,33 @@ class ModelConfig:
             raise ModelNotFoundError(f"No such model folder: {folder}.")
         if not config_path.is_file():
             raise ModelNotFoundError(f"{folder} holds no config.json; it is not a model folder.")
-        raw = text_part(read_config(config_path))
+        raw = read_config(config_path)
+        generation = read_optional_json(folder / "generation_config.json")
+        try:
+            return cls.from_raw(raw, generation, folder, served_name, model_impl)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise CorruptModelError(
+                f"{config_path} is incomplete or damaged: {error!r}."
+            ) from error
+
+    @classmethod
+    def from_raw(
+        cls,
+        raw: dict[str, Any],
+        generation: dict[str, Any],
+        folder: Path,
+        served_name: str,
+        model_impl: str = "auto",
+    ) -> ModelConfig:
+        """The same of what config.json and generation_config.json hold; reads no file.
+
+        With `auto`, a checkpoint of a family of ours that our code does not run as it is goes to
+        transformers' code, and `own_obstacle` says why. What KeyError, TypeError and
+        their like say is damage.
+        """
+        raw = text_part(raw)
         architectures = raw.get("architectures") or []
-        architecture = architectures[0] if architectures else "(none named)"
+        architecture = str(architectures[0]) if architectures else "(none named)"
         is_ours = is_supported(architecture)
         if not architectures or (model_impl == "stoker" and not is_ours):
             raise ModelError(
@@ -118,17 +144,19 @@ class ModelConfig:
         if raw.get("quantization_config"):
             method = raw["quantization_config"].get("quant_method", "unknown")
             raise ModelError(f"Quantised checkpoints ({method}) are not supported; use a bf16 one.")
-        generation = read_optional_json(folder / "generation_config.json")
-        try:
-            if is_ours and model_impl != "transformers":
+        obstacle = None
+        if is_ours and model_impl != "transformers":
+            try:
                 return cls._from_raw(raw, generation, folder, served_name, architecture)
-            plain = _plain_decoder(architecture, raw)
-            config = cls._from_raw(plain, generation, folder, served_name, architecture)
-            return dataclasses.replace(config, implementation="transformers")
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise CorruptModelError(
-                f"{config_path} is incomplete or damaged: {error!r}."
-            ) from error
+            except CorruptModelError:
+                raise
+            except ModelError as error:
+                if model_impl == "stoker":
+                    raise
+                obstacle = str(error)
+        plain = plain_decoder(architecture, raw)
+        config = cls._from_raw(plain, generation, folder, served_name, architecture, is_own=False)
+        return dataclasses.replace(config, implementation="transformers", own_obstacle=obstacle)
 
     @classmethod
     def _from_raw(
@@ -138,8 +166,11 @@ class ModelConfig:
         folder: Path,
         served_name: str,
         architecture: str,
+        is_own: bool = True,
     ) -> ModelConfig:
         raw = with_family_defaults(architecture, raw)
+        if is_own:
+            require_own_code(architecture, raw)
         check_decoder(raw, str(folder / "config.json"))
         heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
         activation = raw.get("hidden_act") or raw.get("hidden_activation") or "silu"
@@ -185,7 +216,7 @@ def incompatible(architecture: str, reason: str) -> ModelError:
     )
 
 
-def _plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
+def plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
     """`raw` in today's words and without what only our own code has to know.
 
     Raises ModelError for what is no decoder made of attention layers.
@@ -203,6 +234,9 @@ def _plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
             f"its config.json has no {missing[0]}, as decoders have that are attention layers all "
             "through",
         )
+    for name in ("intermediate_size", "num_key_value_heads", "head_dim", *_OLD_NAMES):
+        if isinstance(raw.get(name), list):
+            raise incompatible(architecture, f"its {name} differs from layer to layer")
     unused = {"hidden_act": "silu", "rope_parameters": None, "rope_scaling": None}
     return {"intermediate_size": 4 * int(raw["hidden_size"]), **raw, **unused}
 

@@ -53,6 +53,17 @@ def family_fields(architecture: str, raw: Mapping[str, Any]) -> Fields:
     return _FAMILIES[architecture](raw) if architecture in _FAMILIES else {}
 
 
+def require_own_code(architecture: str, raw: Mapping[str, Any]) -> None:
+    """Raise ModelError for a checkpoint of a family of ours that our code would get wrong."""
+    if not architecture.startswith("Gemma3"):
+        return
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if raw.get(name):
+            raise ModelError(f"{name} {raw[name]!r} is not supported for Gemma 3; only null is.")
+    if raw.get("use_bidirectional_attention"):
+        raise ModelError("Gemma 3 with bidirectional attention (an encoder) is not supported.")
+
+
 def is_supported(architecture: str) -> bool:
     """Whether this engine has code of its own for the architecture."""
     return architecture in _FAMILIES
@@ -74,19 +85,14 @@ def _mistral(raw: Mapping[str, Any]) -> Fields:
 
 
 def _qwen2(raw: Mapping[str, Any]) -> Fields:
-    return {"attention_bias": True, "layer_windows": _qwen_windows(raw)}
+    return {"attention_bias": True, "layer_windows": qwen_windows(raw)}
 
 
 def _qwen3(raw: Mapping[str, Any]) -> Fields:
-    return {**_llama(raw), "qk_norm": True, "layer_windows": _qwen_windows(raw)}
+    return {**_llama(raw), "qk_norm": True, "layer_windows": qwen_windows(raw)}
 
 
 def _gemma3(raw: Mapping[str, Any]) -> Fields:
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if raw.get(name):
-            raise ModelError(f"{name} {raw[name]!r} is not supported for Gemma 3; only null is.")
-    if raw.get("use_bidirectional_attention"):
-        raise ModelError("Gemma 3 with bidirectional attention (an encoder) is not supported.")
     return {
         **_llama(raw),
         "qk_norm": True,
@@ -95,7 +101,7 @@ def _gemma3(raw: Mapping[str, Any]) -> Fields:
         "embedding_scale": float(raw["hidden_size"]) ** 0.5,
         "query_scale": float(raw["query_pre_attn_scalar"]) ** -0.5,
         "local_rope_theta": _local_theta(raw),
-        "layer_windows": _gemma3_windows(raw),
+        "layer_windows": alternating_windows(raw, 6),
     }
 
 
@@ -109,18 +115,29 @@ _FAMILIES: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
 }
 
 
-def _qwen_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+def qwen_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """The window of each layer: from `max_window_layers` on, where windows are used at all."""
     layers = int(raw["num_hidden_layers"])
     window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
     first = int(raw.get("max_window_layers", 28))
     return _windows(raw, window, [number >= first for number in range(layers)])
 
 
-def _gemma3_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
-    every = int(raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6)
+def alternating_windows(raw: Mapping[str, Any], every: int) -> tuple[int | None, ...]:
+    """Each layer has a window but for each `every`-th, unless the checkpoint says otherwise."""
+    pattern = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern")
+    every = int(pattern or every)
     layers = int(raw["num_hidden_layers"])
     is_sliding = [bool((number + 1) % every) for number in range(layers)]
-    return _windows(raw, int(raw["sliding_window"]), is_sliding)
+    return _windows(raw, raw.get("sliding_window"), is_sliding)
+
+
+def plain_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """One window for all layers, or for those that `layer_types` names, as transformers has it."""
+    layers = int(raw["num_hidden_layers"])
+    is_used = bool(raw.get("use_sliding_window", True))
+    window = raw.get("sliding_window") if is_used or raw.get("layer_types") else None
+    return _windows(raw, window, [True] * layers)
 
 
 def _windows(

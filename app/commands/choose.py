@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from app.doctor.facts import Facts
     from app.planning.choosing import Choice
+    from app.planning.plan_models import PlannedModel
 
 
 def choose(
@@ -56,6 +57,7 @@ def choose(
     from app.planning.choosing import choose_engine, gpus_needed, host_need, read_needs
 
     facts, size = None, None
+    found = None if model is None else _known_model(model)
     if needs is not None:
         asked = read_needs(Path(needs))
     else:
@@ -73,7 +75,7 @@ def choose(
         for choice in choices:
             print(output.printable(_line(choice)))
             if facts is not None:
-                print(output.printable(_details(choice, model, size)))
+                print(output.printable(_details(choice, model, size, found)))
     return ExitCode.OK
 
 
@@ -89,8 +91,25 @@ def _line(choice: Choice) -> str:
     return f"{choice.need.name:<36} -> {choice.engine:<9} [{choice.reason}]"
 
 
-def _details(choice: Choice, model: str | None, size: int | None) -> str:
-    from app.planning.choosing import start_command
+def _known_model(name: str) -> PlannedModel | None:
+    """The model; None where the hub would have to be asked and cannot be."""
+    from app.errors import ExitCode, StokerError
+    from app.output import say
+    from app.planning.plan_models import find_planned_model
+
+    try:
+        return find_planned_model(name)
+    except StokerError as error:
+        if error.exit_code == ExitCode.UNREACHABLE:
+            say(f"warning: {error}; so its size and family are not looked at")
+            return None
+        raise
+
+
+def _details(
+    choice: Choice, model: str | None, size: int | None, found: PlannedModel | None
+) -> str:
+    from app.planning.choosing import own_command, start_command
 
     need = choice.need
     lines = [
@@ -102,10 +121,9 @@ def _details(choice: Choice, model: str | None, size: int | None) -> str:
         f"{', '.join(choice.passed_over) or 'none'}",
         f"  start it: {start_command(choice, model, size)}",
     ]
-    if choice.engine == "llama.cpp" and not need.is_gguf_only:
-        lines.append(
-            "  or with Stoker's own engine, from safetensors: stoker serve " + (model or "")
-        )
+    own = "stoker serve" if model is None else own_command(found)
+    if choice.engine == "llama.cpp" and own is not None:
+        lines.append(f"  or with Stoker's own engine: {own}")
     return "\n".join(lines).rstrip()
 
 

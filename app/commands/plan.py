@@ -222,6 +222,7 @@ def plan(
     request = PlanRequest(
         gpu=device,
         engine=_engine(engine, device, found),
+        cpu_dtype=_cpu_dtype(found),
         free_ram_bytes=_free_ram() if device is None and from_log is None else 0,
         tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_size=pipeline_parallel_size,
@@ -428,6 +429,15 @@ def _engine(asked: str | None, device: PlannedGpu | None, model: PlannedModel | 
     if reason is not None:
         raise StokerError(reason, exit_code=ExitCode.USAGE)
     return engine
+
+
+def _cpu_dtype(model: PlannedModel | None) -> str:
+    """What our engine would run the model in, on this CPU."""
+    from engine.args import cpu_dtype
+
+    is_known = model is not None and not model.is_gguf
+    implementation = model.shape.support.implementation if model and is_known else None
+    return cpu_dtype(implementation or "stoker")
 
 
 def _free_ram() -> int:

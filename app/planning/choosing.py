@@ -18,6 +18,7 @@ from app.planning.model_shapes import BUILTIN_SHAPES
 
 if TYPE_CHECKING:
     from app.doctor.facts import Facts
+    from app.planning.plan_models import PlannedModel
 
 MANY_USERS = 8
 """Where the lesson draws the line; an example's threshold, nothing that was measured."""
@@ -182,6 +183,21 @@ def start_command(
         return command
     file = shlex.quote(name) if name.endswith(".gguf") else "MODEL.gguf"
     return f"llama-server --model {file}" + (" --n-gpu-layers 999" if choice.need.has_gpu else "")
+
+
+def own_command(model: PlannedModel | None) -> str | None:
+    """`stoker serve` for a model that it takes; None where it does not, or nothing is known."""
+    from app.ops.model_catalogue import find_builtin
+    from app.planning.start_commands import support_of
+
+    if model is None:
+        return None
+    support = support_of(model)
+    if support.implementation is None:
+        return None
+    name = model.shape.name if find_builtin(model.shape.name) else model.command_name
+    length = "" if support.max_model_len is None else f" --max-model-len {support.max_model_len}"
+    return f"stoker serve {shlex.quote(name)}{length}"
 
 
 def _usage(message: str) -> StokerError:

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.model_support import Support
+
 RawConfig = Mapping[str, Any]
+UNKNOWN_SUPPORT = Support("stoker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ class ModelShape:
     """One decoder. `layer_windows` holds each layer's sliding window, None for full attention.
 
     `quantization` is the checkpoint's method, None for plain numbers; `declared_kv_dtype` is the
-    cache format that the checkpoint itself asks for.
+    cache format that the checkpoint itself asks for, `support` how our own engine serves it.
     """
 
     name: str
@@ -82,6 +85,8 @@ class ModelShape:
     has_unknown_tower: bool = False  # sees or hears through a part that only headers can size
     quantization: str | None = None
     declared_kv_dtype: str | None = None
+    support: Support = UNKNOWN_SUPPORT
+    is_plain: bool = False  # read as decoders are in general: only files tell the weights
 
 
 @dataclass(frozen=True, slots=True)

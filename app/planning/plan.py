@@ -158,7 +158,8 @@ def _as_loaded(weights: Weights, shape: ModelShape, request: PlanRequest) -> Wei
 def _is_native(shape: ModelShape, request: PlanRequest) -> bool:
     """Whether our native CPU kernels pack the weights, given a compiler."""
     is_ours = request.engine == STOKER and request.gpu is None and shape.quantization is None
-    return is_ours and run_dtype(shape, request) == "bfloat16"
+    has_own_code = shape.support.implementation == "stoker"
+    return is_ours and has_own_code and run_dtype(shape, request) == "bfloat16"
 
 
 def _sized(plan: Plan) -> Plan:

@@ -93,6 +93,12 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(words)
 
 
+def builtin_of_hub_id(repo_id: str) -> str | None:
+    """The built-in shape whose weights lie under this id."""
+    wanted = repo_id.lower()
+    return next((n for n, shape in BUILTIN_SHAPES.items() if shape.hub_id.lower() == wanted), None)
+
+
 def _from_shape(name: str) -> PlannedModel:
     builtin = BUILTIN_SHAPES[name]
     shape = read_shape(builtin.config, name)
@@ -132,6 +138,16 @@ def _from_hub(repo_id: str) -> PlannedModel:
     for model in list_hub_models():
         if model.name == repo_id and model.state == READY and model.path is not None:
             return _from_folder(model.path, repo_id, repo_id)
+    try:
+        return _from_repository(repo_id)
+    except StokerError as error:
+        name = builtin_of_hub_id(repo_id)
+        if name is None or error.exit_code != ExitCode.UNREACHABLE:
+            raise
+        return _from_shape(name)  # offline or gated, and its shape is known here
+
+
+def _from_repository(repo_id: str) -> PlannedModel:
     from app.planning.hub_files import open_repository
 
     repository = open_repository(repo_id)

@@ -12,8 +12,19 @@ from typing import Any
 from app.errors import ExitCode, StokerError
 from app.planning.model_shapes import Experts, LatentAttention, ModelShape, RawConfig, VisionTower
 from engine.errors import ModelError
-from engine.model_families import text_part, with_family_defaults
+from engine.model_config import plain_decoder
+from engine.model_families import (
+    alternating_windows,
+    family_fields,
+    is_supported,
+    plain_windows,
+    qwen_windows,
+    supported_architectures,
+    text_part,
+    with_family_defaults,
+)
 from engine.model_files.config_values import check_decoder
+from engine.model_support import TRANSFORMERS_DECODERS, find_support
 
 _LOADABLE = frozenset(
     {
@@ -30,7 +41,7 @@ class _Family:
 
     windows: Callable[[RawConfig], tuple[int | None, ...]]
     traits: Mapping[str, Any]
-    experts: Callable[[RawConfig], Experts] | None = None
+    experts: Callable[[RawConfig], Experts | None] | None = None
 
 
 def read_shape(raw: RawConfig, name: str) -> ModelShape:
@@ -39,29 +50,36 @@ def read_shape(raw: RawConfig, name: str) -> ModelShape:
     text = text_part(raw)
     _refuse_other_state(text, architecture, name)
     family = _FAMILIES.get(architecture)
+    is_plain = family is None
     if family is None:
-        raise _refused(
-            f"{name} is a {architecture}, whose memory `stoker plan` cannot count; it knows "
-            f"{', '.join(_FAMILIES)}"
-        )
-    text = with_family_defaults(architecture, text)
+        family = _other_family(architecture, name)
     try:
+        if is_plain:
+            text = plain_decoder(architecture, text)
+        text = with_family_defaults(architecture, text)
         check_decoder(text, f"the config.json of {name}")
+        return _read(text, raw, family, architecture, name, is_plain=is_plain)
     except ModelError as error:
         raise _refused(str(error).rstrip(".")) from error
-    try:
-        return _read(text, raw, family, architecture, name)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise _refused(f"the config.json of {name} is incomplete or damaged: {error!r}") from error
 
 
 def _read(
-    text: RawConfig, raw: RawConfig, family: _Family, architecture: str, name: str
+    text: RawConfig,
+    raw: RawConfig,
+    family: _Family,
+    architecture: str,
+    name: str,
+    *,
+    is_plain: bool,
 ) -> ModelShape:
     heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
     method, cache_dtype = _quantization(raw, name)
     bias = bool(text.get("attention_bias", False))
     traits = {"has_qkv_bias": bias, "has_output_bias": bias, **family.traits}
+    if is_supported(architecture):
+        traits |= _own_traits(family_fields(architecture, text))
     if raw.get("vision_config") or raw.get("audio_config"):
         traits |= _tower(raw, architecture)
     return ModelShape(
@@ -71,7 +89,9 @@ def _read(
         intermediate_size=int(text["intermediate_size"]),
         num_layers=int(text["num_hidden_layers"]),
         num_heads=heads,
-        num_kv_heads=int(text.get("num_key_value_heads") or heads),
+        num_kv_heads=1
+        if text.get("multi_query")
+        else int(text.get("num_key_value_heads") or heads),
         head_dim=int(text.get("head_dim") or hidden // heads),
         vocab_size=int(text["vocab_size"]),
         max_model_len=int(text["max_position_embeddings"]),
@@ -83,6 +103,8 @@ def _read(
         experts=family.experts(text) if family.experts else None,
         quantization=method,
         declared_kv_dtype=cache_dtype,
+        support=find_support(raw),
+        is_plain=is_plain,
         **traits,
     )
 
@@ -144,43 +166,71 @@ def _tower(raw: RawConfig, architecture: str) -> dict[str, Any]:
     }
 
 
-def _one_window(text: RawConfig) -> tuple[int | None, ...]:
-    """The same window in every layer (Mistral 7B v0.1, Phi-3), unless layer_types says which."""
-    return _windows(text, lambda layer: True)
+def _own_traits(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the engine knows of its own families."""
+    return {
+        "has_qkv_bias": bool(fields.get("attention_bias", False)),
+        "has_output_bias": bool(fields.get("attention_output_bias", False)),
+        "has_qk_norm": bool(fields.get("qk_norm", False)),
+        "norms_per_layer": 4 if fields.get("has_sandwich_norms") else 2,
+    }
 
 
-def _qwen(text: RawConfig) -> tuple[int | None, ...]:
-    first = int(text.get("max_window_layers", 28))
-    is_used = bool(text.get("use_sliding_window"))
-    return _windows(text, lambda layer: is_used and layer >= first)
+def _own_windows(text: RawConfig) -> tuple[int | None, ...]:
+    fields = family_fields(text["architectures"][0], text)
+    windows: tuple[int | None, ...] = fields.get("layer_windows") or _full(text)
+    return windows
 
 
 def _every(default: int) -> Callable[[RawConfig], tuple[int | None, ...]]:
     """Each n-th layer has full attention, the others a window."""
-
-    def windows(text: RawConfig) -> tuple[int | None, ...]:
-        pattern = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern")
-        every = int(pattern or default)
-        return _windows(text, lambda layer: bool((layer + 1) % every))
-
-    return windows
+    return lambda text: alternating_windows(text, default)
 
 
-def _windows(text: RawConfig, is_sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-    layers, window = int(text["num_hidden_layers"]), text.get("sliding_window")
-    kinds = text.get("layer_types")
-    if kinds:
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    return tuple(window if is_sliding(layer) else None for layer in range(layers))
+def _other_family(architecture: str, name: str) -> _Family:
+    """A decoder that transformers' code serves here: attention layers all through."""
+    if architecture not in TRANSFORMERS_DECODERS:
+        raise _refused(
+            f"{name} is a {architecture}, whose memory `stoker plan` cannot count; it knows "
+            f"{', '.join(_FAMILIES)}, and {len(TRANSFORMERS_DECODERS)} more decoders that "
+            "transformers' code serves"
+        )
+    return _Family(plain_windows, {}, _any_experts)
 
 
 def _full(text: RawConfig) -> tuple[int | None, ...]:
     return (None,) * int(text["num_hidden_layers"])
 
 
+def _first(text: RawConfig, *names: str) -> int:
+    """The value of the first key that is there; KeyError names the usual one."""
+    for name in names:
+        if text.get(name) is not None:
+            return int(text[name])
+    raise KeyError(names[0])
+
+
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_top_k", "moe_topk", "num_experts_per_token")
+
+
+def _any_experts(text: RawConfig) -> Experts | None:
+    """Of a decoder that may have some, in whichever words."""
+    if any(all(text.get(name) is None for name in names) for names in (_NUM_EXPERTS, _PER_TOKEN)):
+        return None
+    shared = int(text.get("shared_expert_intermediate_size") or 0)
+    return Experts(
+        number=_first(text, *_NUM_EXPERTS),
+        per_token=_first(text, *_PER_TOKEN),
+        size=_first(text, "moe_intermediate_size", "intermediate_size"),
+        shared_size=shared,
+        first_dense_layers=int(text.get("first_k_dense_replace") or 0),
+    )
+
+
 def _mixtral_experts(text: RawConfig) -> Experts:
     return Experts(
-        number=int(text["num_local_experts"]),
+        number=_first(text, "num_local_experts", "num_experts"),
         per_token=int(text["num_experts_per_tok"]),
         size=int(text["intermediate_size"]),
     )
@@ -188,7 +238,7 @@ def _mixtral_experts(text: RawConfig) -> Experts:
 
 def _gpt_oss_experts(text: RawConfig) -> Experts:
     return Experts(
-        number=int(text["num_local_experts"]),
+        number=_first(text, "num_local_experts", "num_experts"),
         per_token=int(text["num_experts_per_tok"]),
         size=int(text["intermediate_size"]),
         has_bias=True,
@@ -200,7 +250,7 @@ def _qwen_experts(text: RawConfig) -> Experts:
     if text.get("mlp_only_layers") or int(text.get("decoder_sparse_step", 1)) != 1:
         raise _refused("a mixture of experts in some layers only is not counted for Qwen")
     return Experts(
-        number=int(text["num_experts"]),
+        number=_first(text, "num_experts", "num_local_experts"),
         per_token=int(text["num_experts_per_tok"]),
         size=int(text["moe_intermediate_size"]),
         shared_size=int(text.get("shared_expert_intermediate_size") or 0),
@@ -211,7 +261,7 @@ def _qwen_experts(text: RawConfig) -> Experts:
 def _deepseek_experts(text: RawConfig) -> Experts:
     size = int(text["moe_intermediate_size"])
     return Experts(
-        number=int(text["n_routed_experts"]),
+        number=_first(text, "n_routed_experts", "num_local_experts"),
         per_token=int(text["num_experts_per_tok"]),
         size=size,
         shared_size=size * int(text.get("n_shared_experts") or 0),
@@ -221,21 +271,15 @@ def _deepseek_experts(text: RawConfig) -> Experts:
 
 
 _QWEN2_BIAS = {"has_qkv_bias": True, "has_output_bias": False}
-_GEMMA3 = {"has_qk_norm": True, "norms_per_layer": 4}
 
 _FAMILIES: Mapping[str, _Family] = {
-    "LlamaForCausalLM": _Family(_one_window, {}),
-    "MistralForCausalLM": _Family(_one_window, {}),
-    "Phi3ForCausalLM": _Family(_one_window, {}),
-    "LlavaForConditionalGeneration": _Family(_one_window, {}),
-    "Qwen2ForCausalLM": _Family(_qwen, _QWEN2_BIAS),
-    "Qwen3ForCausalLM": _Family(_qwen, {"has_qk_norm": True}),
+    **dict.fromkeys(supported_architectures(), _Family(_own_windows, {})),
+    "Phi3ForCausalLM": _Family(plain_windows, {}),
+    "LlavaForConditionalGeneration": _Family(plain_windows, {}),
     "Gemma2ForCausalLM": _Family(_every(2), {"norms_per_layer": 4}),
-    "Gemma3ForCausalLM": _Family(_every(6), _GEMMA3),
-    "Gemma3ForConditionalGeneration": _Family(_every(6), _GEMMA3),
-    "MixtralForCausalLM": _Family(_one_window, {}, _mixtral_experts),
-    "Qwen2MoeForCausalLM": _Family(_qwen, _QWEN2_BIAS, _qwen_experts),
-    "Qwen3MoeForCausalLM": _Family(_qwen, {"has_qk_norm": True}, _qwen_experts),
+    "MixtralForCausalLM": _Family(plain_windows, {}, _mixtral_experts),
+    "Qwen2MoeForCausalLM": _Family(qwen_windows, _QWEN2_BIAS, _qwen_experts),
+    "Qwen3MoeForCausalLM": _Family(qwen_windows, {"has_qk_norm": True}, _qwen_experts),
     "GptOssForCausalLM": _Family(_every(2), {"has_sinks": True}, _gpt_oss_experts),
     "DeepseekV2ForCausalLM": _Family(_full, {}, _deepseek_experts),
     "DeepseekV3ForCausalLM": _Family(_full, {}, _deepseek_experts),

@@ -25,7 +25,7 @@ from app.planning.plan_request import (
 )
 from app.planning.planned_cache import run_dtype
 from app.planning.vllm_versions import version_rules
-from engine.model_families import is_supported
+from engine.model_support import Support, find_gguf_support
 
 _Q4_K_M_BYTES = 4.85 / 8  # of one value, as such files come out on average
 _OWN_CACHE_FORMATS = ("auto", "fp8", "fp8_e4m3")
@@ -73,23 +73,36 @@ def _vllm(model: PlannedModel, plan: Plan) -> StartCommand:
 
 def _stoker(model: PlannedModel, plan: Plan) -> StartCommand:
     request = plan.request
-    reason = _own_obstacle(model, request)
+    support, shape = support_of(model), model.shape
+    reason = _own_obstacle(model, support, request)
+    limit = support.max_model_len
+    if limit is not None and limit < plan.max_model_len:
+        plan = dataclasses.replace(plan, max_model_len=limit)
     fitting = reason or _fitting(plan, model, engine=STOKER)
     if isinstance(fitting, str):
         return StartCommand(STOKER, None, fitting)
-    name = model.shape.name if find_builtin(model.shape.name) else model.command_name
+    name = shape.name if find_builtin(shape.name) else model.command_name
     words = ["stoker", "serve", name, *_shared_flags(fitting, OWN_UTILIZATION)]
     words += ["--quantization", request.quantization] if request.quantization else []
     note = None
     if model.is_gguf:
         note = "converts the file to bf16 once, which takes more memory"
-    elif not is_supported(model.shape.architecture):
-        note = "in transformers' own code over Stoker's cache, where that is possible"
+    elif support.implementation == "transformers":
+        note = "in transformers' own code over Stoker's cache"
     return StartCommand(STOKER, shlex.join(words), note)
 
 
-def _own_obstacle(model: PlannedModel, request: PlanRequest) -> str | None:
+def support_of(model: PlannedModel) -> Support:
+    """How our own engine serves the model, a GGUF file included."""
+    if not model.is_gguf:
+        return model.shape.support
+    return find_gguf_support(model.shape.architecture, has_experts=model.shape.experts is not None)
+
+
+def _own_obstacle(model: PlannedModel, support: Support, request: PlanRequest) -> str | None:
     """Why our own engine cannot take this model or these flags."""
+    if support.implementation is None:
+        return f"it does not serve this model: {support.obstacle}"
     ranks = (
         request.tensor_parallel_size,
         request.pipeline_parallel_size,
@@ -97,8 +110,8 @@ def _own_obstacle(model: PlannedModel, request: PlanRequest) -> str | None:
     )
     if max(ranks) > 1:
         return "it runs on one device"
-    if model.shape.quantization not in (None, "gguf"):
-        return "it runs checkpoints that are not quantised"
+    if request.quantization is not None and support.implementation == "transformers":
+        return "it quantises only what its own code runs"
     if request.quantization is not None and request.gpu is not None:
         return "it quantises on a CPU only"
     if request.lora is not None:

@@ -26,6 +26,8 @@ _MXFP4_BYTES = 17 / 32  # 32 values of 4 bits share a scale of one byte
 
 def count_weights(shape: ModelShape) -> Weights:
     """Weights of a shape without files; StokerError where the shape alone does not tell."""
+    if shape.is_plain:
+        raise _cannot_count(shape, f"{shape.architecture} is known only from the files")
     if shape.has_unknown_tower:
         raise _cannot_count(shape, "its vision or audio part is known only from the files")
     if shape.quantization not in (None, "fp8", "mxfp4"):

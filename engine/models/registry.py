@@ -14,6 +14,7 @@ from engine.kernels.kernel_set import KernelSet, ModelStep
 from engine.kernels.native.model_step import NativeKernels
 from engine.kv_sizing import KVCacheSpec
 from engine.model_config import ModelConfig
+from engine.model_families import supported_architectures
 from engine.models.safetensors_loader import iterate_tensors
 from engine.models.weights import DecoderWeights, load_decoder_weights
 
@@ -25,14 +26,7 @@ _DECODER = {
     "native": "engine.models.decoder_native:build_native_decoder",
     "reference": "engine.models.decoder:DecoderModel",
 }
-_MODELS = {
-    "LlamaForCausalLM": _DECODER,
-    "MistralForCausalLM": _DECODER,
-    "Qwen2ForCausalLM": _DECODER,
-    "Qwen3ForCausalLM": _DECODER,
-    "Gemma3ForCausalLM": _DECODER,
-    "Gemma3ForConditionalGeneration": _DECODER,
-}
+_MODELS = dict.fromkeys(supported_architectures(), _DECODER)
 
 
 def kernel_sets_of(architecture: str, implementation: str = "stoker") -> list[str]:

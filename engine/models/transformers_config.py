@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.errors import CorruptModelError, ModelError
 from engine.model_config import ModelConfig, incompatible
+from engine.model_families import plain_windows
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -121,12 +122,14 @@ def _ropes(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _windows(architecture: str, config: Any) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    if not kinds:
-        is_used = getattr(config, "use_sliding_window", True)
-        return (window if is_used else None,) * int(config.num_hidden_layers)
-    unknown = sorted(set(kinds).difference(_KINDS))
+    unknown = sorted(set(kinds or ()).difference(_KINDS))
     if unknown:
         raise incompatible(architecture, f"it has layers of the kind {', '.join(unknown)}")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    settings = {
+        "num_hidden_layers": config.num_hidden_layers,
+        "sliding_window": getattr(config, "sliding_window", None),
+        "use_sliding_window": getattr(config, "use_sliding_window", True),
+        "layer_types": kinds,
+    }
+    return plain_windows(settings)

@@ -163,8 +163,9 @@ def _completed(config: EngineConfig) -> EngineConfig:
     if model.implementation != "transformers":
         return config
     logger.warning(
-        "%s runs in the Transformers implementation, which is slower than one of Stoker's own.",
+        "%s runs in the Transformers implementation, which is slower than one of Stoker's own.%s",
         model.architecture,
+        f" {model.own_obstacle}" if model.own_obstacle else "",
     )
     complete = with_transformers_facts(model, config.scheduler.max_model_len)
     return dataclasses.replace(config, model=complete)

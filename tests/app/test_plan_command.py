@@ -102,6 +102,46 @@ def test_example_11_to_the_digit() -> None:
     assert done.stdout == (DATA / "seed_example11_answers.txt").read_text()
 
 
+def test_choose_advises_nothing_that_does_not_exist() -> None:
+    unknown = stoker("choose", "nope")
+    known = stoker(
+        "choose", "llama-3.1-8b", "--host", str(DATA / "hosts" / "platform-4-cpu-build.json")
+    )
+    quantised = stoker(
+        "choose", "gpt-oss-20b", "--host", str(DATA / "hosts" / "platform-4-cpu-build.json")
+    )
+
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "no such model: nope" in unknown.stderr
+    assert "stoker serve meta-llama/Llama-3.1-8B-Instruct\n" in known.stdout
+    assert "stoker serve" not in quantised.stdout
+
+
+def test_a_hub_id_of_a_built_in_shape_needs_no_hub() -> None:
+    document = plan_json("meta-llama/Llama-3.1-8B-Instruct", "--gpu", "24GiB")
+
+    assert document["parameters"] == 8_030_261_248
+    assert document["weights_basis"] == "counted from the shape"
+
+
+def test_a_checkpoint_that_serve_refuses_gets_no_serve_command() -> None:
+    commands = plan_json("gpt-oss-20b", "--gpu", "h100")["commands"]
+
+    assert commands["vllm"] == "vllm serve openai/gpt-oss-20b"
+    assert commands["stoker"] is None
+
+
+def test_figures_of_a_cpu_add_up_and_the_bar_draws_them() -> None:
+    done = stoker("plan", "smollm2-135m", "--gpu", "cpu", "--no-calibration")
+    (bar,) = (line for line in done.stdout.splitlines() if line.startswith("["))
+    found = dict(re.findall(r"^(free RAM|weights) += ([\d.]+) GiB", done.stdout, re.MULTILINE))
+
+    assert done.stdout.startswith("It fits.")
+    assert float(found["free RAM"]) > float(found["weights"])
+    assert re.fullmatch(r"\[#*\+*=+\.*\] [\d.]+ GiB", bar)
+    assert bar.endswith(f"] {found['free RAM']} GiB")
+
+
 def test_choose_explains_itself_for_this_machine() -> None:
     done = stoker("choose", "llama-3.1-8b", "--users", "20", "--json")
     choice = json.loads(done.stdout)["choices"][0]

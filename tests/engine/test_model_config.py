@@ -58,8 +58,7 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
     [
         ({"architectures": []}, ModelError, r"\(none named\) is not supported"),
         ({"hidden_size": None}, CorruptModelError, "incomplete or damaged"),
-        ({"hidden_act": "gelu"}, ModelError, "silu and gelu_pytorch_tanh"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2}}, ModelError, "'yarn' is not supported"),
+        ({"intermediate_size": [64, 96]}, CorruptModelError, "not a whole number"),
         ({"quantization_config": {"quant_method": "awq"}}, ModelError, r"\(awq\)"),
     ],
 )
@@ -68,6 +67,33 @@ def test_what_cannot_be_served_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         ModelConfig.from_folder(folder_with(tmp_path, **changes), "name")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "silu and gelu_pytorch_tanh"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not supported"),
+    ],
+)
+def test_what_our_code_does_not_run_goes_to_transformers(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = folder_with(tmp_path, **changes)
+    with pytest.raises(ModelError, match=message):
+        ModelConfig.from_folder(folder, "name", "stoker")
+    found = ModelConfig.from_folder(folder, "name")
+
+    assert found.implementation == "transformers"
+    assert message.split()[-1] in (found.own_obstacle or "")
+
+
+def test_layers_that_differ_are_no_damage(tmp_path: Path) -> None:
+    changes = {"architectures": ["Gemma3nForConditionalGeneration"], "intermediate_size": [64, 96]}
+    with pytest.raises(ModelError, match="intermediate_size differs from layer to layer") as caught:
+        ModelConfig.from_folder(folder_with(tmp_path, **changes), "name")
+    assert not isinstance(caught.value, CorruptModelError)
 
 
 def test_missing_and_broken_files(tmp_path: Path) -> None:

@@ -161,6 +161,40 @@ def test_the_engine_gives_the_text_of_generate(family: str, tmp_path: Path) -> N
         assert tokens == out[0, len(prompt) :].tolist()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu"},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}},
+    ],
+    ids=["gelu", "yarn", "dynamic"],
+)
+def test_a_family_of_ours_that_ours_does_not_run_is_served_with_the_text_of_generate(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    save_tiny_llama(tmp_path)
+    write_config(tmp_path, **changes)
+    prompts = [list(range(3, 100)), list(range(50, 60))]
+    core = start(tmp_path, max_num_batched_tokens=24)
+    ours = engine_tokens(core, prompts, 12)
+    core.shutdown()
+    oracle = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    oracle.generation_config.eos_token_id = None
+    for prompt, tokens in zip(prompts, ours, strict=True):
+        out = oracle.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
+        assert tokens == out[0, len(prompt) :].tolist()
+
+
 def test_both_implementations_of_one_model_give_the_same_text(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
     prompts = [list(range(3, 40)), list(range(50, 60))]

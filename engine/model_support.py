@@ -1,0 +1,147 @@
+"""What this engine serves, whose code runs it, and up to which length: the facts that a plan asks.
+
+Everything that is refused before weights are read is refused here too, by the same code. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError
+from engine.model_config import ModelConfig, incompatible
+from engine.model_families import text_part
+
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+"""Families of GGUF files that are converted; without experts."""
+
+TRANSFORMERS_DECODERS: frozenset[str] = frozenset(
+    {
+        "AfmoeForCausalLM",
+        "Apertus1p5TextForCausalLM",
+        "ApertusForCausalLM",
+        "ArceeForCausalLM",
+        "AriaTextForCausalLM",
+        "BeamForCausalLM",
+        "BioGptForCausalLM",
+        "BitNetForCausalLM",
+        "CodeGenForCausalLM",
+        "Cohere2ForCausalLM",
+        "Cohere2MoeForCausalLM",
+        "CohereForCausalLM",
+        "CwmForCausalLM",
+        "Emu3ForCausalLM",
+        "Ernie4_5ForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "Exaone4ForCausalLM",
+        "ExaoneMoeForCausalLM",
+        "FlexOlmoForCausalLM",
+        "GPT2LMHeadModel",
+        "GPTBigCodeForCausalLM",
+        "GPTJForCausalLM",
+        "GPTNeoXForCausalLM",
+        "Gemma3ForCausalLM",
+        "GemmaForCausalLM",
+        "Glm4ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GlmForCausalLM",
+        "GraniteForCausalLM",
+        "GraniteMoeForCausalLM",
+        "GraniteMoeSharedForCausalLM",
+        "HYV3ForCausalLM",
+        "HeliumForCausalLM",
+        "HunYuanDenseV1ForCausalLM",
+        "HunYuanMoEV1ForCausalLM",
+        "HyperCLOVAXForCausalLM",
+        "Jais2ForCausalLM",
+        "Kolibri1ForCausalLM",
+        "LagunaForCausalLM",
+        "LlamaForCausalLM",
+        "MellumForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "MiniMaxM3VLForCausalLM",
+        "Ministral3ForCausalLM",
+        "MinistralForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "MllamaForCausalLM",
+        "ModernBertDecoderForCausalLM",
+        "NanoChatForCausalLM",
+        "NemotronForCausalLM",
+        "OPTForCausalLM",
+        "Olmo2ForCausalLM",
+        "Olmo3ForCausalLM",
+        "OlmoForCausalLM",
+        "OlmoeForCausalLM",
+        "PersimmonForCausalLM",
+        "Phi3ForCausalLM",
+        "PhiForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "SeedOssForCausalLM",
+        "SmolLM3ForCausalLM",
+        "SolarOpenForCausalLM",
+        "StableLmForCausalLM",
+        "Starcoder2ForCausalLM",
+    }
+)
+"""Decoders that transformers' code serves with the tokens it gives alone: all were tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """`implementation` is stoker or transformers, None where `obstacle` says what is in the way.
+
+    `max_model_len` is the longest that is served where that is less than the model's own length.
+    """
+
+    implementation: str | None
+    obstacle: str | None = None
+    max_model_len: int | None = None
+
+
+def find_support(raw: Mapping[str, Any]) -> Support:
+    """How `--model-impl auto` serves the model of this config.json."""
+    try:
+        config = ModelConfig.from_raw(dict(raw), {}, Path(), "")
+        if config.implementation == "transformers":
+            _require_known_decoder(config.architecture, raw)
+    except ModelError as error:
+        return Support(None, str(error).rstrip("."))
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        return Support(None, "its config.json is incomplete or damaged")
+    limit = _fixed_positions(raw) if config.implementation == "transformers" else None
+    return Support(config.implementation, config.own_obstacle, limit)
+
+
+def find_gguf_support(architecture: str, *, has_experts: bool) -> Support:
+    """How a GGUF file of this family is served."""
+    if architecture in GGUF_ARCHITECTURES and not has_experts:
+        return Support("stoker")
+    kind = f"{architecture} with experts" if has_experts else architecture
+    return Support(None, f"GGUF files of the family {kind} are not converted")
+
+
+def _require_known_decoder(architecture: str, raw: Mapping[str, Any]) -> None:
+    text = text_part(raw)
+    if architecture not in TRANSFORMERS_DECODERS:
+        raise incompatible(architecture, "it is none of the decoders that serve there")
+    if text.get("attn_logit_softcapping"):
+        raise incompatible(architecture, "its attention takes softcap, which ours does not have")
+
+
+def _fixed_positions(raw: Mapping[str, Any]) -> int | None:
+    """Beyond them a `longrope` turns each token as far as the longest request of the batch asks."""
+    text = text_part(raw)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
+        return None
+    limit = text.get("original_max_position_embeddings") or rope.get(
+        "original_max_position_embeddings"
+    )
+    return None if limit is None else int(limit)

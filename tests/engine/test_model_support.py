@@ -1,0 +1,134 @@
+"""What is served: the plan's view of a config.json is that of the engine, family by family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
+from app.planning.shape_reading import read_shape
+from engine.model_config import ModelConfig
+from engine.model_families import supported_architectures
+from engine.model_support import (
+    GGUF_ARCHITECTURES,
+    TRANSFORMERS_DECODERS,
+    find_gguf_support,
+    find_support,
+)
+
+_LLAMA = dict(BUILTIN_SHAPES["llama-3.1-8b"].config)
+_SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "head_dim": 16,
+    "sliding_window": 32,
+}
+_FEW = ("Olmo2ForCausalLM", "Cohere2ForCausalLM", "GPTBigCodeForCausalLM", "GPT2LMHeadModel")
+
+
+@pytest.mark.parametrize(
+    ("changes", "implementation", "words"),
+    [
+        ({}, "stoker", None),
+        ({"hidden_act": "gelu"}, "transformers", "Activation 'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "transformers", "'yarn'"),
+        ({"architectures": ["Olmo2ForCausalLM"]}, "transformers", None),
+        ({"architectures": ["Gemma2ForCausalLM"]}, None, "none of the decoders that serve"),
+        ({"architectures": ["Lfm2ForCausalLM"]}, None, "none of the decoders that serve"),
+        ({"architectures": ["FooForCausalLM"]}, None, "FooForCausalLM"),
+        ({"quantization_config": {"quant_method": "awq"}}, None, "awq"),
+        ({"intermediate_size": [64, 96]}, None, "not a whole number"),
+        ({"architectures": []}, None, "none named"),
+    ],
+)
+def test_who_serves_a_config(
+    changes: dict[str, Any], implementation: str | None, words: str | None
+) -> None:
+    found = find_support({**_LLAMA, **changes})
+
+    assert found.implementation == implementation
+    assert (words or "") in (found.obstacle or "")
+
+
+def test_positions_that_depend_on_the_batch_are_served_up_to_where_they_do_not() -> None:
+    phi = {
+        **BUILTIN_SHAPES["phi-4"].config,
+        "max_position_embeddings": 131_072,
+        "original_max_position_embeddings": 4096,
+        "rope_scaling": {"type": "longrope"},
+    }
+
+    assert find_support(phi).max_model_len == 4096
+    assert find_support({**phi, "rope_scaling": None}).max_model_len is None
+
+
+@pytest.mark.parametrize("name", BUILTIN_SHAPES)
+def test_built_in_shapes_say_how_they_are_served(name: str) -> None:
+    shape = read_shape(BUILTIN_SHAPES[name].config, name)
+    is_own = shape.architecture in supported_architectures()
+
+    assert (shape.support.implementation == "stoker") is is_own
+    assert shape.support.implementation or shape.support.obstacle
+
+
+def test_gguf_families_are_those_that_are_converted() -> None:
+    from engine.models.gguf_config import _FAMILIES
+
+    assert set(GGUF_ARCHITECTURES) == set(_FAMILIES)
+    assert find_gguf_support("llama", has_experts=False).implementation == "stoker"
+    assert "phi3" in (find_gguf_support("phi3", has_experts=False).obstacle or "")
+    assert "with experts" in (find_gguf_support("llama", has_experts=True).obstacle or "")
+
+
+@pytest.mark.parametrize("architecture", _FEW)
+def test_plan_and_engine_see_the_same_cache(architecture: str, tmp_path: Path) -> None:
+    _require_same_cache(architecture, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", sorted(TRANSFORMERS_DECODERS))
+def test_plan_and_engine_see_the_same_cache_of_every_decoder(
+    architecture: str, tmp_path: Path
+) -> None:
+    _require_same_cache(architecture, tmp_path)
+
+
+def _require_same_cache(architecture: str, folder: Path) -> None:
+    """Over the config.json that transformers writes for the family."""
+    from engine.models.transformers_config import transformers_class, with_transformers_facts
+
+    config_class = transformers_class(architecture).config_class
+    known = config_class().to_dict()
+    changes: dict[str, Any] = {k: v for k, v in _SMALL.items() if known.get(k) is not None}
+    if kinds := known.get("layer_types"):
+        changes["layer_types"] = list(kinds)[:4]
+    config = config_class(**changes)
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+    raw = json.loads((folder / "config.json").read_text())
+
+    engine = ModelConfig.from_raw(raw, {}, folder, "tiny", "transformers")
+    engine = with_transformers_facts(engine, 64)
+    shape: ModelShape = read_shape(raw, "tiny")
+
+    assert shape.support.implementation is not None
+    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (
+        engine.num_hidden_layers,
+        engine.num_key_value_heads,
+        engine.head_dim,
+    )
+    assert [_effective(window, shape) for window in shape.layer_windows] == list(
+        engine.layer_windows
+    )
+
+
+def _effective(window: int | None, shape: ModelShape) -> int | None:
+    return None if not window or window >= shape.max_model_len else window
