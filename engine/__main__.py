@@ -138,8 +138,11 @@ def _resolve(model: str) -> int:
 
 
 def _fail(error: Exception) -> int:
+    """1, or 2 as for any other mistake of the command line: the word names no model."""
+    from engine.errors import ModelNotFoundError
+
     print(f"error: {error}", file=sys.stderr)
-    return 1
+    return 2 if isinstance(error, ModelNotFoundError) else 1
 
 
 if __name__ == "__main__":

@@ -50,9 +50,11 @@ def pull(
     """Get a model, so that serving it needs no network later."""
     from app import output
     from app.ops.child_process import require_engine_extra
+    from app.ops.launch_specs import require_model_name
     from app.ops.model_files import resolve_model
 
     require_engine_extra()
+    require_model_name(name)
     store = _store()
     builtin = store.builtin(name)
     if builtin is None:

