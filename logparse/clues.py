@@ -6,6 +6,7 @@ of a first explanation.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -18,23 +19,33 @@ class CluedPattern:
     """`search` looks for the clues first; without clues it always tries the pattern."""
 
     source: str
-    clues: tuple[str, ...]
+
+    @property
+    def clues(self) -> tuple[str, ...]:
+        """One for each alternative, if each has one; found when they are first asked for."""
+        return _clues_of(self.source)
 
     def search(self, text: str) -> re.Match[str] | None:
         """As re.search."""
-        for clue in self.clues:
+        clues = self.clues
+        for clue in clues:
             if clue in text:
                 break
         else:
-            if self.clues:
+            if clues:
                 return None
         return re.compile(self.source).search(text)  # re keeps what it compiled
 
 
 def clued(source: str) -> CluedPattern:
     """The pattern with one clue for each of its alternatives, if each has one."""
+    return CluedPattern(source)
+
+
+@functools.cache
+def _clues_of(source: str) -> tuple[str, ...]:
     found = [_longest_literal(part) for part in _alternatives(source)]
-    return CluedPattern(source, tuple(found) if all(len(c) >= _SHORTEST for c in found) else ())
+    return tuple(found) if all(len(clue) >= _SHORTEST for clue in found) else ()
 
 
 def _alternatives(source: str) -> list[str]:

@@ -6,6 +6,7 @@ traceback, which repeats it. The wording of the causes is in `problem_rules`.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -65,13 +66,6 @@ _WORDS = (
     ),
 )
 
-# What must be in the text for a rule to match, and the rule's place; "" where nothing must be.
-_CLUES = tuple(
-    (clue, place)
-    for place, entry in enumerate(PROBLEM_RULES)
-    for pattern in entry.patterns
-    for clue in pattern.clues or ("",)
-)
 Owner = tuple[str | None, str | None]  # process and pid; two of one name are kept apart
 _Writer = tuple[Owner, str | None]  # and the level
 _MAX_TEXT = 6000
@@ -530,6 +524,17 @@ def _match(candidate: Candidate) -> Cause | None:
     return candidate.cause
 
 
+@functools.cache
+def _all_clues() -> tuple[tuple[str, int], ...]:
+    """What must be in the text for a rule to match, and the rule's place; "" where nothing must."""
+    return tuple(
+        (clue, place)
+        for place, entry in enumerate(PROBLEM_RULES)
+        for pattern in entry.patterns
+        for clue in pattern.clues or ("",)
+    )
+
+
 def _explain(candidate: Candidate) -> Cause | None:
     found = _explain_text(candidate, candidate.whole)
     if found is None and candidate.more:  # a message that somebody broke into lines
@@ -540,7 +545,7 @@ def _explain(candidate: Candidate) -> Cause | None:
 
 
 def _explain_text(candidate: Candidate, whole: str) -> Cause | None:
-    for place in sorted({place for clue, place in _CLUES if clue in whole}):
+    for place in sorted({place for clue, place in _all_clues() if clue in whole}):
         entry = PROBLEM_RULES[place]
         if not entry.allows(candidate.functions, candidate.place):
             continue
