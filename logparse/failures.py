@@ -36,6 +36,7 @@ _OWN_ERROR = re.compile(
     r"|OfflineError|CorruptModelError): "
 )
 _USAGE_BLOCK = "usage: "
+_BARE_ERROR = "Error: "  # of a program that calls its end so, and of no class of Python
 _TOOL_CALL = re.compile(
     r"\bPTXAS ?[Ee]rror\b|\bCalledProcessError\b|Error building extension|Ninja build failed"
 )
@@ -372,6 +373,9 @@ class FailureTracker:
     def cause(self, *, trusts_error_lines: bool) -> Cause | None:
         """The first cause. With `trusts_error_lines`, an ERROR line alone is a failure too."""
         strong = _without_late_deaths([c for c in self._strong if not c.points_elsewhere])
+        if any(c.kind == "exception" and not c.text.startswith(_BARE_ERROR) for c in strong):
+            # What a launcher says of the end, where the exception itself is there.
+            strong = [c for c in strong if not c.text.startswith(_BARE_ERROR)]
         known = _first_known(strong)
         if strong and (known is None or known.candidate.process != strong[0].process):
             first = _match(strong[0]) or Cause(strong[0], None, {}, strong[0])

@@ -397,7 +397,8 @@ class LogParser:
         """The engine, how this start ends as far as it was read, and why if it failed or died."""
         attempt, cause = self._attempt, self._cause()
         engine = self._engine(cause)
-        outcome = attempt.outcome(is_server_log=engine is not None, has_cause=cause is not None)
+        is_server_log = engine is not None or _is_of_a_server(cause)
+        outcome = attempt.outcome(is_server_log=is_server_log, has_cause=cause is not None)
         return engine, outcome, cause if outcome in (Outcome.READY, Outcome.FAILED) else None
 
     def _line_counts(self) -> LineCounts:
@@ -427,6 +428,12 @@ class LogParser:
             or _engine_of_processes(self._counts)
             or attempt.failures_now.engine
         )
+
+
+def _is_of_a_server(cause: Cause | None) -> bool:
+    """Whether an exception is one that only servers of models meet."""
+    rule = cause.rule if cause is not None else None
+    return rule is not None and rule.id[0] in "ABC" and not rule.is_general
 
 
 def _engine_of(cause: Cause | None) -> str | None:

@@ -317,6 +317,16 @@ _ENGINE_AND_WEIGHTS = (
         source="worker/hpu_model_runner.py",
     ),
     rule(
+        "weights-hpu-small",
+        ("Pre-loading model weights on ", "Loading model weights took in total "),
+        r"(?:\S{1,20} took )?" + _NUM + r" MiB of device memory",
+        "The same of a small model, or of a draft model.",
+        takes=(Take("weights_gib", Unit.MIB),),
+        phase=2,
+        ends_phase=True,
+        source="worker/hpu_model_runner.py",
+    ),
+    rule(
         "weights-old",
         "Loading model weights took ",
         r"(?:in total )?" + _NUM + r" Gi?B(?: and " + _NUM + r" seconds)?",

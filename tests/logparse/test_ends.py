@@ -203,6 +203,22 @@ def test_whose_server_did_not_start(line: str, engine: str) -> None:
     assert (report.outcome, report.engine) == (Outcome.FAILED, engine)
 
 
+def test_a_launchers_error_is_not_preferred_to_the_exception() -> None:
+    lines = [*BEGUN, "Error: application failed", "(APIServer pid=7) FrobError: no frob"]
+    assert ends(lines)[1:3] == ("unknown", "FrobError: no frob")
+    assert ends(lines[:-1])[2] == "Error: application failed"
+
+
+def test_an_exception_that_only_servers_meet_shows_a_server() -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/p/transformers/x.py", line 3, in f',
+        "ValueError: `rope_scaling` must be a dictionary with two fields, `type`, got x",
+    ]
+    assert ends(lines)[0] == "failed"
+    assert ends([*lines[:-1], "KeyError: 'frob'"])[0] == "not-a-server-log"
+
+
 def test_a_traceback_that_lost_its_blanks() -> None:
     head = f"(VllmWorkerProcess pid=5) ERROR {STAMP}"
     lines = [

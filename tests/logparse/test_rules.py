@@ -355,6 +355,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         " and 4.5 GiB of host memory (98.9 GiB/1007 GiB used)",
         {"weights_gib": 7.25},
     ),
+    (
+        "weights-hpu-small",
+        "Pre-loading model weights on hpu:0 took 512 MiB of device memory (1 GiB/94.6 GiB used)",
+        {"weights_gib": 0.5},
+    ),
     ("platform-rocm", "Using aiter frob on ROCm (lazy).", {"platform": "rocm"}),
     ("platform-aiter", "[aiter] frob", {"platform": "rocm"}),
     ("offline-output", "Prompt: 'a b', Generated text: ' c'", {}),
