@@ -115,6 +115,8 @@ def asked_model_len(shape: ModelShape, request: PlanRequest) -> int:
     asked = request.max_model_len
     if asked is None or asked == -1:
         return shape.max_model_len
+    if request.engine == STOKER and asked == 1:
+        raise _usage("--max-model-len 1 leaves no room for an answer", "use 2 or more")
     if not 1 <= asked <= shape.max_model_len:
         raise _usage(
             f"--max-model-len {asked} is not within the {shape.max_model_len} positions that "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from app.planning.plan_answers import Answers, answer
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest
 from engine.args import EngineArgs
+from engine.env import HostDevice
 from engine.kv_sizing import GIB
+from engine.model_config import ModelConfig
 
 _MODELS = {name: find_planned_model(name) for name in BUILTIN_SHAPES}
 _NAMES = {model.command_name: name for name, model in _MODELS.items()}
@@ -152,6 +155,7 @@ def _own_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
     parser = argparse.ArgumentParser()
     EngineArgs.add_cli_args(parser)
     args = EngineArgs.from_cli(parser.parse_args(words[3:]))
+    _require_served(model, plan, args)
     request = PlanRequest(
         gpu=plan.request.gpu,
         engine=STOKER,
@@ -167,6 +171,17 @@ def _own_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
         kv_memory_bytes=args.kv_cache_memory_bytes,
     )
     return make_plan(model.shape, model.weights, request)
+
+
+def _require_served(model: PlannedModel, plan: Plan, args: EngineArgs) -> None:
+    """As the engine checks model and flags when it starts."""
+    gpu = plan.request.gpu
+    host = HostDevice("cpu", "cpu", None)
+    if gpu is not None:
+        host = HostDevice("cuda", gpu.name, gpu.memory_bytes)
+    raw = dict(BUILTIN_SHAPES[_NAMES[model.command_name]].config)
+    config = ModelConfig.from_raw(raw, {}, Path(), "name")
+    args.create_engine_config(config, host)
 
 
 def _llama_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
