@@ -295,7 +295,8 @@ MODEL_CONFIG_PROBLEMS: tuple[ProblemRule, ...] = (
             _ARCHITECTURE + r"(?:are not supported for now|is not supported; |are not supported)",
             _ARCHITECTURE + r"(?:was|were) supported in vLLM until",
             _ARCHITECTURE + r"(?:is|are) not supported in-tree anymore",
-            r"The Transformers implementation of '?(?P<architecture>\w{1,120})'? is not compatible",
+            r"The Transformers implementation of '?(?P<architecture>\w{1,120})'? is not compatible"
+            r"(?! with Stoker)",
             r"Cannot find model module",
         ),
         (

@@ -56,6 +56,7 @@ _OWN_FLAG_TEXT = """
 OWN_FLAGS = frozenset(_OWN_FLAG_TEXT.split())
 # Values of vLLM's that our server does not take, and its short forms.
 _NOT_OWN = ("--quantization fp8", "--attention-backend ", " -cc.")
+_OTHER_ENGINE = re.compile(r"^stoker serve .* --engine [a-z.]+$")
 _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]{1,60})")
 _VLLM_WORD = re.compile(r"(?<![\w:'-])vllm(?![\w:])(?! serve\|)")
 _GPU_COMMANDS = ("nvidia-smi", "CUDA_VISIBLE_DEVICES=", "docker run --gpus")
@@ -309,7 +310,7 @@ def _can_be_typed(command: str, facts: Facts, engine: str | None) -> bool:
         return False
     if engine in _TRANSLATIONS and ("VLLM_" in command or _VLLM_WORD.search(command)):
         return False
-    if engine != "stoker":
+    if engine != "stoker" or _OTHER_ENGINE.search(command):
         return True
     if "VLLM_" in command or _VLLM_WORD.search(command) or "torchinductor" in command.lower():
         return False

@@ -327,13 +327,26 @@ OWN_ENGINE_PROBLEMS: tuple[ProblemRule, ...] = (
         derive=_first_sentence,
     ),
     ProblemRule(
+        "S4",
+        patterns(r"ModelError: (?P<detail>[^\n]{0,400}\.gguf: [^\n]{1,300})"),
+        ("{detail}",),
+        "The file is not one that this engine converts; llama.cpp reads GGUF files as they are.",
+        (
+            ("serve it with llama.cpp", "stoker serve {model} --engine llama.cpp"),
+            ("see how much of it fits", "stoker plan {model}"),
+        ),
+        is_fatal=True,
+        derive=_first_sentence,
+    ),
+    ProblemRule(
         "S3",
         patterns(r"ModelError: (?P<detail>[^\n]{1,500})"),
         ("{detail}",),
         "The model is not one that this engine runs.",
         (
+            ("serve it with vLLM, on a GPU", "stoker serve {model} --engine vllm"),
+            ("serve a GGUF file of it", "stoker serve MODEL.gguf --engine llama.cpp"),
             ("list what is in the cache", "stoker models list"),
-            ("use the default model", "stoker serve"),
         ),
         is_fatal=True,
         derive=_first_sentence,

@@ -184,12 +184,32 @@ def test_a_stop_after_ready_is_no_failure() -> None:
         ),
         (
             (
+                "ModelError: /m/phi3.gguf: GGUF architecture phi3 is not supported; llama, qwen2, "
+                "qwen3, gemma3 are.",
+            ),
+            "S4",
+            "/m/phi3.gguf: GGUF architecture phi3 is not supported; llama, qwen2, qwen3, gemma3 "
+            "are",
+            "stoker serve smollm2-135m --engine llama.cpp",
+        ),
+        (
+            (
+                "ModelError: The Transformers implementation of Gemma4ForConditionalGeneration is "
+                "not compatible with Stoker: it is made of several models (text_config).",
+            ),
+            "S3",
+            "The Transformers implementation of Gemma4ForConditionalGeneration is not compatible "
+            "with Stoker: it is made of several models (text_config)",
+            "stoker serve smollm2-135m --engine vllm",
+        ),
+        (
+            (
                 "ModelError: /m/a.safetensors is a file of a kind that cannot be served alone; "
                 "give its folder.",
             ),
             "S3",
             "/m/a.safetensors is a file of a kind that cannot be served alone; give its folder",
-            "stoker models list",
+            "stoker serve smollm2-135m --engine vllm",
         ),
         (
             (
