@@ -6,13 +6,16 @@ text: without a bound one request makes every step, and so every other request, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.sched.request import Request
 
 _ROWS_ALONE = 512
-_ROWS_SHARED = 128
-"""Prompt tokens of a step with rows of their own; fewer where others wait for the step's end."""
+_ROWS_SHARED = 32
+"""Prompt tokens of a step with rows of their own; fewer where others wait for the step's end, who
+would have a second of it on a CPU.
+"""
 
 _ENTRIES = 16_384
 """Log probabilities of one step; at least one row goes through, however wide it is."""
@@ -20,12 +23,17 @@ _ENTRIES = 16_384
 
 @dataclass(slots=True)
 class LogprobsBudget:
-    """What has been handed out in the step that is being planned."""
+    """What has been handed out in the step that is being planned.
 
+    `requests` are all that wait for its end.
+    """
+
+    requests: Iterable[Request] = ()
     rows: int = 0
     entries: int = 0
+    _max_rows: int = 0
 
-    def take(self, request: Request, count: int, *, is_alone: bool, is_split: bool) -> int:
+    def take(self, request: Request, count: int, *, is_split: bool) -> int:
         """How many of `count` tokens the request may compute; what they need is booked.
 
         Without `is_split` a prompt goes whole or not at all. The first row of a step always goes
@@ -35,8 +43,7 @@ class LogprobsBudget:
         num_prompt = min(count, request.num_prompt_tokens - request.num_computed_tokens)
         if params.prompt_logprobs is not None and num_prompt > 0:
             width = params.prompt_logprobs + 1
-            room = (_ROWS_ALONE if is_alone else _ROWS_SHARED) - self.rows
-            room = min(room, (_ENTRIES - self.entries) // width)
+            room = min(self._row_limit() - self.rows, (_ENTRIES - self.entries) // width)
             if not self.rows:
                 room = max(room, 1 if is_split else count)
             count = min(count, max(room, 0)) if is_split or room >= count else 0
@@ -48,3 +55,12 @@ class LogprobsBudget:
                 return 0
             self.entries += width
         return count
+
+    def _row_limit(self) -> int:
+        """Looked for once in a step: whether anybody waits who wants none of a prompt's rows."""
+        if not self._max_rows:
+            has_others = any(
+                request.sampling_params.prompt_logprobs is None for request in self.requests
+            )
+            self._max_rows = _ROWS_SHARED if has_others else _ROWS_ALONE
+        return self._max_rows

@@ -129,7 +129,7 @@ class Scheduler:
         if self._compiling:
             self._admit_compiled()
         output = SchedulerOutput([], CachedRequestData(), {}, 0, [])
-        self._logprobs_budget = LogprobsBudget()
+        self._logprobs_budget = LogprobsBudget(self.requests.values())
         budget = self.config.max_num_batched_tokens
         budget, has_preempted = self._schedule_running(output, budget)
         if not has_preempted:
@@ -219,8 +219,7 @@ class Scheduler:
     def _cap_logprobs(self, request: Request, count: int) -> int:
         """Fewer tokens, or none, for a request whose log probabilities exceed the step's share."""
         is_split = self.config.enable_chunked_prefill
-        is_alone = len(self.requests) == 1
-        return self._logprobs_budget.take(request, count, is_alone=is_alone, is_split=is_split)
+        return self._logprobs_budget.take(request, count, is_split=is_split)
 
     def _admit(self, request: Request, num_hit_tokens: int) -> None:
         if request.num_cached_tokens is None:
