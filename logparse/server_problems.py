@@ -327,7 +327,7 @@ OWN_ENGINE_PROBLEMS: tuple[ProblemRule, ...] = (
         derive=_first_sentence,
     ),
     ProblemRule(
-        "S4",
+        "S7",
         patterns(r"ModelError: (?P<detail>[^\n]{0,400}\.gguf: [^\n]{1,300})"),
         ("{detail}",),
         "The file is not one that this engine converts; llama.cpp reads GGUF files as they are.",

@@ -187,7 +187,7 @@ def test_a_stop_after_ready_is_no_failure() -> None:
                 "ModelError: /m/phi3.gguf: GGUF architecture phi3 is not supported; llama, qwen2, "
                 "qwen3, gemma3 are.",
             ),
-            "S4",
+            "S7",
             "/m/phi3.gguf: GGUF architecture phi3 is not supported; llama, qwen2, qwen3, gemma3 "
             "are",
             "stoker serve smollm2-135m --engine llama.cpp",
