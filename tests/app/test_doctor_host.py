@@ -371,6 +371,8 @@ def test_an_open_server_without_a_key() -> None:
         ("python3 -m vllm.entrypoints.openai.api_server", "vllm", False),
         ("python /s/engine/__main__.py serve --model a", "stoker", False),
         ("python /s/engine/__main__.py core --x", "stoker", True),
+        ("python /s/engine/__main__.py grammars", "stoker", True),
+        ("python /s/engine/__main__.py serve grammars", "stoker", False),
         ("/opt/llama-server -m a.gguf", "llama-server", False),
         ("python -m sglang.launch_server", "sglang", False),
         ("vim /s/vllm/serve.py", None, False),
