@@ -17,6 +17,7 @@ from logparse.details import (
     warning_lines,
 )
 from logparse.hangs import usual_hang
+from logparse.problem_text import filled_fixes
 from logparse.problems import MORE_TIME, WHO_STOPS
 from logparse.records import Fix, LogReport, Measured, Outcome, Phase, Problem
 from logparse.redact import printable, shortened
@@ -242,8 +243,9 @@ def _cause_lines(report: LogReport, exit_code: int | None) -> tuple[str, ...]:
                 number + 1, report.last_message, is_loaded=report.facts.weights_gib is not None
             )
             lines.append(f"  what usually takes long here: {text}")
-            if lever is not None:
-                lines.append(f"  try        {lever}")
+            templates = ((text, lever),) if lever is not None else ()
+            fixes = filled_fixes(templates, report.facts, report.engine)
+            lines += [f"  try        {fix.command}" for fix in fixes]
         return tuple(lines)
     return ()
 

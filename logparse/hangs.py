@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-# (what the last line begins with, what is going on, what to try)
-_AFTER_LINE = (
+_Hang = tuple[tuple[str, ...], str, str]
+# (what the last line begins with, what is going on, a template of what to try)
+_AFTER_LINE: tuple[_Hang, ...] = (
     (
         ("vLLM is using nccl", "Found nccl from library"),
         "the GPUs cannot reach each other (peer access, IOMMU)",
-        "NCCL_P2P_DISABLE=1 NCCL_DEBUG=INFO",
+        "NCCL_P2P_DISABLE=1 NCCL_DEBUG=INFO {serve}",
     ),
     (
         ("Initializing a V1 LLM engine", "Initializing a V0 LLM engine", "world_size=", "rank "),
         "the processes look for each other on the wrong network interface",
-        "VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo",
+        "VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo {serve}",
     ),
     (
         ("Starting to load model", "Loading model from scratch", "Using ", "Load weight begin"),
         "weights come slowly from a network disk, or are being downloaded",
-        "--safetensors-load-strategy prefetch",
+        "{serve} --safetensors-load-strategy prefetch",
     ),
     (
         ("Using cache directory", "Dynamo bytecode", "Compiling a graph", "Cache the graph"),
         "compiling with a cold cache: minutes are normal, few cores or little memory make it worse",
-        "MAX_JOBS=2",
+        "MAX_JOBS=2 {serve}",
     ),
     (
         ("No available shared memory broadcast block",),
         "one worker is busy (compiling) or hangs; look at each with py-spy",
-        "NCCL_DEBUG=INFO",
+        "NCCL_DEBUG=INFO {serve}",
     ),
     (
         ("Error retrieving file list",),
         "the hub does not answer",
-        "HF_HUB_OFFLINE=1",
+        "HF_HUB_OFFLINE=1 {serve}",
     ),
     (
         ("Capturing", "Graph capturing", "Capture cuda graph begin"),
         "capturing CUDA graphs",
-        "--enforce-eager",
+        "{serve} --enforce-eager",
     ),
 )
 # What the last line holds anywhere, what is going on, what to try.
-_WITHIN_LINE = (
+_WITHIN_LINE: tuple[_Hang, ...] = (
     (
         ("waiting to acquire lock",),
         "another process downloads the same file, and this one waits for its lock; if none does, "
@@ -65,19 +66,22 @@ _IN_PHASE = (
     "setting up the API",
 )
 _LOADING = 2
+_READING = "Starting to load model"
+HANGS = (*_WITHIN_LINE, *_AFTER_LINE)
 
 
 def usual_hang(
     phase_number: int, last_message: str | None, *, is_loaded: bool = False
 ) -> tuple[str, str | None]:
-    """What usually takes long, or hangs, at this point; and a flag or variables to try. With
+    """What usually takes long, or hangs, at this point; and a template of what to try. With
     `is_loaded` the weights are in memory, also if no line of the next phase came.
     """
+    last = last_message or ""
     for words, text, lever in _WITHIN_LINE:
-        if last_message is not None and any(word in last_message for word in words):
+        if any(word in last for word in words):
             return text, lever
     for starts, text, lever in _AFTER_LINE:
-        if last_message is not None and last_message.startswith(starts):
+        if last.startswith(starts) and not (is_loaded and _READING in starts):
             return text, lever
     is_past_loading = is_loaded and phase_number == _LOADING
     return _IN_PHASE[phase_number - (0 if is_past_loading else 1)], None

@@ -235,6 +235,7 @@ class LogParser:
         if rules and self._apply_those(rules, line, events):
             if is_loud(message) and announces_end(message, None):
                 failures.announce(self._line_number, line[:2], message)
+            self._last_message = message
             return
         if _may_say_cut(message):
             self._attempt.is_cut |= _CUT.search(message[:2000] + message[-200:]) is not None

@@ -19,6 +19,7 @@ from engine.args import EngineArgs
 from logparse.command_line import given_flags
 from logparse.failures import Candidate, Cause
 from logparse.fitting import weights_gib
+from logparse.hangs import HANGS
 from logparse.problem_rules import LAST_RESORTS, PROBLEM_RULES
 from logparse.problem_text import filled_fixes, to_problem
 from logparse.records import Facts, Fix
@@ -48,7 +49,7 @@ LLAMA_FLAGS = frozenset(_LLAMA_TEXT.split())
 _PROGRAM_TEXT = """
 vllm stoker python llama-server nvidia-smi nvcc pip uv docker df ls dmesg sudo ss pgrep py-spy ps
 hf unset export echo rm cd ulimit curl aws openssl git head sacct ldconfig ray wsl ip tee grep
-tail md5sum env kubectl ldd rocm-smi npu-smi hl-smi xpu-smi
+tail md5sum apt env kubectl ldd rocm-smi npu-smi hl-smi xpu-smi
 """
 PROGRAMS = frozenset(_PROGRAM_TEXT.split())
 # Of a user, in a template.
@@ -97,6 +98,10 @@ def fixes_of_rules() -> Iterator[tuple[str, str | None, Fix]]:
             own = bool(entry.engine)
             for fix in filled_fixes(entry.fixes, facts_of(engine), engine, is_own=own):
                 yield entry.id, engine, fix
+    for _, text, command in HANGS:
+        for engine in ENGINES:
+            for fix in filled_fixes(((text, command),), facts_of(engine), engine):
+                yield "hang", engine, fix
     for kind in KINDS:
         for engine in ENGINES:
             for fix in filled_fixes(kind.fixes, facts_of(engine), engine):

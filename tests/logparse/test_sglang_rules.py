@@ -40,6 +40,15 @@ def test_the_http_server_alone_is_not_ready() -> None:
     assert report.ready_url == "http://0.0.0.0:30000"
 
 
+def test_what_to_try_while_it_hangs_is_its_own() -> None:
+    hung = explain(parse_lines([START[0], START[1]])).text()
+    assert "weights come slowly" in hung
+    assert "--safetensors-load-strategy" not in hung
+    graphs = explain(parse_lines([*START, "[2026-10-03 12:00:12 TP0] Capture cuda graph begin."]))
+    assert "python -m sglang.launch_server --model-path o/m" in graphs.text()
+    assert "--disable-cuda-graph" in graphs.text()
+
+
 def test_for_another_engine_it_is() -> None:
     lines = ["INFO 10-03 12:00:00 [api_server.py:1] vLLM API server version 0.9.1",
              "INFO:     Application startup complete."]  # fmt: skip
