@@ -8,6 +8,7 @@ from typing import Any
 from engine.errors import CorruptModelError
 
 _SHOWN = 60
+_LONGEST_WORD = 200
 
 
 def shown(value: object) -> str:
@@ -35,6 +36,13 @@ def real_number(value: Any, what: str, low: float, high: float) -> float:
     if not (low <= value <= high) or math.isnan(value):
         raise CorruptModelError(f"{what} is {shown(value)}; it can be from {low:g} to {high:g}.")
     return float(value)
+
+
+def word(value: Any, what: str) -> str:
+    """A name as configurations hold them: one printable line, not too long to be shown."""
+    if not isinstance(value, str) or not value.isprintable() or len(value) > _LONGEST_WORD:
+        raise CorruptModelError(f"{what} is {shown(value)}, not a word.")
+    return value
 
 
 def of_type(value: Any, what: str, kind: type, name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.errors import CorruptModelError
 from engine.model_families import text_part
-from engine.model_files.bounds import of_type, real_number, shown, whole_number
+from engine.model_files.bounds import of_type, real_number, whole_number, word
 from engine.model_files.json_objects import parse_json, read_json
 
 MOST_LAYERS = 4096
@@ -64,7 +64,8 @@ _OBJECTS = (
 )
 _VISION_COUNTS = ("hidden_size", "intermediate_size", "num_hidden_layers")
 _VISION_SIDES = ("image_size", "patch_size")  # in pixels, one or two
-_WORDS = ("hidden_act", "hidden_activation")
+_WORDS = ("hidden_act", "hidden_activation", "model_type")
+_WORDS_OR_OBJECTS = ("dtype", "torch_dtype")  # one for each part, in some
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -82,23 +83,28 @@ def checked_config(raw: dict[str, Any], source: str) -> dict[str, Any]:
 
     Numbers are `check_decoder`'s, once it is known that they are those of a decoder.
     """
-    _check_architectures(raw.get("architectures"), f"{source}: architectures")
     for name in _OBJECTS:
         if raw.get(name) is not None:
             of_type(raw[name], f"{source}: {name}", dict, "an object")
     text = text_part(raw)
+    for part in (raw, text):
+        _check_architectures(part.get("architectures"), source)
     for name in _OBJECTS:
         if text.get(name) is not None:
             of_type(text[name], f"{source}: {name}", dict, "an object")
-    if text.get("layer_types") is not None:
-        kinds = of_type(text["layer_types"], f"{source}: layer_types", list, "a list")
-        if not all(isinstance(kind, str) for kind in kinds):
-            what = f"{source}: layer_types is {shown(kinds)}"
-            raise CorruptModelError(f"{what}, not a list of words.")
+    for kind in of_type(text.get("layer_types") or [], f"{source}: layer_types", list, "a list"):
+        word(kind, f"{source}: one of layer_types")
+    for name in (*_WORDS, *_WORDS_OR_OBJECTS):
+        value = text.get(name)
+        if value is not None and not (name in _WORDS_OR_OBJECTS and isinstance(value, dict)):
+            word(value, f"{source}: {name}")
     if raw.get("vision_config"):
         _check_vision(raw["vision_config"], f"{source}: vision_config")
     for name in ("quantization_config", "compression_config"):
-        scheme = (text.get(name) or {}).get("kv_cache_scheme")
+        settings = text.get(name) or {}
+        if settings.get("quant_method") is not None:
+            word(settings["quant_method"], f"{source}: {name}.quant_method")
+        scheme = settings.get("kv_cache_scheme")
         if scheme is not None:
             of_type(scheme, f"{source}: {name}.kv_cache_scheme", dict, "an object")
     return raw
@@ -112,9 +118,6 @@ def check_decoder(raw: Mapping[str, Any], source: str) -> None:
     for name, limits in _REALS.items():
         if raw.get(name) is not None:
             real_number(raw[name], f"{source}: {name}", *limits)
-    for name in _WORDS:
-        if raw.get(name) is not None:
-            of_type(raw[name], f"{source}: {name}", str, "a word")
     for name in ("rope_parameters", "rope_scaling"):
         _check_rope(raw.get(name) or {}, f"{source}: {name}")
     for name in ("bos_token_id", "eos_token_id"):
@@ -126,12 +129,11 @@ def check_decoder(raw: Mapping[str, Any], source: str) -> None:
     _check_heads(raw, source)
 
 
-def _check_architectures(value: object, what: str) -> None:
+def _check_architectures(value: object, source: str) -> None:
     if value is None:
         return
-    names = of_type(value, what, list, "a list")
-    if not all(isinstance(name, str) for name in names):
-        raise CorruptModelError(f"{what} is {shown(value)}, not a list of names.")
+    for name in of_type(value, f"{source}: architectures", list, "a list"):
+        word(name, f"{source}: one of architectures")
 
 
 def _check_rope(rope: Mapping[str, Any], what: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from engine.errors import CorruptModelError, ModelNotFoundError
-from engine.model_files.bounds import of_type, shown, whole_number
+from engine.model_files.bounds import shown, whole_number, word
 from engine.model_files.config_values import COUNTS
 
 _MAGIC = b"GGUF"
@@ -119,8 +119,7 @@ class GGUFHeader:
     def architecture(self) -> str:
         """llama.cpp's name of the model family, the first part of its metadata keys."""
         what = f"{self.path}: general.architecture"
-        name: str = of_type(self.metadata.get("general.architecture"), what, str, "a word")
-        return name
+        return word(self.metadata.get("general.architecture"), what)
 
     def count(self, key: str, default: int | None = None) -> int:
         """The architecture's whole number `key`, one of SETTINGS, within its limits.
