@@ -88,8 +88,9 @@ def step_text(scheduler: SchedulerState) -> str:
         return "n/a: no step yet"
     total = step.num_decode_tokens + step.num_prefill_tokens
     budget = scheduler.max_num_batched_tokens
+    requests = "1 request" if step.num_requests == 1 else f"{step.num_requests} requests"
     parts = f"{step.num_decode_tokens:,} decode + {step.num_prefill_tokens:,} prefill"
-    return f"{parts} = {total:,} of {budget:,} tokens, {step.num_requests} requests"
+    return f"{parts} = {total:,} of {budget:,} tokens, {requests}"
 
 
 def limit_text(scheduler: SchedulerState, sample: MetricsSample | None = None) -> tuple[str, str]:

@@ -44,11 +44,11 @@ class ContextUse:
         return ContextLevel.NEAR if is_near else ContextLevel.FINE
 
     def text(self) -> str:
-        """`context about 1,234 of 8,192 tokens (15%)`, and a warning when it is due."""
+        """`context about 1,234 of 8,192 tokens (15 %)`, and a warning when it is due."""
         about = "about " if self.is_estimate else ""
         if self.limit is None:
             return f"context {about}{self.tokens:,} tokens"
-        share = f"{100 * self.tokens / self.limit:.0f}%"
+        share = f"{100 * self.tokens / self.limit:.0f} %"
         return f"context {about}{self.tokens:,} of {self.limit:,} tokens ({share})"
 
     def warning(self) -> str:

@@ -41,6 +41,20 @@ def test_a_dry_run_prints_the_command_without_the_key(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "servers").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "is_on"),
+    [(["--detach"], True), (["--no-tui"], True), (["--detach", "--host", "0.0.0.0"], False)],
+)
+def test_a_server_without_a_dashboard_has_an_engine_page_too(
+    words: list[str], is_on: bool, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    done = stoker(tmp_path, "serve", str(model), "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    assert ("--enable-debug-endpoints" in done.stdout) == is_on
+
+
 def test_a_log_that_cannot_be_written_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,7 +113,7 @@ def test_context_counts_what_the_server_counted_and_estimates_the_rest() -> None
     # 7 characters a token so far, and what a template adds.
     draft = context_use(conversation, "z" * 700, 250)
     assert (draft.tokens, draft.is_estimate, draft.level) == (228, True, ContextLevel.NEAR)
-    assert draft.text() == "context about 228 of 250 tokens (91%)"
+    assert draft.text() == "context about 228 of 250 tokens (91 %)"
     assert context_use(conversation, "z" * 1400, 250).level is ContextLevel.OVER
     assert context_use(conversation, "z" * 1400, None).warning() == ""
     reserved = replace(conversation, parameters=ChatParameters(max_tokens=900))

@@ -131,7 +131,7 @@ async def test_question_and_answer_with_counts(server: ChatServer, size: tuple[i
         await chat.shows(
             "Ask something below",
             "smol · http://127.0.0.1",
-            "context 0 of 8,192 tokens (0%)",
+            "context 0 of 8,192 tokens (0 %)",
             "F2 Settings",
         )
         await chat.ask("capital?")
@@ -400,7 +400,7 @@ async def test_context_warning_before_it_overflows(server: ChatServer) -> None:
     server.answers = [answer("Hello!", prompt_tokens=70, completion_tokens=15)]
     async with chatting(server) as chat:
         await chat.ask("hi")
-        await chat.shows("⚠ nearly full", "context 85 of 100 tokens (85%)")
+        await chat.shows("⚠ nearly full", "context 85 of 100 tokens (85 %)")
         await chat.type("word " * 40)
         await chat.shows("⚠ overflows")
         chat.input.load_text("")

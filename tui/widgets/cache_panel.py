@@ -65,5 +65,5 @@ def _preemptions(snapshot: Snapshot | None) -> str:
 
 def _finished(snapshot: Snapshot | None) -> str:
     sample = snapshot.sample if snapshot else None
-    failed = f" / {formatting.count(sample.failed)} failed" if sample and sample.failed else ""
+    failed = f" / {formatting.count(sample.failed)}" if sample and sample.failed else ""
     return formatting.count(sample.finished if sample else None) + failed
