@@ -319,10 +319,13 @@ OWN_ENGINE_PROBLEMS: tuple[ProblemRule, ...] = (
     ),
     ProblemRule(
         "S2",
-        patterns(r"ConfigError: (?P<detail>[^\n]{1,500})"),
+        patterns(
+            r"ConfigError: (?P<detail>(?P<flag>--[a-z][\w-]{1,60})[^\n]{1,450})",
+            r"ConfigError: (?P<detail>[^\n]{1,500})",
+        ),
         ("{detail}",),
         "A flag's value, or the combination of flags, cannot work.",
-        (ASK_CLI,),
+        (("leave {flag} out", "{serve} ~{flag}"), ASK_CLI),
         is_fatal=True,
         derive=_first_sentence,
     ),

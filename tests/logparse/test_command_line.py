@@ -96,3 +96,17 @@ def test_of_sglangs_arguments_only_what_was_given() -> None:
 def test_a_template(template: str, command: str) -> None:
     given = given_flags("{'model': 'm', 'a': 1, 'b': False}")
     assert typed_command(template, "go m", given) == command
+
+
+def test_our_own_refusal_names_the_start_without_the_flag() -> None:
+    report = parse_lines(
+        [
+            "(APIServer pid=70) INFO 10-03 12:00:00 [l.py:1] Stoker server version 0.1, serving m",
+            "(APIServer pid=70) INFO 10-03 12:00:00 [l.py:1] non-default args: {'model': 'm', "
+            "'kv_cache_dtype': 'fp8', 'seed': 7}",
+            "(APIServer pid=70) ERROR 10-03 12:00:01 [l.py:1] ConfigError: --kv-cache-dtype fp8 "
+            "does not go with it; leave it out.",
+        ]
+    )
+    assert report.problem is not None
+    assert report.problem.fixes[0].command == "stoker serve m --seed 7"
