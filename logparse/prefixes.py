@@ -43,6 +43,8 @@ _BEGINNING = re.compile(
     r"|\b(?:srv|slot|que) {1,12}\w{1,20}: "
     r"|\bmain: (?:HTTP|server|loading|model|exiting|error|binding|starting|n_parallel|chat))"
 )
+_RANKED = re.compile(r" [A-Z]{2}\d")
+_SENTENCE = re.compile(r"\b(?:exception|[Ee]rror|failed)\b")
 _FRAME = '  File "'
 # A launcher's logging of lines that the server wrote without a head of its own.
 _LOGGED = re.compile(
@@ -114,7 +116,7 @@ def _before(line: str) -> _Shown | None:
     if found[0].startswith("[20"):
         # The time in brackets may be another program's; alone it tells nothing.
         behind = _BEGINNING.search(line, found.end() - 1, _SEARCHED)
-        if behind is None or behind.start() == found.end() - 1:
+        if behind is None or _is_of_sglang(line, found, behind):
             return _Shown(line[: found.start()].partition('{"')[0], is_neutral=True)
         found = behind
     # What is inside of a JSON object is left to those who read JSON.
@@ -122,6 +124,14 @@ def _before(line: str) -> _Shown | None:
     if len(before) > _LONGEST_PREFIX:
         return None
     return _Shown(before, is_neutral=not before and found[0].startswith(_FRAME))
+
+
+def _is_of_sglang(line: str, found: re.Match[str], behind: re.Match[str]) -> bool:
+    """Whether the time in brackets belongs to what stands behind it: at once, or in a sentence."""
+    between = line[found.end() - 1 : behind.start()]
+    return (
+        not between or _RANKED.search(found[0]) is not None or _SENTENCE.search(between) is not None
+    )
 
 
 def _of_few_shapes(prefixes: list[str]) -> re.Pattern[str] | None:

@@ -108,6 +108,17 @@ SGLANG = [
     "quit)",
     "[2026-10-03 12:00:09] The server is fired up and ready to roll!",
 ]
+SGLANG_FAILED = [
+    "[2026-10-03 12:00:03 DP0 TP0 EP0] Load weight begin. avail mem=20.5 GB",
+    "[2026-10-03 12:00:04 DP0 TP0 EP0] Scheduler hit an exception: Traceback (most recent call "
+    "last):",
+    '  File "/sgl/python/sglang/srt/managers/scheduler.py", line 3, in run_scheduler_process',
+    "    scheduler = Scheduler(server_args)",
+    "ValueError: the frobnicator must be one token",
+    "",
+    "[2026-10-03 12:00:05] Received sigquit from a child process. It usually means the child "
+    "failed.",
+]
 LLAMA = [
     "build: 7780 (abcdef12) with GNU 13.3.0 for Linux x86_64",
     "main: loading model",
@@ -140,6 +151,7 @@ LOGS = {
     "bars": BARS,
     "own": OWN,
     "sglang": SGLANG,
+    "sglang failed": SGLANG_FAILED,
     "llama": LLAMA,
     "llama failed": LLAMA_FAILED,
 }
@@ -161,6 +173,7 @@ def test_the_logs_are_read_right_as_they_are() -> None:
         "bars": "truncated",
         "own": "ready",
         "sglang": "ready",
+        "sglang failed": "failed",
         "llama": "ready",
         "llama failed": "failed",
     }
