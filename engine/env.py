@@ -10,10 +10,11 @@ import ipaddress
 import os
 import platform
 import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from engine.machine.nvml import ask_nvml
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def is_loopback(host: str) -> bool:
 def detect_device() -> HostDevice:
     """CUDA when NVML sees a GPU and the installed torch is a CUDA build; else the CPU."""
     if torch_cuda_version() is not None:
-        gpu = _first_gpu()
+        gpu = ask_nvml(_read_first_gpu, None)
         if gpu is not None:
             return gpu
     return HostDevice("cpu", platform.processor() or platform.machine(), None)
@@ -72,37 +73,13 @@ def torch_cuda_version() -> str | None:
     return match.group(1) if match else None
 
 
-def import_nvml() -> Any | None:
-    """The module pynvml; None when it is not installed."""
-    try:
-        with warnings.catch_warnings():
-            # The package called pynvml warns that its successor should be installed instead.
-            warnings.simplefilter("ignore", FutureWarning)
-            import pynvml
-    except ImportError:
+def _read_first_gpu(nvml: Any) -> HostDevice | None:
+    if nvml.nvmlDeviceGetCount() == 0:
         return None
-    return pynvml
-
-
-def _first_gpu() -> HostDevice | None:
-    pynvml = import_nvml()
-    if pynvml is None:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        if pynvml.nvmlDeviceGetCount() == 0:
-            return None
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        name = pynvml.nvmlDeviceGetName(handle)
-        total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-        return HostDevice("cuda", name if isinstance(name, str) else name.decode(), total)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    name = nvml.nvmlDeviceGetName(handle)
+    total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return HostDevice("cuda", name if isinstance(name, str) else name.decode(), total)
 
 
 def cpu_flags() -> frozenset[str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.env import import_nvml
 from engine.kv_sizing import format_gib
+from engine.machine.nvml import ask_nvml
 
 _SHOWN = 4
 
@@ -32,21 +32,12 @@ def read_other_processes() -> tuple[GpuProcess, ...]:
     To be called with a CUDA context open: then NVML counts this process too, which shows whether
     its pids are the ones that this process knows or those of a host outside the container.
     """
-    nvml = import_nvml()
-    if nvml is None:
-        return ()
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ()
-    try:
-        handle = _first_cuda_device(nvml, os.environ)
-        held = {} if handle is None else held_bytes(nvml, handle)
-    except nvml.NVMLError:
-        return ()
-    finally:
-        nvml.nvmlShutdown()
-    return others(held, os.getpid(), Path("/proc"))
+    return others(ask_nvml(_held_on_first, {}), os.getpid(), Path("/proc"))
+
+
+def _held_on_first(nvml: Any) -> dict[int, int | None]:
+    handle = _first_cuda_device(nvml, os.environ)
+    return {} if handle is None else held_bytes(nvml, handle)
 
 
 def others(

@@ -28,6 +28,7 @@ FACADE = (
     *("engine.model_files.config_values", "engine.model_files.gguf_header"),
     *("engine.model_files.json_objects", "engine.model_files.safetensors_header"),
     *("engine.machine.hub", "engine.machine.secrets", "engine.machine.ownership"),
+    "engine.machine.nvml",
     *("engine.machine.hub", "engine.machine.secrets"),
     *("engine.machine.orphans", "engine.machine.ports", "engine.machine.processes"),
     "engine.step_budget",

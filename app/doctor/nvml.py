@@ -5,12 +5,11 @@ What a driver or a card cannot tell stays None; only the list, the names and the
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from app.doctor.facts import Gpu, GpuHolder, GpuLink, GpuReading
-from engine.env import import_nvml
+from engine.machine.nvml import import_nvml, started
 
 # Bits that cost speed because something is wrong; idle, power cap and chosen clocks are normal.
 _THROTTLED_BY = (
@@ -40,17 +39,13 @@ def read_gpus(nvml: Any = None, look_up: LookUp | None = None) -> GpuReading:
         return GpuReading(
             error="package-missing", reason="the Python package nvidia-ml-py is missing"
         )
+    what = "NVML does not start"
     try:
-        nvml.nvmlInit()
+        with started(nvml):
+            what = "NVML fails"
+            return _read(nvml, look_up or _look_up)
     except nvml.NVMLError as error:
-        return _no_reading(nvml, error, "NVML does not start")
-    try:
-        return _read(nvml, look_up or _look_up)
-    except nvml.NVMLError as error:
-        return _no_reading(nvml, error, "NVML fails")
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+        return _no_reading(nvml, error, what)
 
 
 def _no_reading(nvml: Any, error: Exception, what: str) -> GpuReading:

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from engine.env import import_nvml
 from engine.gpu_processes import held_bytes
+from engine.machine.nvml import ask_nvml
 
 _POLL_S = 0.1
 
@@ -34,7 +34,7 @@ class GpuWitness:
     """`begin` before the start, `note` before the end, `wait_for_release` after it."""
 
     def __init__(self, nvml: Any = None) -> None:
-        self._nvml = nvml or import_nvml()
+        self._nvml = nvml
         self._before: frozenset[tuple[int, int]] = frozenset()
         self._strangers: frozenset[tuple[int, int]] = frozenset()
         self._noted: tuple[GpuHold, ...] = ()
@@ -70,23 +70,15 @@ class GpuWitness:
         return key in self._strangers or (hold.pid in pids and key not in self._before)
 
     def _read(self) -> list[GpuHold]:
-        nvml = self._nvml
-        if nvml is None:
-            return []
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError:
-            return []
-        try:
-            return [
-                GpuHold(gpu, pid, size)
-                for gpu in range(nvml.nvmlDeviceGetCount())
-                for pid, size in held_bytes(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu)).items()
-            ]
-        except nvml.NVMLError:
-            return []
-        finally:
-            nvml.nvmlShutdown()
+        return ask_nvml(_holds, [], self._nvml)
+
+
+def _holds(nvml: Any) -> list[GpuHold]:
+    return [
+        GpuHold(gpu, pid, size)
+        for gpu in range(nvml.nvmlDeviceGetCount())
+        for pid, size in held_bytes(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu)).items()
+    ]
 
 
 def _exists(pid: int) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from engine import gpu_processes
 from engine.gpu_processes import GpuProcess, describe, others, read_other_processes
 from engine.kv_sizing import GIB
 
@@ -63,7 +62,7 @@ class ScriptedNvml:
 
 
 def script(monkeypatch: pytest.MonkeyPatch, nvml: ScriptedNvml | None) -> None:
-    monkeypatch.setattr(gpu_processes, "import_nvml", lambda: nvml)
+    monkeypatch.setattr("engine.machine.nvml.import_nvml", lambda: nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
