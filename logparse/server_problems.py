@@ -22,7 +22,8 @@ _FLAG_TEXT = """
 --scheduling-policy
 """
 _FLAGS = tuple(_FLAG_TEXT.split())
-_GONE_FLAGS = {
+# Flags that vLLM 0.30 has no longer, and what took their place.
+GONE_FLAGS: dict[str, str | None] = {
     "--swap-space": None,
     "--device": None,
     "--use-v2-block-manager": None,
@@ -45,9 +46,9 @@ def _nearest_flag(values: Values) -> Values:
     if not flag:
         return {}
     found: Values = {"flag": flag}
-    if flag in _GONE_FLAGS:
+    if flag in GONE_FLAGS:
         found["gone_flag"] = flag
-        if replacement := _GONE_FLAGS[flag]:
+        if replacement := GONE_FLAGS[flag]:
             found["replacement"] = replacement
         return found
     close = difflib.get_close_matches(flag[:80], _FLAGS, n=1, cutoff=0.75)

@@ -7,9 +7,10 @@ line and the log; `app.log_views` prints.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
@@ -56,14 +57,22 @@ def logs(
     as_tui: Annotated[
         bool, typer.Option("--tui", help="Look through the log: phases, filters, search.")
     ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The lines as they are; with -f also those that come.")
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=1, help="Only the last N lines, as they are.")
+    ] = None,
 ) -> None:
     """Explain a server's log: the cause of a failure, capacity, and the five phases.
 
     Understands vLLM 0.6 to 0.30, Stoker's own engine, llama-server and SGLang. Exit code: 0 ready,
     1 failed, 2 usage, 3 not enough evidence (no server log, still starting, or cut off).
     """
+    is_raw = raw or tail is not None
     modes = {
-        "--follow": follow,
+        "--raw" if raw else "--tail": is_raw,
+        "--follow": follow and not is_raw,
         "--brief": brief,
         "--phase": phase is not None,
         "--errors": errors,
@@ -79,6 +88,9 @@ def logs(
         _show_table(explain_line, form)
         return
     targets = _targets(log or [])
+    if is_raw:
+        _print_raw(targets, form, tail, follow)
+        return
     if as_tui:
         _look_through(targets, form)
         return
@@ -92,6 +104,24 @@ def logs(
         code = _explain(targets, form, brief=brief)
     if code:
         raise typer.Exit(code)
+
+
+def _print_raw(targets: list[LogTarget], form: str, tail: int | None, follow: bool) -> None:
+    from app import raw_log
+
+    target = _only(targets, "--raw")
+    if form != "text":
+        raise _usage(f"--raw has no --{form}", "leave one of them out")
+    if follow and target.path is not None:
+        with contextlib.suppress(KeyboardInterrupt):
+            for lines in _growing_batches(target):
+                raw_log.print_lines(raw_log.last_lines(lines, tail))
+                tail = None  # of what was there; all that comes is shown
+        return
+    found = None
+    if tail is not None and target.path is not None and target.path.is_file():
+        found = raw_log.tail_of_file(target.path, tail)
+    raw_log.print_lines(raw_log.last_lines(_lines(target), tail) if found is None else found)
 
 
 def _refuse_two(what: str, given: list[str]) -> None:
@@ -203,15 +233,17 @@ def _only(targets: list[LogTarget], option: str) -> LogTarget:
 
 
 def _read(target: LogTarget, lines: ErrorLines | PhaseLines | None = None) -> LogReport:
+    from app.raw_log import reading_progress
     from logparse import LogParser
     from logparse.restore import restored_lines
 
     parser = LogParser(tells_events=False)
-    for line in restored_lines(_lines(target)):
-        number = parser.num_lines + 1
-        parser.feed(line)
-        if lines is not None:
-            lines.take(number, line)
+    with reading_progress(target.path) as counted:
+        for line in restored_lines(counted(_lines(target))):
+            number = parser.num_lines + 1
+            parser.feed(line)
+            if lines is not None:
+                lines.take(number, line)
     return parser.report()
 
 
@@ -258,6 +290,12 @@ def _follow(targets: list[LogTarget], form: str) -> int:
 
 def _growing(target: LogTarget) -> Iterator[str]:
     """Lines as they come; ends only with the interrupt, and then gives a last unfinished one."""
+    for batch in _growing_batches(target):
+        yield from batch
+
+
+def _growing_batches(target: LogTarget) -> Iterator[Iterable[str]]:
+    """The lines that are there, then those of each look; the last one may be unfinished."""
     from app.ops.log_targets import EXAMPLE
     from logparse.follow import FollowedFile
     from logparse.log_parts import read_earlier_parts
@@ -270,12 +308,12 @@ def _growing(target: LogTarget) -> Iterator[str]:
         raise _usage(f"cannot read {target.title}: {error.strerror}", EXAMPLE) from error
     with file, read_earlier_parts(target.path) as earlier:
         try:
-            yield from decoded_lines(earlier)
+            yield itertools.chain(decoded_lines(earlier), file.poll())
             while True:
-                yield from file.poll()
                 time.sleep(_POLL_S)
+                yield file.poll()
         except KeyboardInterrupt:
-            yield from file.rest()
+            yield file.rest()
 
 
 def _look_through(targets: list[LogTarget], form: str) -> None:

@@ -26,6 +26,7 @@ from engine.errors import ConfigError, ModelError, ModelNotFoundError
 from engine.machine.ports import outward_host, url_host
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
+from logparse.server_problems import GONE_FLAGS
 
 STOKER, VLLM, LLAMA_CPP = "stoker", "vllm", "llama.cpp"
 ENGINES = (STOKER, VLLM, LLAMA_CPP)
@@ -288,9 +289,21 @@ class _EngineFlagParser(argparse.ArgumentParser):
         flag = word.partition("=")[0]
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "`stoker serve --help` lists the flags"
-        if engine != STOKER:
+        if engine != LLAMA_CPP and flag in GONE_FLAGS:
+            hint = self._gone(GONE_FLAGS[flag])
+        elif engine != STOKER:
             hint += f"; flags of {engine} alone go to the end, behind `--`: -- {flag}"
         return _usage(f"no such flag: {flag}", hint)
+
+    def _gone(self, successor: str | None) -> str:
+        """A flag that vLLM removed works nowhere, behind `--` neither."""
+        if successor is None:
+            return "vLLM has removed it: leave it out"
+        is_ours = successor.split()[0] in self._option_string_actions
+        where = (
+            successor if is_ours else f"-- {successor}, behind the other flags, with --engine vllm"
+        )
+        return f"vLLM has removed it; what took its place: {where}"
 
 
 def _split_at_end_of_flags(words: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:

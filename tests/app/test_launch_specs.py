@@ -185,6 +185,24 @@ def test_the_help_names_every_flag_once() -> None:
     assert "--[no-]enable-prefix-caching" in flags
 
 
+@pytest.mark.parametrize("engine", ["stoker", "vllm"])
+@pytest.mark.parametrize(
+    ("flag", "advice"),
+    [
+        ("--task", "what took its place: --runner"),
+        ("--swap-space", "leave it out"),
+        ("--guided-decoding-backend", "-- --structured-outputs-config"),
+    ],
+)
+def test_a_flag_that_vllm_removed_is_not_passed_on(engine: str, flag: str, advice: str) -> None:
+    with pytest.raises(StokerError) as caught:
+        parse_serve_request([flag, "embed"], engine)
+    hint = str(caught.value.hint)
+    assert "vLLM has removed it" in hint
+    assert advice in hint
+    assert f"-- {flag}" not in hint
+
+
 @pytest.mark.parametrize("engine", ["stoker", "vllm", "llama.cpp"])
 @pytest.mark.parametrize(
     ("host", "api_key", "is_warned"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pty
@@ -13,8 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app import raw_log
 from app.ops.server_registry import ServerRecord, ServerRegistry
 from app.paths import logs_dir, runtime_dir
+from app.raw_log import print_lines
 from engine.machine.processes import process_identity
 
 SAMPLE = Path(__file__).parents[1] / "data" / "seed_example10.log"
@@ -329,3 +332,62 @@ def test_following_standard_input_ends_with_it() -> None:
     done = stoker_logs("--follow", "-", given=STARTING.encode())
     assert done.returncode == 3
     assert b"still starting" in done.stdout
+
+
+def test_the_lines_as_they_are(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    text = "".join(f"line {number} \x1b[31mé\x1b[0m\n" for number in range(30_000))
+    log.write_text(text, encoding="utf-8")
+    assert stoker_logs(str(log), "--raw").stdout.decode() == text
+    assert stoker_logs("--raw", given=text.encode()).stdout.decode() == text
+    last = "".join(text.splitlines(keepends=True)[-3:])
+    for arguments in (["--tail", "3"], ["-n", "3"], ["--raw", "--tail", "3"]):
+        assert stoker_logs(str(log), *arguments).stdout.decode() == last
+    assert stoker_logs("-", "--tail", "3", given=text.encode()).stdout.decode() == last
+    assert stoker_logs(str(log), "--tail", "40000").stdout.decode() == text
+    (tmp_path / "server.log.gz").write_bytes(gzip.compress(text.encode()))
+    assert stoker_logs(str(tmp_path / "server.log.gz"), "--tail", "3").stdout.decode() == last
+    for refused in (["--brief"], ["--json"], ["--tail", "0"]):
+        assert stoker_logs(str(log), "--raw", *refused).returncode == 2
+
+
+def test_the_tail_goes_back_into_what_was_rotated_out(tmp_path: Path) -> None:
+    (tmp_path / "x.log.head").write_text("a\n")
+    (tmp_path / "x.log.0").write_text("b\nc\n")
+    (tmp_path / "x.log").write_text("d\n")
+    assert stoker_logs(str(tmp_path / "x.log"), "--tail", "2").stdout.decode() == "c\nd\n"
+
+
+def test_a_terminal_gets_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_lines(["a\x1b]0;title\x07b"])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_following_the_lines_as_they_are(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("one\ntwo\nthree\n")
+    with Following("--tail", "1", str(log)) as follow:
+        assert follow.read_until("three") == "three\n"
+        with log.open("a") as file:
+            file.write("four\nfi")
+        assert follow.read_until("four") == "four\n"
+        assert follow.interrupt() == ("fi\n", 0)
+
+
+def test_a_long_file_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "long.log"
+    log.write_text("x" * 99 + "\n")
+    monkeypatch.setattr(raw_log, "_LONG_BYTES", 100)
+    monkeypatch.setattr(raw_log, "_TELL_EVERY", 1)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with raw_log.reading_progress(log) as counted:
+        assert list(counted(["x" * 99])) == ["x" * 99]
+    assert "reading" in capsys.readouterr().err
+    with raw_log.reading_progress(tmp_path / "none.log") as plain:
+        assert list(plain(["a"])) == ["a"]
