@@ -10,6 +10,7 @@ from app.planning.plan import Plan
 from app.planning.plan_answers import Answers
 from app.planning.plan_request import LLAMA_CPP, VLLM
 from app.planning.process_layout import processes
+from app.planning.vllm_versions import NEWEST
 from engine.cuda_graph_sizes import describe_dispatch
 from engine.kv_sizing import GIB, capacity_line
 
@@ -87,6 +88,7 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
         low_high = "" if guess.low == guess.high else f" ({_gib(guess.low)} to {_gib(guess.high)})"
         yield f"  {guess.name:<17} {_gib(guess.num_bytes)} GiB{low_high}  {guess.basis}"
     yield from _device_lines(plan)
+    yield from _version_lines(plan)
     yield from _calibration_lines(plan)
     yield f"Available KV cache memory: {_gib(stage.available_bytes)} GiB"
     if plan.kv_low != plan.kv_high:
@@ -107,6 +109,16 @@ def _device_lines(plan: Plan) -> Iterator[str]:
         low, high = (gpu.memory_bytes * (1 + sign * gpu.memory_tolerance) for sign in (-1, 1))
         memory = f"{_gib(gpu.memory_bytes)} GiB ({_gib(low)} to {_gib(high)})"
         yield f"  memory of {gpu.name} {memory}  as drivers report it"
+
+
+def _version_lines(plan: Plan) -> Iterator[str]:
+    request = plan.request
+    if request.engine != VLLM or request.gpu is None:
+        return
+    if request.vllm_version is not None:
+        yield f"  as vLLM {'.'.join(map(str, request.vllm_version))} does it"
+    elif any(guess.low != guess.high for guess in plan.assumptions):
+        yield f"  as vLLM {NEWEST} does it, ranges for all since 0.9; --vllm-version narrows them"
 
 
 def _calibration_lines(plan: Plan) -> Iterator[str]:

@@ -23,6 +23,8 @@ _DRIVERS_DIFFER, _SYSTEM_DIFFERS = 0.008, 0.03  # share of the memory, either wa
 # Chips whose ranks talk over NVLink; Volta, Ampere, Hopper and Blackwell for data centres.
 _DATA_CENTRE = frozenset({(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
 
+_WITHOUT_FP8 = ("mi1", "mi2", "rx7", "w7")  # CDNA before 3 and RDNA 3
+
 Capability = tuple[int, int] | None
 
 
@@ -45,6 +47,20 @@ class PlannedGpu:
     def is_rocm(self) -> bool:
         """Whether HIP runs on it."""
         return self.platform == ROCM
+
+    @property
+    def has_fp8_cache(self) -> bool:
+        """Whether vLLM's attention reads a cache in fp8 there; for all that is known."""
+        if self.platform != CUDA:
+            return self.platform == ROCM and not self.name.startswith(_WITHOUT_FP8)
+        return self.compute_capability is None or self.compute_capability >= (8, 0)
+
+    @property
+    def has_fp8_weights(self) -> bool:
+        """Whether vLLM rounds weights to fp8 on load there."""
+        if self.platform != CUDA:
+            return self.has_fp8_cache
+        return self.compute_capability is None or self.compute_capability >= (7, 5)
 
     @property
     def is_data_centre_chip(self) -> bool:

@@ -53,7 +53,9 @@ def quantised_forms(plan: Plan) -> Iterator[Change]:
     if plan.shape.quantization is None and plan.request.quantization is None:
         for kind in _load_formats(plan):
             changes[f"--quantization {kind}"] = {"quantization": kind}
-    if plan.tightest.spec.dtype_bytes > 1 and plan.request.engine != LLAMA_CPP:
+    gpu = plan.request.gpu
+    has_fp8_cache = gpu is None or gpu.has_fp8_cache
+    if plan.tightest.spec.dtype_bytes > 1 and plan.request.engine != LLAMA_CPP and has_fp8_cache:
         changes["--kv-cache-dtype fp8"] = {"kv_cache_dtype": "fp8"}
     yield from changes.items()
     if len(changes) == 2:
@@ -63,7 +65,7 @@ def quantised_forms(plan: Plan) -> Iterator[Change]:
 def _load_formats(plan: Plan) -> tuple[str, ...]:
     request = plan.request
     if request.engine == VLLM and request.gpu is not None:
-        return ("fp8",)
+        return ("fp8",) if request.gpu.has_fp8_weights else ()
     return ("int8", "int4") if request.engine == STOKER and request.gpu is None else ()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from app.errors import StokerError
 from app.ops.model_catalogue import find_builtin
+from app.planning.gpu_catalogue import CUDA
 from app.planning.plan import Plan, with_changes
 from app.planning.plan_models import PlannedModel
 from app.planning.plan_request import (
@@ -103,6 +104,8 @@ def _own_obstacle(model: PlannedModel, support: Support, request: PlanRequest) -
     """Why our own engine cannot take this model or these flags."""
     if support.implementation is None:
         return f"it does not serve this model: {support.obstacle}"
+    if request.gpu is not None and request.gpu.platform != CUDA:
+        return "of GPUs it runs on those with CUDA"
     ranks = (
         request.tensor_parallel_size,
         request.pipeline_parallel_size,

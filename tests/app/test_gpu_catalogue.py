@@ -71,3 +71,20 @@ def test_memory_that_is_given_is_exact_and_a_cards_is_not() -> None:
     assert 0.0 < find_gpu("l4").memory_tolerance < find_gpu("gb10").memory_tolerance
     assert find_gpu("gb10").is_unified
     assert find_gpu("mi300x").is_rocm
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "weights"),
+    [
+        ("v100-32gb", False, False),
+        ("t4", False, True),
+        ("a10", True, True),
+        ("mi250", False, False),
+        ("mi300x", True, True),
+        ("24GiB", True, True),
+    ],
+)
+def test_fp8_is_advised_where_it_works(name: str, cache: bool, weights: bool) -> None:
+    gpu = find_gpu(name)
+
+    assert (gpu.has_fp8_cache, gpu.has_fp8_weights) == (cache, weights)

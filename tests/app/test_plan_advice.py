@@ -178,6 +178,7 @@ def _require_served(model: PlannedModel, plan: Plan, args: EngineArgs) -> None:
     gpu = plan.request.gpu
     host = HostDevice("cpu", "cpu", None)
     if gpu is not None:
+        assert gpu.platform == "cuda"
         host = HostDevice("cuda", gpu.name, gpu.memory_bytes)
     raw = dict(BUILTIN_SHAPES[_NAMES[model.command_name]].config)
     config = ModelConfig.from_raw(raw, {}, Path(), "name")
