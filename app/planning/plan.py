@@ -219,8 +219,14 @@ def _shortfall(stages: Sequence[StagePlan], max_len: int) -> str | None:
             return f"The weights and what else is needed exceed the memory by {gib} GiB."
         try:
             require_one_request_fits(stage.available_bytes, stage.spec, max_len)
-        except MemoryBudgetError as error:
-            return str(error)
+        except MemoryBudgetError:
+            needed = stage.spec.bytes_per_block * (stage.spec.blocks_per_request(max_len) + 1)
+            longest = longest_model_len(stage.available_bytes, stage.spec, max_len)
+            return (
+                f"A request of {max_len:,} tokens needs {format_gib(needed)} GiB of KV cache, and "
+                f"{format_gib(stage.available_bytes)} GiB are left for it: enough for "
+                f"{longest:,} tokens."
+            )
     return None
 
 
