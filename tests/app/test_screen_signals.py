@@ -41,3 +41,10 @@ def test_a_screen_ends_with_its_terminal(screen: str, tmp_path: Path) -> None:
     terminal.wait_for("replay" if screen == "top" else "configuration")
     os.close(terminal.fd)
     assert terminal.process.wait(timeout=60) in (-signal.SIGHUP, 128 + signal.SIGHUP)
+
+
+def test_a_terminal_that_is_closed_takes_its_screen_with_it() -> None:
+    terminal = Terminal("top", "--mock")
+    terminal.wait_for("replay")
+    os.close(terminal.fd)
+    assert terminal.process.wait(60) != 0
