@@ -17,21 +17,26 @@ _ROWS_SHARED = 32
 would have a second of it on a CPU.
 """
 
+_ALONE_AFTER_STEPS = 64  # the next of the others must not meet a long step in every gap
+
 _ENTRIES = 16_384
 """Log probabilities of one step; at least one row goes through, however wide it is."""
 
 
 @dataclass(slots=True)
 class LogprobsBudget:
-    """What has been handed out in the step that is being planned.
+    """What has been handed out in the step that is being planned."""
 
-    `requests` are all that wait for its end.
-    """
-
-    requests: Iterable[Request] = ()
     rows: int = 0
     entries: int = 0
+    _requests: Iterable[Request] = ()
     _max_rows: int = 0
+    _steps_alone: int = _ALONE_AFTER_STEPS
+
+    def begin(self, requests: Iterable[Request]) -> None:
+        """Start with a new step; `requests` are all that wait for its end."""
+        self.rows = self.entries = self._max_rows = 0
+        self._requests = requests
 
     def take(self, request: Request, count: int, *, is_split: bool) -> int:
         """How many of `count` tokens the request may compute; what they need is booked.
@@ -57,10 +62,12 @@ class LogprobsBudget:
         return count
 
     def _row_limit(self) -> int:
-        """Looked for once in a step: whether anybody waits who wants none of a prompt's rows."""
+        """Found once in a step: has anybody waited lately who wants none of a prompt's rows?"""
         if not self._max_rows:
             has_others = any(
-                request.sampling_params.prompt_logprobs is None for request in self.requests
+                request.sampling_params.prompt_logprobs is None for request in self._requests
             )
-            self._max_rows = _ROWS_SHARED if has_others else _ROWS_ALONE
+            self._steps_alone = 0 if has_others else self._steps_alone + 1
+            is_alone = self._steps_alone > _ALONE_AFTER_STEPS
+            self._max_rows = _ROWS_ALONE if is_alone else _ROWS_SHARED
         return self._max_rows

@@ -129,7 +129,7 @@ class Scheduler:
         if self._compiling:
             self._admit_compiled()
         output = SchedulerOutput([], CachedRequestData(), {}, 0, [])
-        self._logprobs_budget = LogprobsBudget(self.requests.values())
+        self._logprobs_budget.begin(self.requests.values())
         budget = self.config.max_num_batched_tokens
         budget, has_preempted = self._schedule_running(output, budget)
         if not has_preempted:

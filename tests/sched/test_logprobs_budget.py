@@ -43,6 +43,19 @@ def test_generated_tokens_count_too() -> None:
     assert set(run.reasons) == {"a", "b", "c", "plain"}
 
 
+def test_prompts_among_themselves_get_long_steps_but_not_in_the_gaps_of_others() -> None:
+    scheduler = make_scheduler(tokens=4096, max_model_len=8192, num_blocks=3000)
+    run = Run(scheduler)
+    add(scheduler, "a", 4000, prompt_logprobs=1)
+    add(scheduler, "b", 4000, prompt_logprobs=1)
+    assert run.step()[0].num_scheduled_tokens == {"a": 512}
+    add(scheduler, "plain", 4)
+    assert run.step()[0].num_scheduled_tokens == {"a": 32, "plain": 4}
+    for _ in range(64):
+        assert run.step()[0].num_scheduled_tokens == {"a": 32}
+    assert run.step()[0].num_scheduled_tokens == {"a": 512}
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_a_prompt_without_its_share_does_not_block_the_head_of_the_queue(policy: str) -> None:
     scheduler = make_scheduler(tokens=4096, policy=policy)

@@ -201,8 +201,8 @@ def test_prompts_that_want_logprobs_share_a_part_of_the_step() -> None:
         scheduler.add_request(make_request(scheduler, name, 700, 1, params=params))
     run = Run(scheduler)
     assert run.step()[0].num_scheduled_tokens == {"a": 32, "c": 700}  # b waits, c need not
-    assert run.step()[0].num_scheduled_tokens == {"a": 512}  # nobody else waits for the step
-    assert run.step()[0].num_scheduled_tokens == {"a": 156, "b": 356}
+    for _ in range(20):
+        assert run.step()[0].num_scheduled_tokens == {"a": 32}  # c may have successors
     run.finish()
     assert set(run.reasons) == {"a", "b", "c"}
 
