@@ -13,8 +13,10 @@ from app.client.metrics import EngineLoad, MetricsSample, read_sample
 from app.client.server import MetricsSource
 from tests.client.local_server import Answer, Call, LocalServer
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until, until_right
-from tui.app import QUIT, SERVER_GONE, DashboardApp
+from tui.app import DETACH, QUIT, SERVER_GONE, DashboardApp
+from tui.history import MetricHistory
 from tui.screens.help import HelpScreen
+from tui.screens.leave import LeaveScreen
 from tui.screens.logs import WholeLog
 from tui.widgets.log_pane import LogPane
 from tui.widgets.panel import Panel
@@ -555,3 +557,31 @@ def cut_off(app: DashboardApp) -> str:
         return "a text is shortened"
     hidden = app.dashboard.query_one("#body").max_scroll_y
     return f"{hidden} rows are to be scrolled" if hidden else ""
+
+
+async def test_a_dashboard_after_a_restart_goes_on_with_the_history(source: ScriptedSource) -> None:
+    """`stoker serve --restart` opens one for each start of its server."""
+    history = MetricHistory()
+    now = time.monotonic()
+    history.append(MetricsSample(now - 2, "stoker", running=1, generation_tokens=900))
+    app = DashboardApp(URL, source, interval_s=FAST_S, history=history, is_owner=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(MetricsSample(now, "stoker", running=0, generation_tokens=3))
+        await until(pilot, lambda: "1 restart seen" in screen_text(app))
+    assert history.num_points >= 2
+
+
+@pytest.mark.parametrize(("running", "is_asked"), [(0.0, False), (2.0, True), (None, True)])
+async def test_an_owner_who_leaves_is_asked_unless_the_server_is_idle(
+    running: float | None, is_asked: bool, source: ScriptedSource
+) -> None:
+    app = DashboardApp(URL, source, interval_s=FAST_S, is_owner=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(MetricsSample(time.monotonic(), "vllm", running=running))
+        await until(pilot, lambda: app.dashboard.history.num_points > 0)
+        await pilot.press("q")
+        if is_asked:
+            await until(pilot, lambda: isinstance(app.screen, LeaveScreen))
+            await pilot.press("d")
+        await pilot.pause()
+    assert app.return_value == (DETACH if is_asked else QUIT)
