@@ -34,6 +34,7 @@ _TIME_CELL = re.compile(
 )
 _FRACTION = re.compile(r"\d{1,6}\D")
 _MAX_CELLS = 40
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 def envelope_of(lines: list[str]) -> Reader | None:
@@ -125,7 +126,10 @@ def _json_lines(texts: list[str]) -> Reader | None:
 
     def read(line: str) -> str:
         document = _parsed(line)
-        values = [text for found, text in _leaves(document) if found == path]
+        leaves = list(_leaves(document))
+        values = [text for found, text in leaves if found == path]
+        # Some keep the traceback of a message in a field of its own.
+        values += [text for found, text in leaves if found != path and _TRACEBACK in text]
         if values:
             return _pieces("\n".join(value.rstrip("\r\n") for value in values))
         message = json_message(line)

@@ -22,6 +22,7 @@ _GZIP = b"\x1f\x8b\x08"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _ENOUGH_TO_TELL = 4
+_PAIRS = 40  # bytes
 
 
 class SourceError(Exception):
@@ -42,9 +43,10 @@ def decoded_lines(stream: BinaryIO) -> Iterator[str]:
     elif head.startswith(_ZSTD):
         with _unpacked_zstd(_Rejoined(head, chunks)) as unpacked_zstd:
             yield from _until_damage(decoded_lines(unpacked_zstd))
-    elif encoding := _UTF16.get(head[:2]):
+    elif encoding := _UTF16.get(head[:2]) or _unmarked_utf16(head):
+        body = head[2:] if head[:2] in _UTF16 else head
         text = io.TextIOWrapper(
-            io.BufferedReader(_Rejoined(head[2:], chunks)), encoding, "replace", newline="\n"
+            io.BufferedReader(_Rejoined(body, chunks)), encoding, "replace", newline="\n"
         )
         while line := text.readline(_MAX_LINE):
             yield line
@@ -54,6 +56,16 @@ def decoded_lines(stream: BinaryIO) -> Iterator[str]:
             yield first.removeprefix("\ufeff")
             break
         yield from lines
+
+
+def _unmarked_utf16(head: bytes) -> str | None:
+    """The encoding of text in pairs of bytes that a copy left without its first mark."""
+    first, second = head[0:_PAIRS:2], head[1:_PAIRS:2]
+    if len(head) < _PAIRS:
+        return None
+    if not any(second) and all(first):
+        return "utf-16-le"
+    return "utf-16-be" if not any(first) and all(second) else None
 
 
 def _chunks(stream: BinaryIO) -> Iterator[bytes]:

@@ -117,6 +117,20 @@ def test_a_launchers_own_heads_around_lines_without_any(head: str) -> None:
     assert (report.facts.max_model_len, report.facts.weights_gib) == (4096, 2.5)
 
 
+@pytest.mark.parametrize("key", ["exc_info", "exception", "stack_trace", "traceback"])
+def test_json_with_a_field_for_the_traceback(key: str) -> None:
+    traceback = "\\n".join(line.removeprefix(f"{CORE} ").replace('"', '\\"') for line in FAILED[1:])
+    lines = [
+        '{"level": "INFO", "message": "vLLM API server version 0.11.0"}',
+        '{"level": "INFO", "message": "Using max model len 4096"}',
+        f'{{"level": "ERROR", "{key}": "{traceback}", "message": "EngineCore failed to start."}}',
+    ]
+    report = parse_lines(lines)
+    assert (report.outcome, report.facts.max_model_len) == (Outcome.FAILED, 4096)
+    assert report.problem is not None
+    assert (report.problem.key_line, report.problem.key_line_number) == ("FrobError: no frob", 3)
+
+
 def test_json_of_several_lines_in_a_value_keeps_its_number() -> None:
     text = "\\n".join(line.replace('"', '\\"') for line in FAILED)
     lines = ['{"t": 1, "message": "begun"}', f'{{"t": 2, "message": "{text}"}}']

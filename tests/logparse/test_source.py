@@ -22,10 +22,21 @@ LINES = ["one\r\n", "\x1b[32mtwo\x1b[0m é\n", "bar 10%\rbar 100%\n", "last"]
         b"\xef\xbb\xbf" + TEXT.encode(),
         TEXT.encode("utf-16"),
         b"\xfe\xff" + TEXT.encode("utf-16-be"),
+        TEXT.encode("utf-16-le"),
+        TEXT.encode("utf-16-be"),
         gzip.compress(TEXT.encode()),
         gzip.compress(TEXT.encode("utf-16")),
     ],
-    ids=["utf-8", "utf-8 with mark", "utf-16-le", "utf-16-be", "gzip", "gzip of utf-16"],
+    ids=[
+        "utf-8",
+        "utf-8 with mark",
+        "utf-16-le",
+        "utf-16-be",
+        "utf-16-le without mark",
+        "utf-16-be without mark",
+        "gzip",
+        "gzip of utf-16",
+    ],
 )
 def test_the_same_lines_come_out_of_every_encoding(data: bytes) -> None:
     assert list(decoded_lines(io.BytesIO(data))) == LINES
