@@ -53,9 +53,12 @@ _INNER = re.compile(
 _TAG = re.compile(r"\[[A-Za-oq-z]")  # [DEBUG], and no wrapper: those have a digit, or pod/
 # llama-server: a router puts the port of the process that serves the model in front; without
 # a clock only names of its own make a letter a level.
+_LLAMACPP_NAMES = r"(?=srv |slot |cmn |que |llama_|load_|ggml_|print_info: |common_|sched_)"
 _LLAMACPP = re.compile(
     r"(?:\[(?P<port>\d{2,5})\] )?(?:(?P<stamp>\d{1,9}\.\d\d\.\d{3}\.\d{3}) (?P<level>[IWED]) "
-    r"|(?P<bare>[IWED]) (?=srv |slot |cmn |que |llama_|load_|ggml_|print_info: |common_))"
+    rf"|(?P<bare>[IWED]) {_LLAMACPP_NAMES})"
+    rf"|\[(?P<child>\d{{4,5}})\] (?:{_LLAMACPP_NAMES}|(?=clip_|main: |(?:CUDA|HIP|Vulkan) error: "
+    r"|error|GGML_ASSERT|terminate ))"
 )
 _LLAMACPP_BEHIND_BAR = re.compile(
     r"[^|]{0,200}\|[-/\\| \x08]{0,20}(?=\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWED] )"
@@ -214,8 +217,8 @@ def _other_headers(line: LogLine) -> LogLine:
         stamp, message = match[1], message[match.end() :]
         process = match[2].strip() if match[2] else process
     elif match := _LLAMACPP.match(message):
-        stamp, level = match["stamp"], _LLAMACPP_LEVELS[match["level"] or match["bare"]]
-        pid, message = match["port"] or pid, message[match.end() :]
+        stamp, level = match["stamp"], _LLAMACPP_LEVELS.get(match["level"] or match["bare"])
+        pid, message = match["port"] or match["child"] or pid, message[match.end() :]
     elif message[0] == "[":
         return line
     if message[:1] in _LEVEL_FIRSTS and (match := _UVICORN.match(message) or _INNER.match(message)):

@@ -289,7 +289,7 @@ PLATFORM_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
         "E12",
         patterns(
-            r"CUDA error: (?P<what>an illegal memory access|device-side assert triggered|"
+            r"(?P<what>an illegal memory access|device-side assert triggered|"
             r"unspecified launch failure)",
             r"(?P<what>CUBLAS_STATUS_\w{1,40})",
         ),

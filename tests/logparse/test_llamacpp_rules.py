@@ -96,6 +96,15 @@ def test_a_router_serves_on_when_a_model_fails() -> None:
     assert (report.outcome, report.problem) == (Outcome.READY, None)
 
 
+def test_the_process_of_a_model_without_clocks() -> None:
+    lines = ["load_tensors:        CUDA0 model buffer size =  2048.00 MiB",
+             "CUDA error: frob initialization failed"]  # fmt: skip
+    report = parse_lines([f"[40123] {line}" for line in lines])
+    assert report.facts.weights_gib == 2.0
+    assert report.problem is not None
+    assert (report.outcome, report.problem.id) == (Outcome.FAILED, "L8")
+
+
 @pytest.mark.parametrize("head", ["", "0.01.000.000 I "])
 def test_the_end_of_a_models_process_is_a_warning(head: str) -> None:
     line = head + "srv    operator(): instance name=foo exited with status {}"

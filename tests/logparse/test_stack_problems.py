@@ -182,7 +182,7 @@ def test_what_a_kernel_library_said_before_the_worker_was_gone() -> None:
     )
     assert report.outcome is Outcome.FAILED
     assert report.problem is not None
-    assert report.problem.key_line.startswith(own)
+    assert (report.problem.id, report.problem.key_line.startswith(own)) == ("E12", True)
 
 
 def test_a_script_from_standard_input() -> None:
