@@ -7,6 +7,7 @@ import math
 from app.client.histograms import Percentile
 
 UNKNOWN = "-"
+_LONGEST_IN_S = 119.5
 # A bucket is worth showing when the estimate may be off by more than this share.
 _WIDE_BUCKET = 0.1
 
@@ -29,17 +30,19 @@ def percent(share: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration with three digits in ms or s."""
+    """A duration with three digits in ms or s; from two minutes on as an age is written."""
     if value is None:
         return UNKNOWN
+    if value >= _LONGEST_IN_S:
+        return age(value)
     if value < 0.9995:
         return f"{_three_digits(value * 1000)} ms"
     return f"{_three_digits(value)} s"
 
 
 def age(value_s: float) -> str:
-    """How old something is."""
-    if value_s < 60:
+    """How old something is; in seconds below two minutes."""
+    if value_s < _LONGEST_IN_S:
         return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
     minutes, rest = divmod(round(value_s), 60)
     if minutes < 60:
@@ -58,8 +61,8 @@ def uptime(value_s: float) -> str:
     """How long a server has been up, in its two largest units."""
     minutes, seconds_left = divmod(int(max(0.0, value_s)), 60)
     hours, minutes_left = divmod(minutes, 60)
-    if not minutes:
-        return f"{seconds_left} s"
+    if value_s < _LONGEST_IN_S:
+        return f"{int(max(0.0, value_s))} s"
     if not hours:
         return f"{minutes} min {seconds_left} s"
     days, hours_left = divmod(hours, 24)

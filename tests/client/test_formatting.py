@@ -34,7 +34,8 @@ def test_unknown_is_a_dash(text: str) -> None:
         (0.6123, "612 ms"),
         (0.9999, "1.00 s"),
         (2.1625, "2.16 s"),
-        (123.4, "123 s"),
+        (107.2, "107 s"),
+        (123.4, "2 min 3 s"),
     ],
 )
 def test_seconds(value: float, text: str) -> None:
@@ -49,7 +50,8 @@ def test_rate(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.44, "0.4 s"), (12, "12 s"), (75, "1 min 15 s"), (7300, "2 h 1 min")]
+    ("value", "text"),
+    [(0.44, "0.4 s"), (12, "12 s"), (75, "75 s"), (135, "2 min 15 s"), (7300, "2 h 1 min")],
 )
 def test_age(value: float, text: str) -> None:
     assert formatting.age(value) == text
