@@ -7,6 +7,7 @@ owners (Windows) everything is believed.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
@@ -80,6 +81,8 @@ def make_private(folder: Path) -> None:
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(mode=_PRIVATE, exist_ok=True)
+    if not folder.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
 
 
 def temporary_base() -> str:

@@ -32,6 +32,14 @@ def test_own_files_are_believed_and_missing_ones_are_no_fault(folder: Path) -> N
     assert folder.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_file_in_the_way_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        make_private(tmp_path / "file")
+    with pytest.raises(NotADirectoryError):
+        make_private(tmp_path / "file" / "a" / "b")
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o702, 0o722])
 def test_what_others_can_write_is_not(folder: Path, mode: int) -> None:
     library = folder / "step.so"
