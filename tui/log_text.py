@@ -1,11 +1,16 @@
-"""A log line as a screen shows it: clock, level and message, without the prefix. No widget."""
+"""A log line as a screen shows it: clock, level and message, without the prefix. No widget.
+
+The reader of logs is imported when there is a line: a dashboard without a log has no need of it.
+"""
 
 from __future__ import annotations
 
 import enum
 import re
+from typing import TYPE_CHECKING
 
-from logparse.line import split_line
+if TYPE_CHECKING:
+    from logparse.line import LogLine
 
 _ACCESS = re.compile(
     r'"[A-Z]{3,7} \S+ HTTP/[\d.]+" (?P<status>\d{3})\b'  # uvicorn's
@@ -31,7 +36,7 @@ LEVELS = {"WARNING": Level.WARNING, "ERROR": Level.ERROR, "CRITICAL": Level.ERRO
 
 def level_of(text: str) -> Level:
     """By the line's own prefix."""
-    level = split_line(text).level
+    level = _parts(text).level
     if level is None and (match := _BARE_LEVEL.match(text)) is not None:
         level = match[1]
     return LEVELS.get(level or "", Level.OTHER)
@@ -45,9 +50,15 @@ def is_routine(text: str) -> bool:
 
 def shortened(text: str, level: Level) -> str:
     """Clock, level, process and message; a line without any prefix as it is."""
-    parts = split_line(text)
+    parts = _parts(text)
     if parts.stamp is None and parts.level is None and parts.process is None:
         return text
     clock = parts.stamp[-8:] if parts.stamp else ""
     process = f"{parts.process} " if parts.process else ""
     return f"{clock:8} {' WE'[level]} {process}{parts.message}"
+
+
+def _parts(text: str) -> LogLine:
+    from logparse.line import split_line
+
+    return split_line(text)
