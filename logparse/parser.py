@@ -17,7 +17,7 @@ from logparse.line import LogLine, inside, seconds_between, split_line
 from logparse.llamacpp_rules import LLAMACPP_RULES
 from logparse.phases import PHASE_NAMES
 from logparse.problem_text import to_problem
-from logparse.problems import announces_end, is_loud, is_server_program, usage_program
+from logparse.problems import announces_end, is_server_program, usage_program
 from logparse.progress import drop_overwritten, is_bar, is_bar_alone, read_bar
 from logparse.records import (
     Attempt,
@@ -233,7 +233,7 @@ class LogParser:
         if self._interrupted is not None:
             self._resume(rules, line)
         if rules and self._apply_those(rules, line, events):
-            if is_loud(message) and announces_end(message, None):
+            if "failed" in message and announces_end(message, None):
                 failures.announce(self._line_number, line[:2], message)
             self._last_message = message
             return

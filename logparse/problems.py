@@ -310,23 +310,38 @@ def is_plain_failure(text: str) -> bool:
     return _PLAIN_FAILURES.match(text) is not None
 
 
-# One of these is in each line that ends a start, or tells why; to look for them costs a tenth of
-# the patterns.
-_LOUD = (
-    "rror", "ail", "xit", "died", "dead", "fatal", "termin", "crash", "cannot find", "bind",
-    "magic", "no backends", "NOT connected", "Watchdog", "nvidia-c", "ptxas", "ASSERT(",
-    "FAILED: ", "build stopped", "undefined ref", "hit an exc", "noticed", "detected", "ack-off",
-    "BackOff", "sigquit", "not supported", "built without", "probe,",
-)  # fmt: skip
-
-
-_LOUD_WITHIN = 400
-
-
 def is_loud(text: str) -> bool:
     """A cheap test of a line without a level: False if no sort of failure can be in it."""
-    head = text[:_LOUD_WITHIN]
-    for word in _LOUD:  # noqa: SIM110  (twice as fast as any)
-        if word in head:
-            return True
-    return False
+    # One of these is in each line that ends a start, or tells why. To look for them costs a tenth
+    # of the patterns, and written out like this a third of a loop.
+    return (
+        "rror" in text
+        or "ail" in text
+        or "xit" in text
+        or "died" in text
+        or "dead" in text
+        or "fatal" in text
+        or "termin" in text
+        or "crash" in text
+        or "cannot find" in text
+        or "bind" in text
+        or "magic" in text
+        or "no backends" in text
+        or "NOT connected" in text
+        or "Watchdog" in text
+        or "nvidia-c" in text
+        or "ptxas" in text
+        or "ASSERT(" in text
+        or "FAILED: " in text
+        or "build stopped" in text
+        or "undefined ref" in text
+        or "hit an exc" in text
+        or "noticed" in text
+        or "detected" in text
+        or "ack-off" in text
+        or "BackOff" in text
+        or "sigquit" in text
+        or "not supported" in text
+        or "built without" in text
+        or "probe," in text
+    )
