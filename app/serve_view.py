@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from app import output
+from app.client import formatting
 from app.start_view import StartView
 
 if TYPE_CHECKING:
@@ -184,23 +185,27 @@ def _has_throughput(events: tuple[Event, ...]) -> bool:
 def _throughput_line(server: ManagedServer) -> str:
     facts = server.report().facts
     values = (
-        ("prompt", facts.prompt_tokens_per_s, "tok/s"),
-        ("generation", facts.generation_tokens_per_s, "tok/s"),
-        ("running", facts.num_running, ""),
-        ("waiting", facts.num_waiting, ""),
-        ("KV cache", facts.kv_usage_percent, "%"),
+        ("prompt", facts.prompt_tokens_per_s, lambda value: f"{formatting.rate(value)} tok/s"),
+        (
+            "generation",
+            facts.generation_tokens_per_s,
+            lambda value: f"{formatting.rate(value)} tok/s",
+        ),
+        ("running", facts.num_running, formatting.count),
+        ("waiting", facts.num_waiting, formatting.count),
+        ("KV cache", facts.kv_usage_percent, lambda value: formatting.percent(value / 100)),
     )
-    shown = (
-        f"{title} {value} {unit}".strip() for title, value, unit in values if value is not None
-    )
+    shown = (f"{title} {text(value)}" for title, value, text in values if value is not None)
     return f"{time.strftime('%H:%M:%S')}  {'  '.join(shown)}"
 
 
+def _speed(value: float) -> str:
+    return f"{formatting.rate(value)} tok/s"
+
+
 def _print_ready(server: ManagedServer) -> None:
-    print(
-        f"ready at {server.spec.addresses} ({server.elapsed_s():.1f} s), log {server.log_path}",
-        flush=True,
-    )
+    took = formatting.age(server.elapsed_s())
+    print(f"ready at {server.spec.addresses} ({took}), log {server.log_path}", flush=True)
     address = "" if server.spec.port == 8000 else f" {server.spec.url}"
     output.say(f'next: echo "Hello" | stoker chat{address}    (Ctrl-C here stops the server)')
 

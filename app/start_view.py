@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from app.client import formatting
 from app.output import printable, say, talk_console
 from logparse import Event, PhaseFinished, PhaseStarted, ProgressMade
 
@@ -43,7 +44,7 @@ class StartView:
     """Context manager around the wait for readiness; feed it the events as they come."""
 
     def __init__(self, title: str, typical: StartTimes | None = None) -> None:
-        usual = "" if typical is None else f" (usually {typical.total_s:.1f} s)"
+        usual = "" if typical is None else f" (usually {formatting.age(typical.total_s)})"
         self._title = title + usual
         self._typical = typical
         self._began = time.monotonic()
@@ -117,10 +118,10 @@ class StartView:
         from rich.text import Text
 
         table = Table.grid(padding=(0, 1))
-        table.add_row("", Text(self._title), Text(f"{time.monotonic() - self._began:.1f} s"))
+        table.add_row("", Text(self._title), Text(formatting.age(time.monotonic() - self._began)))
         for row in self._rows:
             mark = Spinner("line") if row.ended is None else Text("-" if row.detail else "+")
-            time_text = Text(f"{row.seconds():.1f} s")
+            time_text = Text(formatting.age(row.seconds()))
             table.add_row(mark, Text(row.name), time_text, self._beside(row))
         return table
 
@@ -132,7 +133,7 @@ class StartView:
             return _bar(row.bar)
         usual_s = None if self._typical is None else self._typical.phases.get(row.name)
         if row.ended is None and usual_s is not None:
-            return Text(f"usually {usual_s:.1f} s", style="dim")
+            return Text(f"usually {formatting.age(usual_s)}", style="dim")
         return Text(row.detail)
 
 

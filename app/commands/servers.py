@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from app.ops.server_state import ServerState
     from engine.machine.orphans import OrphanEngine
 
+_LOAD_TIMEOUT_S = 2.0
 _ONE = "Name, pid, :port or URL; not needed when one server runs."
 _Json = Annotated[bool, typer.Option("--json", help="One JSON document; unknown is null.")]
 _Plain = Annotated[bool, typer.Option("--plain", help="Tab-separated lines; unknown is -.")]
@@ -69,7 +70,9 @@ def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False)
     elif as_plain:
         print_plain(document.items())
     elif target.record is None:
-        _print_rows([("server", f"{target.url}: {state.name}"), ("model", document["model"])])
+        load = _load_rows(target.url) if state.exit_code == 0 else []
+        rows = [("server", f"{target.url}: {state.name}"), ("model", document["model"])]
+        _print_rows([*rows, *load])
     else:
         _print_status(target.record, state, document)
     return state.exit_code
@@ -88,6 +91,7 @@ def _print_status(record: ServerRecord, state: ServerState, document: Mapping[st
         ("address", record.url),
         ("processes", f"server {document['pid'] or '-'}, supervisor {supervisor or '-'}"),
         ("up", _duration(document["up_s"])),
+        *(_load_rows(record.url) if state.exit_code == 0 else []),
         ("restarts", str(record.num_restarts)),
         ("probes", record.status_url or record.status_socket or "-"),
         ("log", record.log_path + _log_note(record)),
@@ -95,6 +99,24 @@ def _print_status(record: ServerRecord, state: ServerState, document: Mapping[st
     _print_rows(rows)
     if more:
         print(f"\n{printable(more)}")
+
+
+def _load_rows(url: str) -> list[tuple[str, object]]:
+    """What its counters say now, and what of that is worth a look; nothing where it has none."""
+    from app.client import formatting
+    from app.client.errors import ClientError
+    from app.client.server import scrape_metrics
+    from app.client.thresholds import findings, readings_of
+    from app.targets import api_key_from
+
+    try:
+        sample = scrape_metrics(url, api_key=api_key_from(None), timeout_s=_LOAD_TIMEOUT_S)
+    except ClientError:
+        return []
+    requests = f"{formatting.count(sample.running)} running, {formatting.count(sample.waiting)}"
+    load = f"{requests} waiting, KV cache {formatting.percent(sample.kv_usage)}"
+    found = findings(readings_of(sample))
+    return [("load", load), *(("", f"{one.level.sign} {one.reason}") for one in found)]
 
 
 def _print_rows(rows: Sequence[tuple[str, object]]) -> None:
@@ -340,11 +362,9 @@ def _print_table(titles: tuple[str, ...], rows: Sequence[Sequence[object]]) -> N
 
 
 def _duration(seconds: object) -> str:
-    if not isinstance(seconds, float):
-        return "-"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    from app.client.formatting import UNKNOWN, uptime
+
+    return uptime(seconds) if isinstance(seconds, float) else UNKNOWN
 
 
 def _first_line(detail: object) -> str:

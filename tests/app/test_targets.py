@@ -179,6 +179,18 @@ def test_the_document_of_a_foreign_server_has_the_same_keys(
     assert list(document) == list(describe(record(server.url, tmp_path / "tiny.log")))
 
 
+def test_status_says_what_is_worth_a_look(capsys: pytest.CaptureFixture[str]) -> None:
+    full = METRICS + (
+        b'vllm:kv_cache_usage_perc{engine="0"} 0.98\nvllm:num_requests_waiting{engine="0"} 25\n'
+    )
+    with serving({**ROUTES, "/metrics": lambda _call: Answer([full])}) as busy:
+        assert run(["status", busy.url]) == 0
+    shown = capsys.readouterr().out
+    assert "load        3 running, 25 waiting, KV cache 98.0 %" in shown
+    assert "✖ KV cache 98.0 % (alarm from 97.0 %)" in shown
+    assert "✖ waiting 25 (alarm from 20)" in shown
+
+
 def test_a_foreign_server_that_is_not_there_or_still_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
