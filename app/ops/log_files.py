@@ -11,6 +11,7 @@ import os
 from collections import deque
 from pathlib import Path
 
+from app.ops.whole_file import replace_file
 from logparse.log_parts import beside
 
 DEFAULT_LOG_BYTES = 256 << 20
@@ -132,11 +133,11 @@ class RotatingLog:
         self._old.popleft()
         self._dropped_bytes += size
         what = f"{self._dropped_bytes} bytes are left out here, a log has {self._max_bytes} at most"
-        _replace(beside(self.path, "gap"), f"stoker: {what} (--log-max-bytes)\n".encode())
+        replace_file(beside(self.path, "gap"), f"stoker: {what} (--log-max-bytes)\n".encode())
 
     def _keep_head(self, part: Path) -> None:
         with part.open("rb") as file:
-            _replace(beside(self.path, "head"), file.read(self._head.num_bytes))
+            replace_file(beside(self.path, "head"), file.read(self._head.num_bytes))
         self._kept_head_bytes = self._head.num_bytes
 
 
@@ -168,11 +169,3 @@ class _HeadEnd:
 def _create(path: Path) -> io.FileIO:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     return io.FileIO(descriptor, "wb")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new one."""
-    fresh = path.with_name(f"{path.name}.new")
-    with _create(fresh) as file:
-        file.write(content)
-    fresh.replace(path)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from app.ops.json_records import known_fields
+from app.ops.whole_file import replace_file
 from engine.machine.ownership import make_private
 
 _MOST_BYTES = 256 << 10  # some hundred starts; then the older half goes
@@ -88,11 +89,7 @@ class MemoryLedger:
 
     def _drop_older_half(self) -> None:
         lines = self._path.read_bytes().split(b"\n")
-        fresh = self._path.with_suffix(".new")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(b"\n".join(lines[len(lines) // 2 :]))
-        fresh.replace(self._path)
+        replace_file(self._path, b"\n".join(lines[len(lines) // 2 :]))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

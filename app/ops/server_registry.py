@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from app.errors import ExitCode, StokerError
 from app.ops.json_records import known_fields, read_own_file
+from app.ops.whole_file import write_beside
 from app.paths import file_name, private_folder
 from engine.machine.processes import is_same_process
 
@@ -110,16 +111,7 @@ class ServerRegistry:
 
     def _write(self, record: ServerRecord) -> Path:
         private_folder(self._folder)
-        fresh = self._folder / f".{self._path(record.name).name}.{os.getpid()}"
-        try:
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(asdict(record), file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
-            raise
-        return fresh
+        return write_beside(self._path(record.name), json.dumps(asdict(record)).encode())
 
     def remove(self, name: str) -> None:
         """Forget a server."""

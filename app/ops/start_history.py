@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from app.ops.whole_file import replace_file
 
 _STARTS_KEPT = 5
 _SCHEMA_VERSION = 1
@@ -49,11 +50,7 @@ class StartHistory:
             for key, several in starts.items()
         }
         document = {"schema_version": _SCHEMA_VERSION, "starts": values}
-        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-        fresh.replace(self._path)
+        replace_file(self._path, json.dumps(document).encode())
 
     def _read(self) -> dict[str, list[StartTimes]]:
         try:
