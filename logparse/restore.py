@@ -39,7 +39,7 @@ _HALF_COLOUR = re.compile(r"^(?:\d;)?\d{1,2}m(?=\(\w[^()]{0,60} pid=\d)|(?<=\d\)
 _OTHER_OWNER = re.compile(r"[\[<](\w[\w.-]{0,40})(?:\]\[|[ :,]{1,2})pid[=: ](\d{1,9})[\]>] ?")
 _BAR_END = re.compile(r" {1,200}\|\s*$")
 
-_VALUE_FIRSTS = frozenset("{[\"'")
+_VALUE_FIRSTS = frozenset("{\"'")
 
 Layer = Callable[[str], str]
 
@@ -106,8 +106,14 @@ def _outermost(lines: list[str]) -> Layer | None:
 
 
 def _may_be_a_value(line: str) -> bool:
-    start = line.lstrip()[:40]
-    return start[:1] in _VALUE_FIRSTS or start[:2] in ("b'", 'b"') or "," in start or "=" in start
+    """Whether the line begins like JSON, a row of cells, `key=value` or a quoted string."""
+    start = line.strip()[:40]
+    if start[:1] in _VALUE_FIRSTS or start == "[" or start.startswith(("[{", "b'", 'b"')):
+        return True
+    if start[:1].isdigit():
+        return "," in start
+    key, equals, _ = start.partition("=")
+    return bool(equals) and " " not in key
 
 
 def _is_run_together(line: str) -> bool:
