@@ -74,6 +74,7 @@ _MAX_NAME = 223
 _MAX_CANDIDATES = 60
 _MAX_ERROR_LINES = 300
 _MAX_CONTINUATIONS = 8
+_LONGEST_SILENCE = 100  # lines of others behind a traceback that breaks off
 
 
 @dataclass(slots=True)
@@ -121,10 +122,17 @@ class _Traceback:
     own_place: str | None = None
     source: str = ""
     is_ignored: bool = False
+    num_lines: int = 0
     expects_source: bool = False  # the line behind a frame is source, also if it lost its blanks
+
+    @property
+    def last_line(self) -> int:
+        """About where it ends: other processes may have written between its lines."""
+        return self.line_number + self.num_lines
 
     def note(self, text: str) -> None:
         """A line of it, without its indentation."""
+        self.num_lines += 1
         if not text.startswith(_FRAME):
             if not self.source and self.place is not None and text.strip("^~ "):
                 self.source = text[:_MAX_NAME]
@@ -370,8 +378,10 @@ class FailureTracker:
         """It was of another program."""
         self._strong = [c for c in self._strong if c is not candidate]
 
-    def cause(self, *, trusts_error_lines: bool) -> Cause | None:
-        """The first cause. With `trusts_error_lines`, an ERROR line alone is a failure too."""
+    def cause(self, *, trusts_error_lines: bool, num_lines: int = 0) -> Cause | None:
+        """The first cause. With `trusts_error_lines`, an ERROR line alone is a failure too.
+        `num_lines` of the log were read: a traceback that breaks off long before did no harm.
+        """
         strong = _without_late_deaths([c for c in self._strong if not c.points_elsewhere])
         if any(c.kind == "exception" and not c.text.startswith(_BARE_ERROR) for c in strong):
             # What a launcher says of the end, where the exception itself is there.
@@ -393,7 +403,7 @@ class FailureTracker:
                 or _first_known(self._strong)
                 or self._from_errors(trusts_error_lines or bool(self._strong))
             )
-        if known is None and (ends := self._without_reason()):
+        if known is None and (ends := self._without_reason(num_lines)):
             known = (
                 _first_known(ends)
                 or self._from_known_errors()
@@ -402,11 +412,11 @@ class FailureTracker:
             )
         return self._with_first_line(known) if known is not None else None
 
-    def _without_reason(self) -> list[Candidate]:
+    def _without_reason(self, num_lines: int) -> list[Candidate]:
         """Lines that tell of the end and not why, in order; a traceback that breaks off is one."""
         found = [*self._strong, *self._announced]
         for ((process, pid), _), opened in self._open.items() if not found else ():
-            if not opened.is_ignored:
+            if not opened.is_ignored and num_lines - opened.last_line <= _LONGEST_SILENCE:
                 found.append(
                     Candidate(
                         opened.line_number, process, pid, opened.header, "announcement",

@@ -415,7 +415,8 @@ class LogParser:
             late = attempt.late_failures
             has_ended = attempt.died or late.has_death
             return late.cause(trusts_error_lines=True) if has_ended else None
-        return attempt.failures.cause(trusts_error_lines=bool(attempt.hits.get("stoker")))
+        is_own = bool(attempt.hits.get("stoker"))
+        return attempt.failures.cause(trusts_error_lines=is_own, num_lines=self._line_number)
 
     def _problem(self, cause: Cause) -> Problem:
         return to_problem(cause, self._attempt.facts(), self._engine(cause))

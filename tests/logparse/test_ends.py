@@ -219,6 +219,13 @@ def test_an_exception_that_only_servers_meet_shows_a_server() -> None:
     assert ends([*lines[:-1], "KeyError: 'frob'"])[0] == "not-a-server-log"
 
 
+def test_a_traceback_that_breaks_off_long_before_the_end_did_no_harm() -> None:
+    cut = ["Traceback (most recent call last):", '  File "/v/vllm/a.py", line 3, in f']
+    chatter = [f"(Worker_TP1 pid=8) INFO {STAMP}Frobbing {n}" for n in range(150)]
+    assert ends([*BEGUN, *cut, *chatter[:20]])[0] == "failed"
+    assert ends([*BEGUN, *cut, *chatter])[0] == "running"
+
+
 def test_a_traceback_that_lost_its_blanks() -> None:
     head = f"(VllmWorkerProcess pid=5) ERROR {STAMP}"
     lines = [
