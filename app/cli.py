@@ -20,7 +20,7 @@ from app.errors import EXIT_CODE_MEANINGS, ExitCode, StokerError
 
 if TYPE_CHECKING:
     from app.command_line import CommandLineError
-    from app.settings import Settings
+    from app.settings.sources import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +206,8 @@ def _settings(entry: CommandEntry, args: Sequence[str]) -> Settings | None:
     end = args.index("--") if "--" in args else len(args)
     if entry.name == "config" or {"--help", "-h"} & set(args[:end]):
         return None
-    from app.option_settings import say_who_can_write
-    from app.settings import read_settings
+    from app.settings.options import say_who_can_write
+    from app.settings.sources import read_settings
 
     settings = read_settings(os.environ)
     settings.require_sections([entry.name for entry in COMMANDS])
@@ -250,7 +250,7 @@ def _invoke(entry: CommandEntry, args: Sequence[str], settings: Settings | None)
     try:
         return run_command(load_command(entry), list(args), f"stoker {entry.name}", settings)
     except CommandLineError as error:
-        from app.option_settings import origin_of
+        from app.settings.options import origin_of
 
         place = f"{origin}: " if (origin := origin_of(error)) else ""
         raise StokerError(

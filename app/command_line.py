@@ -17,7 +17,7 @@ from app.errors import ExitCode
 if TYPE_CHECKING:
     from typer._click.exceptions import ClickException
 
-    from app.settings import Settings
+    from app.settings.sources import Settings
 
     CommandLineError = ClickException
 else:
@@ -125,7 +125,7 @@ def run_command(
         args = ["--help"]
     given: dict[str, Any] = {}
     if settings is not None and not subcommands:
-        from app.option_settings import settings_for
+        from app.settings.options import settings_for
 
         chosen = settings_for(command, tuple(prog_name.split()[1:]), args, settings)
         args, given = chosen.args, {"default_map": chosen.default_map, "obj": chosen}

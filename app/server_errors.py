@@ -19,7 +19,7 @@ from app.client.errors import (
     Unreachable,
 )
 from app.errors import ExitCode, StokerError
-from app.targets import absent_hint
+from app.targets.servers import absent_hint
 
 API_KEY = "API key into STOKER_API_KEY, or into a file for --api-key-file"
 LOADING = "the server is there and loads its model: ask again in a moment"
@@ -68,7 +68,7 @@ def explained(
 
 def _without_metrics(error: BadStatus) -> StokerError:
     """It answers, but there is nothing to watch."""
-    from app.client.absence import metrics_hint
+    from app.client.metrics.absence import metrics_hint
 
     hint = metrics_hint(error.status) or absent_hint(error.url)
     return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)

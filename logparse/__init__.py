@@ -6,10 +6,7 @@ report into words, `to_document` into JSON values.
 
 from __future__ import annotations
 
-from logparse.document import to_document
-from logparse.explain import Explanation, explain
 from logparse.parser import LogParser, parse_lines
-from logparse.phases import PHASE_NAMES
 from logparse.records import (
     Event,
     FactFound,
@@ -27,6 +24,9 @@ from logparse.records import (
     StartRepeated,
 )
 from logparse.redact import mask_secrets, safe_text
+from logparse.report.document import to_document
+from logparse.report.explain import Explanation, explain
+from logparse.report.phases import PHASE_NAMES
 
 __all__ = [
     "PHASE_NAMES",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from logparse import Outcome, explain, parse_lines
-from logparse.source import decoded_lines
+from logparse.reading.source import decoded_lines
 
 _EXIT_CODES = {Outcome.READY: 0, Outcome.FAILED: 1}
 _NOT_ENOUGH_EVIDENCE = 3

@@ -10,10 +10,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from logparse.failures import Candidate, FailureTracker, Owner
-from logparse.insight import InsightTracker
-from logparse.line import stamp_seconds
-from logparse.phases import PhaseTracker
+from logparse.problems.failures import Candidate, FailureTracker, Owner
+from logparse.reading.line import stamp_seconds
 from logparse.records import (
     Event,
     FactFound,
@@ -24,7 +22,9 @@ from logparse.records import (
     ServerStopped,
 )
 from logparse.redact import safe_text
-from logparse.rules import Keep, Mark, Rule, Take, Value, convert
+from logparse.report.insight import InsightTracker
+from logparse.report.phases import PhaseTracker
+from logparse.rules.rule import Keep, Mark, Rule, Take, Value, convert
 
 # Reading a member from its class costs more than the comparison.
 _ROUTES, _SERVING = Mark.ROUTES, Mark.SERVING

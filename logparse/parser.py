@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from logparse.attempt import AttemptState
-from logparse.failures import Candidate, Cause
-from logparse.insight import UNLEVELLED_STARTS
-from logparse.line import LogLine, inside, seconds_between, split_line
-from logparse.llamacpp_rules import LLAMACPP_RULES
-from logparse.phases import PHASE_NAMES
-from logparse.problem_text import to_problem
-from logparse.problems import announces_end, is_server_program, usage_program
-from logparse.progress import drop_overwritten, is_bar, is_bar_alone, read_bar
+from logparse.problems.failures import Candidate, Cause
+from logparse.problems.problem import announces_end, is_server_program, usage_program
+from logparse.problems.text import to_problem
+from logparse.reading.line import LogLine, inside, seconds_between, split_line
+from logparse.reading.progress import drop_overwritten, is_bar, is_bar_alone, read_bar
+from logparse.reading.restore import restored_lines
+from logparse.reading.wraps import WRAP
 from logparse.records import (
     Attempt,
     Event,
@@ -32,13 +31,14 @@ from logparse.records import (
     StartRepeated,
 )
 from logparse.redact import safe_text
-from logparse.restore import restored_lines
-from logparse.rules import LETTERS, Mark, Rule, RuleIndex
-from logparse.sglang_rules import SGLANG_RULES
-from logparse.stoker_rules import STOKER_RULES
-from logparse.unled_rules import UNLED_RULES
-from logparse.vllm_rules import VLLM_RULES
-from logparse.wraps import WRAP
+from logparse.report.insight import UNLEVELLED_STARTS
+from logparse.report.phases import PHASE_NAMES
+from logparse.rules.llamacpp import LLAMACPP_RULES
+from logparse.rules.rule import LETTERS, Mark, Rule, RuleIndex
+from logparse.rules.sglang import SGLANG_RULES
+from logparse.rules.stoker import STOKER_RULES
+from logparse.rules.unled import UNLED_RULES
+from logparse.rules.vllm import VLLM_RULES
 
 LED_RULES = (*VLLM_RULES, *STOKER_RULES, *LLAMACPP_RULES, *SGLANG_RULES)
 ALL_RULES: tuple[Rule, ...] = (*LED_RULES, *UNLED_RULES)

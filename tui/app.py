@@ -15,21 +15,21 @@ from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from app.client.replay import Replay
 from app.client.server import server_version
-from app.client.watched import SampleSource, WatchedServer
-from tui.debug_poller import DebugSampleSource
-from tui.history import MetricHistory
+from app.client.watch.replay import Replay
+from app.client.watch.watched import SampleSource, WatchedServer
 from tui.messages import ServerChosen
 from tui.palette import palette_commands
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.fleet import FleetScreen
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
+from tui.state.debug_poller import DebugSampleSource
+from tui.state.history import MetricHistory
 from tui.theme import StyledApp
-from tui.widgets.engine_view import ENGINE_READING
-from tui.widgets.fleet_table import FleetTable
-from tui.widgets.request_table import RequestTable
+from tui.widgets.engine.engine_view import ENGINE_READING
+from tui.widgets.engine.request_table import RequestTable
+from tui.widgets.fleet.fleet_table import FleetTable
 
 QUIT = "quit"
 DETACH = "detach"

@@ -11,16 +11,16 @@ from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from app.client.chat_commands import COMMANDS
-from app.client.chat_session import ChatSession
+from app.client.chat.commands import COMMANDS
+from app.client.chat.session import ChatSession
 from app.client.errors import ClientError
 from tui.palette import palette_commands
 from tui.screens.chat import ChatScreen
 from tui.screens.help import HelpScreen
 from tui.theme import EndedBySignal, StyledApp
-from tui.widgets.chat_input import read_alt_enter
-from tui.widgets.chat_list import ChatList
-from tui.widgets.chat_transcript import ChatTranscript
+from tui.widgets.chat.input import read_alt_enter
+from tui.widgets.chat.list import ChatList
+from tui.widgets.chat.transcript import ChatTranscript
 
 
 class ChatApp(StyledApp):

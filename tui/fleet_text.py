@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.client.watched import Scraped
-from tui.history import MetricHistory
-from tui.widgets.fleet_table import COLUMNS, FleetRow
+from app.client.watch.watched import Scraped
+from tui.state.history import MetricHistory
+from tui.widgets.fleet.fleet_table import COLUMNS, FleetRow
 
 
 def table_text(found: Sequence[Scraped]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from textual.message import Message
 
-from app.client.debug import DebugSample
+from app.client.debug.documents import DebugSample
 from app.client.errors import ClientError
-from app.client.metrics import MetricsSample
+from app.client.metrics.sample import MetricsSample
 
 
 class SampleArrived(Message):

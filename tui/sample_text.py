@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from app.client import formatting as fmt
-from app.client.histograms import Histogram
-from app.client.metrics import EngineLoad, MetricsSample
-from app.client.sample_record import FRACTIONS
-from app.client.thresholds import findings, readings_of
+from app.client.metrics.histograms import Histogram
+from app.client.metrics.sample import EngineLoad, MetricsSample
+from app.client.metrics.sample_record import FRACTIONS
+from app.client.metrics.thresholds import findings, readings_of
 
 
 def sample_text(url: str, sample: MetricsSample) -> str:

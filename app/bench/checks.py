@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from app.bench.report import answered, counter_increases, num_output_tokens
 from app.bench.round import Round
-from app.client.metrics import rates_between
+from app.client.metrics.sample import rates_between
 
 _TOLERANCE = 0.01
 _BUSY = 0.9  # share of a core from which on the client itself is the limit

@@ -16,7 +16,7 @@ from typing import Any
 from app.bench.round import Round
 from app.bench.statistics import Estimate, mean_estimate, paired_ratio, percentile
 from app.bench.stream import Outcome
-from app.client.metrics import rates_between
+from app.client.metrics.sample import rates_between
 from app.errors import ExitCode, StokerError
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")

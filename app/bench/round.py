@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from app.bench.prompts import Prompt
 from app.bench.stream import Outcome, StreamClient
-from app.client.metrics import MetricsSample
+from app.client.metrics.sample import MetricsSample
 
 # What a server may not know. Without it the load is another one, which is said.
 _OPTIONAL_FIELDS = ("ignore_eos", "stream_options")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from app.client.histograms import Percentile
+from app.client.metrics.histograms import Percentile
 
 UNKNOWN = "-"
 _LONGEST_IN_S = 119.5

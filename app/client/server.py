@@ -19,8 +19,8 @@ from app.client.errors import (
     ServerLoading,
     status_error,
 )
-from app.client.exposition import KnownSeries, with_label
-from app.client.metrics import MetricsSample, read_sample
+from app.client.metrics.exposition import KnownSeries, with_label
+from app.client.metrics.sample import MetricsSample, read_sample
 from app.client.terminal_text import clean_word, strip_escapes
 from app.client.transport import (
     DEFAULT_TIMEOUT_S,

@@ -154,7 +154,7 @@ def bench(
     from app.bench.round import Amount
     from app.bench.run import BenchPlan, parse_loads
     from app.bench.server import proved_target
-    from app.targets import api_key_from, find_target
+    from app.targets.servers import api_key_from, find_target
 
     urls = [find_target(word).url for word in (_one_word(words), *([vs] if vs else []))]
     loads, limits = parse_loads(concurrency, rate), parse_slo(slo)

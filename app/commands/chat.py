@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from app.client.chat_session import ChatSession, ChatTarget
-    from app.client.conversations import ConversationStore
+    from app.client.chat.conversations import ConversationStore
+    from app.client.chat.session import ChatSession, ChatTarget
+    from app.client.chat.turns import Conversation
     from app.client.errors import ClientError
-    from app.client.turns import Conversation
 
 
 def chat(
@@ -86,11 +86,11 @@ def chat(
 
     In a terminal: a conversation. `git diff | stoker chat "review this"` prints the answer alone.
     """
-    from app.client.chat_session import ChatSession, ChatTarget
-    from app.client.served_model import served_model
-    from app.prompt_words import chat_words
+    from app.client.chat.session import ChatSession, ChatTarget
+    from app.client.metrics.served_model import served_model
     from app.server_errors import client_errors
-    from app.targets import api_key_from, find_target
+    from app.targets.prompt_words import chat_words
+    from app.targets.servers import api_key_from, find_target
 
     word, prompt = chat_words(words or (), has_message=message is not None)
     is_conversation = message is None and prompt is None and sys.stdin.isatty()
@@ -134,7 +134,7 @@ def chat(
 def _question(message: str | None, prompt: str | None) -> str:
     """The message alone, or the prompt and what is piped in."""
     from app.errors import ExitCode, StokerError
-    from app.prompt_words import read_stdin
+    from app.targets.prompt_words import read_stdin
 
     if message is not None:
         parts = [message]
@@ -154,10 +154,10 @@ def _question(message: str | None, prompt: str | None) -> str:
 def _conversation(
     *, system: str, json_mode: bool, json_schema: Path | None, **values: Any
 ) -> Conversation:
-    from app.client.chat_commands import schema_format
-    from app.client.chat_parameters import ChatParameters
-    from app.client.chat_session import ChatError
-    from app.client.turns import Conversation
+    from app.client.chat.commands import schema_format
+    from app.client.chat.parameters import ChatParameters
+    from app.client.chat.session import ChatError
+    from app.client.chat.turns import Conversation
     from app.errors import ExitCode, StokerError
 
     wanted: dict[str, object] | None = {"type": "json_object"} if json_mode else None
@@ -190,7 +190,7 @@ def _tools(path: Path | None) -> tuple[dict[str, Any], ...]:
 
 
 def _attach(session: ChatSession, paths: list[Path] | None) -> None:
-    from app.client.attachments import AttachmentError
+    from app.client.chat.attachments import AttachmentError
     from app.errors import ExitCode, StokerError
 
     try:
@@ -201,10 +201,10 @@ def _attach(session: ChatSession, paths: list[Path] | None) -> None:
 
 
 def _print_one(session: ChatSession) -> None:
-    from app.chat_lines import print_answer
-    from app.client.answers import AnswerBuilder
+    from app.client.chat.answers import AnswerBuilder
     from app.output import say
     from app.server_errors import client_errors
+    from app.views.chat_lines import print_answer
 
     builder = AnswerBuilder()
     with client_errors(session.target.api_key), contextlib.closing(session.stream()) as deltas:
@@ -214,7 +214,7 @@ def _print_one(session: ChatSession) -> None:
 
 
 def _converse_in_lines(session: ChatSession) -> int:
-    from app.chat_lines import LineChat, say
+    from app.views.chat_lines import LineChat, say
 
     if session.save_problem:
         say(f"warning: {session.save_problem}")
@@ -235,7 +235,7 @@ def _explain(target: ChatTarget) -> Callable[[ClientError], str]:
 
 def _open_store() -> tuple[ConversationStore | None, str]:
     """The store, or why there is none; that is no reason not to chat."""
-    from app.client.conversations import ConversationStore, StoreError
+    from app.client.chat.conversations import ConversationStore, StoreError
     from app.errors import StokerError
     from app.paths import CONVERSATIONS, state_dir
 
@@ -247,8 +247,8 @@ def _open_store() -> tuple[ConversationStore | None, str]:
 
 def _resume(session: ChatSession, start: Conversation) -> None:
     """Open the last conversation; options that were given count more than what it saved."""
-    from app.client.chat_session import ChatError
-    from app.client.conversations import StoreError
+    from app.client.chat.conversations import StoreError
+    from app.client.chat.session import ChatError
     from app.errors import StokerError
 
     try:

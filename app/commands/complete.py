@@ -52,13 +52,13 @@ def complete(
 
     `stoker complete "def add(a, b):" -n 40`; the continuation alone goes to stdout.
     """
-    from app.chat_lines import print_answer
-    from app.client.answers import AnswerBuilder
-    from app.client.completions import stream_completion
-    from app.client.served_model import served_model
+    from app.client.chat.answers import AnswerBuilder
+    from app.client.chat.completions import stream_completion
+    from app.client.metrics.served_model import served_model
     from app.client.terminal_text import strip_escapes
     from app.server_errors import client_errors
-    from app.targets import api_key_from, find_target
+    from app.targets.servers import api_key_from, find_target
+    from app.views.chat_lines import print_answer
 
     server, prompt = _server_and_prompt(words or [], url)
     text = _prompt(prompt)
@@ -86,7 +86,7 @@ def complete(
 def _server_and_prompt(words: list[str], url: str | None) -> tuple[str | None, str | None]:
     """With --url every word is text."""
     from app.errors import ExitCode, StokerError
-    from app.prompt_words import server_and_text
+    from app.targets.prompt_words import server_and_text
 
     if url is None:
         return server_and_text(words)
@@ -102,7 +102,7 @@ def _server_and_prompt(words: list[str], url: str | None) -> tuple[str | None, s
 def _prompt(prompt: str | None) -> str:
     """The argument, else the input without the newline that `echo` adds."""
     from app.errors import ExitCode, StokerError
-    from app.prompt_words import read_stdin
+    from app.targets.prompt_words import read_stdin
 
     text = prompt
     if prompt is None or prompt == "-":

@@ -14,8 +14,8 @@ from app.command_line import GroupedCommand, new_app
 
 if TYPE_CHECKING:
     from app.errors import StokerError
-    from app.option_settings import EffectiveSetting
-    from app.settings import Section, Settings
+    from app.settings.options import EffectiveSetting
+    from app.settings.sources import Section, Settings
 
 app = new_app(
     help="""Settings: flag > STOKER_* variable > profile > ./stoker.toml > your config.toml.
@@ -50,7 +50,7 @@ def show(
 ) -> None:
     """Print the values that commands get without a flag, as TOML; secrets are masked."""
     from app import output
-    from app.settings import read_settings
+    from app.settings.sources import read_settings
 
     output.require_one_form(as_json, as_plain)
     settings = read_settings(os.environ)
@@ -83,7 +83,7 @@ def path(
 ) -> None:
     """Print the files that are looked for, the strongest first."""
     from app import output
-    from app.settings import PROJECT_FILE, user_file
+    from app.settings.sources import PROJECT_FILE, user_file
 
     output.require_one_form(as_json, as_plain)
     paths = [Path.cwd() / PROJECT_FILE, user_file(os.environ)]
@@ -101,7 +101,7 @@ def path(
 @app.command("schema", cls=GroupedCommand)
 def schema() -> None:
     """Print the JSON Schema of a settings file, for editors."""
-    from app.settings_schema import settings_schema
+    from app.settings.schema import settings_schema
 
     print(json.dumps(settings_schema(_commands(None)), indent=2, ensure_ascii=False))
 
@@ -115,7 +115,7 @@ def check(
     """Check every section, key and value; exit code 2 when one is wrong."""
     from app import output
     from app.errors import ExitCode
-    from app.settings import Settings, read_file, read_settings, writable_by_others
+    from app.settings.sources import Settings, read_file, read_settings, writable_by_others
 
     settings = read_settings(os.environ)
     if file is not None:
@@ -135,7 +135,7 @@ def check(
 def _rows(settings: Settings, wanted: str | None) -> Iterator[EffectiveSetting]:
     """All settings, or those of one section; StokerError when there is no such section."""
     from app.errors import ExitCode, StokerError
-    from app.option_settings import effective_settings, general_settings
+    from app.settings.options import effective_settings, general_settings
 
     if wanted is not None and wanted.startswith("@"):
         (section, command), *_ = _commands("serve")
@@ -154,8 +154,8 @@ def _rows(settings: Settings, wanted: str | None) -> Iterator[EffectiveSetting]:
 
 def _errors(settings: Settings) -> Iterator[StokerError]:
     from app.errors import StokerError
-    from app.option_settings import check_values
-    from app.settings import PROFILES
+    from app.settings.options import check_values
+    from app.settings.sources import PROFILES
 
     try:
         settings.require_sections(list(_command_names()))
@@ -177,7 +177,7 @@ def _command_names() -> Iterator[str]:
 def _commands(wanted: str | None) -> Iterator[tuple[Section, Any]]:
     """Each command with its section; of `models`, those below it."""
     from app.cli import COMMANDS, load_command
-    from app.option_settings import leaf_commands
+    from app.settings.options import leaf_commands
 
     for entry in COMMANDS:
         if entry.name == "config" or (wanted and wanted.partition(".")[0] != entry.name):

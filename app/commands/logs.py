@@ -1,7 +1,7 @@
 """`stoker logs`: what a server's log says about its start, and why it failed.
 
 The exit code is the answer: 0 ready, 1 failed, 2 usage, 3 not enough evidence. Reads the command
-line and the log; `app.log_views` prints.
+line and the log; `app.views.logs` prints.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 if TYPE_CHECKING:
-    from app.ops.log_targets import LogTarget
+    from app.targets.logs import LogTarget
     from logparse import LogReport
-    from logparse.line_lists import ErrorLines, PhaseLines
+    from logparse.report.line_lists import ErrorLines, PhaseLines
 
 _POLL_S = 0.25
 
@@ -107,7 +107,7 @@ def logs(
 
 
 def _print_raw(targets: list[LogTarget], form: str, tail: int | None, follow: bool) -> None:
-    from app import raw_log
+    from app.views import raw_log
 
     target = _only(targets, "--raw")
     if form != "text":
@@ -136,20 +136,20 @@ def _usage(message: str, hint: str) -> Exception:
 
 
 def _targets(words: list[str]) -> list[LogTarget]:
-    from app.ops.log_targets import find_logs
+    from app.targets.logs import find_logs
 
     return find_logs(words)
 
 
 def _show_table(line: str | None, form: str) -> None:
-    from app import log_views
+    from app.views import logs as log_views
 
     if line is None:
         from logparse.parser import ALL_RULES
 
         log_views.show_rules(ALL_RULES, form=form)
         return
-    from logparse.line_meaning import explain_line
+    from logparse.report.line_meaning import explain_line
 
     explained = explain_line(line)
     log_views.show_line(explained, form=form)
@@ -160,7 +160,7 @@ def _show_table(line: str | None, form: str) -> None:
 
 
 def _explain(targets: list[LogTarget], form: str, *, brief: bool) -> int:
-    from app import log_views
+    from app.views import logs as log_views
 
     named = [(target.title, _read(target)) for target in targets]
     if form == "json":
@@ -175,8 +175,8 @@ def _explain(targets: list[LogTarget], form: str, *, brief: bool) -> int:
 
 
 def _compare(targets: list[LogTarget], form: str) -> int:
-    from app import log_views
-    from logparse.compare import compare
+    from app.views import logs as log_views
+    from logparse.report.compare import compare
 
     if len(targets) != 2:
         raise _usage(f"--compare needs two logs, not {len(targets)}", "stoker logs --compare A B")
@@ -187,9 +187,9 @@ def _compare(targets: list[LogTarget], form: str) -> int:
 
 
 def _list_lines(targets: list[LogTarget], phase: str | None, form: str) -> int:
-    from app import log_views
-    from logparse.explain import phase_time
-    from logparse.line_lists import ErrorLines, PhaseLines
+    from app.views import logs as log_views
+    from logparse.report.explain import phase_time
+    from logparse.report.line_lists import ErrorLines, PhaseLines
 
     target = _only(targets, "--errors" if phase is None else "--phase")
     number = None if phase is None else _phase_number(phase)
@@ -233,9 +233,9 @@ def _only(targets: list[LogTarget], option: str) -> LogTarget:
 
 
 def _read(target: LogTarget, lines: ErrorLines | PhaseLines | None = None) -> LogReport:
-    from app.raw_log import reading_progress
+    from app.views.raw_log import reading_progress
     from logparse import LogParser
-    from logparse.restore import restored_lines
+    from logparse.reading.restore import restored_lines
 
     parser = LogParser(tells_events=False)
     with reading_progress(target.path) as counted:
@@ -248,8 +248,8 @@ def _read(target: LogTarget, lines: ErrorLines | PhaseLines | None = None) -> Lo
 
 
 def _lines(target: LogTarget) -> Iterator[str]:
-    from app.ops.log_targets import EXAMPLE
-    from logparse.source import SourceError, decoded_lines
+    from app.targets.logs import EXAMPLE
+    from logparse.reading.source import SourceError, decoded_lines
 
     try:
         with _open(target) as stream:
@@ -266,14 +266,14 @@ def _open(target: LogTarget) -> Iterator[BinaryIO]:
     if target.path is None:
         yield sys.stdin.buffer
         return
-    from logparse.log_parts import open_log
+    from logparse.reading.log_parts import open_log
 
     with open_log(target.path) as stream:
         yield stream
 
 
 def _follow(targets: list[LogTarget], form: str) -> int:
-    from app.log_views import EventPrinter
+    from app.views.logs import EventPrinter
     from logparse import LogParser
 
     target = _only(targets, "--follow")
@@ -296,10 +296,10 @@ def _growing(target: LogTarget) -> Iterator[str]:
 
 def _growing_batches(target: LogTarget) -> Iterator[Iterable[str]]:
     """The lines that are there, then those of each look; the last one may be unfinished."""
-    from app.ops.log_targets import EXAMPLE
-    from logparse.follow import FollowedFile
-    from logparse.log_parts import read_earlier_parts
-    from logparse.source import decoded_lines
+    from app.targets.logs import EXAMPLE
+    from logparse.reading.follow import FollowedFile
+    from logparse.reading.log_parts import read_earlier_parts
+    from logparse.reading.source import decoded_lines
 
     assert target.path is not None
     try:
@@ -318,7 +318,7 @@ def _growing_batches(target: LogTarget) -> Iterator[Iterable[str]]:
 
 def _look_through(targets: list[LogTarget], form: str) -> None:
     from app.commands.top import has_screen, open_log_view
-    from app.ops.log_targets import EXAMPLE
+    from app.targets.logs import EXAMPLE
 
     target = _only(targets, "--tui")
     if form != "text":

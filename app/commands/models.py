@@ -1,4 +1,4 @@
-"""`stoker models list|pull|rm|show`: parse and print only; the work is app.ops.model_store."""
+"""`stoker models list|pull|rm|show`: parse and print only; the work is app.model_store.store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from app.command_line import GroupedCommand, new_app
 
 if TYPE_CHECKING:
-    from app.ops.model_store import ModelStore, StoredModel
+    from app.model_store.store import ModelStore, StoredModel
 
 app = new_app(
     help="""List, get, show and remove models.
@@ -32,7 +32,7 @@ _PLAIN = typer.Option(False, "--plain", help="Tab-separated lines on stdout.")
 def list_models(json: bool = _JSON, plain: bool = _PLAIN) -> None:
     """Models on this machine and the built-in ones."""
     from app import output
-    from app.ops.model_store import list_hub_models
+    from app.model_store.store import list_hub_models
 
     models = (*_store().list_models(), *list_hub_models())
     if json:
@@ -49,9 +49,9 @@ def pull(
 ) -> None:
     """Get a model, so that serving it needs no network later."""
     from app import output
-    from app.ops.child_process import require_engine_extra
-    from app.ops.launch_specs import require_model_name
-    from app.ops.model_files import resolve_model
+    from app.launch.launch_specs import require_model_name
+    from app.model_store.files import resolve_model
+    from app.supervise.child_process import require_engine_extra
 
     require_engine_extra()
     require_model_name(name)
@@ -60,7 +60,7 @@ def pull(
     if builtin is None:
         path = resolve_model(name)
     else:
-        from app.progress import ModelProgress
+        from app.views.progress import ModelProgress
 
         with ModelProgress(name) as progress:
             path = store.ensure(builtin, progress)
@@ -77,7 +77,7 @@ def remove(
     """Delete a model from Stoker's cache (never from the Hugging Face cache)."""
     from app import output
     from app.errors import ExitCode, StokerError
-    from app.ops.model_store import NOT_DOWNLOADED
+    from app.model_store.store import NOT_DOWNLOADED
 
     store = _store()
     known = {model.name: model for model in store.list_models()}
@@ -107,7 +107,7 @@ def show(
 ) -> None:
     """Shape, parameters, size and licence of a model on this machine."""
     from app import output
-    from app.ops.model_files import describe_model
+    from app.model_store.files import describe_model
 
     facts = describe_model(_store(), name)
     if json:
@@ -121,7 +121,7 @@ def show(
 
 
 def _store() -> ModelStore:
-    from app.ops.model_store import ModelStore
+    from app.model_store.store import ModelStore
     from app.paths import models_dir
 
     return ModelStore(models_dir())

@@ -1,4 +1,4 @@
-"""`stoker plan`: reads the command line, asks app.planning.plan, prints through app.plan_view."""
+"""`stoker plan`: reads the command line, asks app.planning.plan, prints through app.views.plan."""
 
 from __future__ import annotations
 
@@ -263,9 +263,9 @@ def _print_plan(
 ) -> int:
     from app import output
     from app.errors import ExitCode
-    from app.plan_view import plain_rows, plan_document, plan_text
     from app.planning.plan import make_plan
     from app.planning.plan_answers import answer
+    from app.views.plan import plain_rows, plan_document, plan_text
 
     made = make_plan(model.shape, model.weights, request)
     answers = answer(made, model, lengths)
@@ -287,8 +287,8 @@ def _compare(
 ) -> int:
     from app import output
     from app.errors import ExitCode
-    from app.plan_view import comparison_rows, comparison_text
     from app.planning.plan_comparison import compare_log
+    from app.views.plan import comparison_rows, comparison_text
 
     values = compare_log(path, model, request)
     rows = comparison_rows(values)
@@ -305,7 +305,7 @@ def _compare(
 def _log_to_verify(words: list[str], from_log: str | None) -> tuple[str, list[str]]:
     """The path of the log that `verify` names, and the words that follow."""
     from app.errors import ExitCode, StokerError
-    from app.ops.log_targets import find_logs
+    from app.targets.logs import find_logs
 
     if len(words) < 2 or from_log is not None:
         raise StokerError(
@@ -321,7 +321,7 @@ def _model_of_start(log: str) -> str | None:
     """The model of a start that is in the ledger; a log alone may name no shape that is known."""
     from pathlib import Path
 
-    from app.ops.memory_ledger import open_ledger
+    from app.planning.memory_ledger import open_ledger
 
     path = str(Path(log).absolute())
     starts = [entry for entry in open_ledger().read()[0] if entry.log_path == path]
@@ -331,8 +331,8 @@ def _model_of_start(log: str) -> str | None:
 def _calibration(model: PlannedModel, request: PlanRequest) -> Calibration | None:
     """What earlier starts teach; a ledger that cannot be read is no reason not to plan."""
     from app.errors import StokerError
-    from app.ops.memory_ledger import open_ledger
     from app.planning.calibration import calibrate
+    from app.planning.memory_ledger import open_ledger
 
     try:
         return calibrate(open_ledger().read()[0], model.shape, request)
@@ -342,10 +342,10 @@ def _calibration(model: PlannedModel, request: PlanRequest) -> Calibration | Non
 
 def _print_history(model: str | None, as_json: bool, plain: bool) -> int:
     from app import output
-    from app.history_view import history_document, history_rows, history_text
-    from app.ops.memory_ledger import open_ledger
     from app.planning.calibration import shape_key
+    from app.planning.memory_ledger import open_ledger
     from app.planning.plan_models import find_planned_model
+    from app.views.history import history_document, history_rows, history_text
 
     entries, num_damaged = open_ledger().read()
     if model is not None:

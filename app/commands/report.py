@@ -49,7 +49,7 @@ def _log_path(wanted: str | None) -> Path | None:
 
     if wanted is None:
         return newest_log(logs_path())
-    from app.ops.log_targets import find_logs
+    from app.targets.logs import find_logs
 
     found = find_logs([wanted])[0].path
     if found is None:

@@ -11,7 +11,7 @@ import typer
 from app.command_line import GroupedCommand, new_app
 
 if TYPE_CHECKING:
-    from app.ops.selftest import TrialResult
+    from app.selftest.run import TrialResult
 
 app = new_app(help="Try on this machine what Stoker promises; needs no download.")
 
@@ -40,7 +40,7 @@ def lifecycle(
       stoker selftest lifecycle
       stoker selftest lifecycle --fake-only --cycles 100
     """
-    from app.ops import selftest_trials
+    from app.selftest import trials as selftest_trials
 
     own_model = _own_model(fake_only, model)
     return _report(selftest_trials.lifecycle(own_model, cycles, show_dashboard), as_json)
@@ -54,7 +54,7 @@ def stall(as_json: _Json = False, fake_only: _Fake = False, model: _Model = None
     Examples:
       stoker selftest stall
     """
-    from app.ops import selftest_trials
+    from app.selftest import trials as selftest_trials
 
     return _report(selftest_trials.stall(_own_model(fake_only, model)), as_json)
 
@@ -69,8 +69,8 @@ def show_dashboard(log_path: Path, should_go_on: Callable[[], bool]) -> str:
 
 
 def _own_model(fake_only: bool, model: Path | None) -> Path | None:
-    from app.ops.model_catalogue import DEFAULT_MODEL
-    from app.ops.model_store import ModelStore
+    from app.model_store.catalogue import DEFAULT_MODEL
+    from app.model_store.store import ModelStore
     from app.output import say
     from app.paths import models_dir
 

@@ -1,4 +1,4 @@
-"""`stoker serve`: reads the command line, gets the model, and shows what app.ops.serving does."""
+"""`stoker serve`: reads the command line, gets the model, shows what supervision does."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import typer
 from app.command_line import PASS_THROUGH_SETTINGS, GroupedCommand, new_app
 
 if TYPE_CHECKING:
-    from app.ops.engine_launch import EnginePlace
-    from app.ops.front import FrontLink
-    from app.ops.launch_specs import EngineFlag, LaunchSpec, ServeRequest
-    from app.ops.managed_server import ManagedServer, ServerCare
-    from app.ops.restart_policy import RestartPolicy
-    from app.serve_view import Running
-    from app.settings import Setting
+    from app.launch.engine_launch import EnginePlace
+    from app.launch.launch_specs import EngineFlag, LaunchSpec, ServeRequest
+    from app.settings.sources import Setting
+    from app.supervise.front import FrontLink
+    from app.supervise.managed_server import ManagedServer, ServerCare
+    from app.supervise.restart_policy import RestartPolicy
+    from app.views.serve import Running
 
 # Options that say how this one start is shown, not what is served.
 _NOT_REPEATED = ("name", "no_tui", "detach", "exit_when_ready", "dry_run")
@@ -32,7 +32,7 @@ class ServeCommand(GroupedCommand):
     @property
     def setting_defaults(self) -> dict[str, Any]:
         """What settings can give beside our own options."""
-        from app.engine_settings import engine_setting_defaults
+        from app.settings.engine_flags import engine_setting_defaults
 
         return engine_setting_defaults()
 
@@ -47,20 +47,20 @@ class ServeCommand(GroupedCommand):
     @property
     def engine_flags(self) -> tuple[EngineFlag, ...]:
         """The engine's flags with what they mean, for completion."""
-        from app.ops.launch_specs import engine_flags
+        from app.launch.launch_specs import engine_flags
 
         return engine_flags()
 
     @property
     def setting_schemas(self) -> dict[str, Any]:
         """What these are, as JSON Schema."""
-        from app.engine_settings import engine_setting_schemas
+        from app.settings.engine_flags import engine_setting_schemas
 
         return engine_setting_schemas()
 
     def check_setting(self, key: str, setting: Setting) -> None:
         """StokerError for one of these that the engine would refuse."""
-        from app.engine_settings import check_engine_setting
+        from app.settings.engine_flags import check_engine_setting
 
         check_engine_setting(key, setting)
 
@@ -78,7 +78,7 @@ class ServeCommand(GroupedCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Our options, then the engine's."""
-        from app.ops.launch_specs import engine_flag_help
+        from app.launch.launch_specs import engine_flag_help
 
         super().format_options(ctx, formatter)
         with formatter.section("Engine flags (spelled as in vLLM)"):
@@ -188,15 +188,15 @@ def serve(
       stoker serve --engine vllm --engine-python ~/vllm/bin/python Qwen/Qwen3-0.6B
       stoker serve --engine llama.cpp ./model.gguf --max-model-len 4096 --max-num-seqs 8 -- -ngl 99
     """
-    from app.ops.engine_launch import EnginePlace
-    from app.ops.launch_specs import (
+    from app.launch.engine_launch import EnginePlace
+    from app.launch.launch_specs import (
         engine_called,
         open_to_all,
         parse_serve_request,
         with_debug_endpoints,
     )
-    from app.ops.managed_server import ServerCare
     from app.output import say
+    from app.supervise.managed_server import ServerCare
 
     own = ctx.args if drain is None else [f"--shutdown-timeout={drain:g}", *ctx.args]
     words = _with_settings(ctx, own)
@@ -232,7 +232,7 @@ def serve(
 
 def _restart_policy(word: str, max_restarts: int) -> RestartPolicy:
     from app.errors import ExitCode, StokerError
-    from app.ops.restart_policy import RestartPolicy
+    from app.supervise.restart_policy import RestartPolicy
 
     if word not in ("no", "on-failure"):
         raise StokerError(
@@ -245,7 +245,7 @@ def _restart_policy(word: str, max_restarts: int) -> RestartPolicy:
 
 def _log_bytes(text: str) -> int:
     from app.errors import ExitCode, StokerError
-    from app.ops.log_files import LEAST_LOG_BYTES
+    from app.server_logs.log_files import LEAST_LOG_BYTES
     from engine.args import human_readable_int
 
     try:
@@ -276,7 +276,7 @@ def _with_settings(ctx: typer.Context, words: list[str]) -> list[str]:
     """MODEL and engine flags: those of files and variables before those of the command line."""
     if ctx.obj is None or not ctx.obj.extra:
         return words
-    from app.engine_settings import with_engine_settings
+    from app.settings.engine_flags import with_engine_settings
 
     return with_engine_settings(words, ctx.obj.extra)
 
@@ -288,8 +288,8 @@ def _ledger_note(request: ServeRequest, spec: LaunchSpec) -> Callable[[ManagedSe
     before = memory_before(request)
 
     def note(server: ManagedServer) -> None:
-        from app.ops.memory_ledger import open_ledger
         from app.output import say
+        from app.planning.memory_ledger import open_ledger
 
         report, log = server.report(), server.log_path
         reason = record_start(
@@ -303,7 +303,7 @@ def _ledger_note(request: ServeRequest, spec: LaunchSpec) -> Callable[[ManagedSe
 
 def _repeatable_args(ctx: typer.Context, words: list[str]) -> tuple[str, ...]:
     """The options and words that `stoker restart` serves again; never a key."""
-    from app.ops.start_words import without_api_key
+    from app.watch.start_words import without_api_key
 
     options = []
     for key, value in ctx.params.items():
@@ -319,7 +319,7 @@ def _print_launch(spec: LaunchSpec) -> int:
     """The command as a shell would take it; what Stoker adds to the environment before it."""
     import shlex
 
-    from app.ops.start_words import without_api_key
+    from app.watch.start_words import without_api_key
 
     added = {
         key: value for key, value in spec.environment().items() if os.environ.get(key) != value
@@ -332,7 +332,7 @@ def _print_launch(spec: LaunchSpec) -> int:
 
 def _api_key(request: ServeRequest, key_file: str | None) -> str | None:
     from app.output import say
-    from app.targets import api_key_from
+    from app.targets.servers import api_key_from
 
     if request.api_key:
         say("note: other users see --api-key in the process list; STOKER_API_KEY is private")
@@ -342,10 +342,10 @@ def _api_key(request: ServeRequest, key_file: str | None) -> str | None:
 
 def _prepare(request: ServeRequest, place: EnginePlace, api_key: str | None) -> LaunchSpec:
     """Everything that can be refused before a process is started."""
-    from app.ops.engine_launch import launch_spec
-    from app.ops.model_store import ModelStore
+    from app.launch.engine_launch import launch_spec
+    from app.model_store.store import ModelStore
     from app.paths import models_dir
-    from app.progress import ModelProgress
+    from app.views.progress import ModelProgress
 
     with ModelProgress(request.model) as progress:
         return launch_spec(request, place, api_key, lambda: ModelStore(models_dir()), progress)
@@ -360,14 +360,14 @@ def _run(
     running: Running | None = None,
     note_start: Callable[[ManagedServer], None] | None = None,
 ) -> int:
-    from app.ops.log_sink import new_log_path
-    from app.ops.managed_server import ManagedServer
-    from app.ops.server_registry import open_registry
-    from app.ops.serving import serve_until_stopped
-    from app.ops.start_history import StartHistory
-    from app.ops.steady_output import steady_output
     from app.paths import START_TIMES, logs_dir, state_dir
-    from app.serve_view import ServeView, print_throughput, wait_quietly
+    from app.registry.server_registry import open_registry
+    from app.server_logs.log_sink import new_log_path
+    from app.supervise.managed_server import ManagedServer
+    from app.supervise.serving import serve_until_stopped
+    from app.supervise.steady_output import steady_output
+    from app.views.serve import ServeView, print_throughput, wait_quietly
+    from app.watch.start_history import StartHistory
 
     registry = open_registry()
     chosen = registry.free_name(name, Path(served_name).name, spec.port)
@@ -397,10 +397,10 @@ def _run_detached(
 ) -> int:
     """Start in the background; the start is shown here until it is over."""
     from app.cli import exit_code_of
-    from app.ops.background import follow_start, start_in_background
-    from app.ops.server_registry import NOT_READY_STATES, STARTING, open_registry
     from app.paths import logs_dir
-    from app.serve_view import read_report, say_warnings
+    from app.registry.server_registry import NOT_READY_STATES, STARTING, open_registry
+    from app.supervise.background import follow_start, start_in_background
+    from app.views.serve import read_report, say_warnings
 
     registry = open_registry()
     chosen = registry.free_name(name, Path(served_name).name, spec.port)
@@ -436,8 +436,8 @@ def _run_with_front(
 ) -> int:
     """The dashboard is shown by this process, the server looked after by another one."""
     from app.cli import exit_code_of
-    from app.ops.front import serve_with_front
-    from app.ops.steady_output import steady_output
+    from app.supervise.front import serve_with_front
+    from app.supervise.steady_output import steady_output
 
     def supervise(link: FrontLink) -> int:
         running = _watched(link)
@@ -452,8 +452,8 @@ def _run_with_front(
 
 def _watched(link: FrontLink) -> Running:
     """Until the user ends the server; when the user detaches, it goes on in the background."""
-    from app.ops.front import DETACH, FAILED
-    from app.serve_view import print_throughput, wait_quietly
+    from app.supervise.front import DETACH, FAILED
+    from app.views.serve import print_throughput, wait_quietly
 
     def running(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
         if server.care.is_background:
@@ -470,8 +470,8 @@ def _watched(link: FrontLink) -> Running:
 
 
 def _detach(server: ManagedServer, link: FrontLink) -> None:
-    from app.ops.background import leave_terminal, open_output
     from app.paths import logs_dir
+    from app.supervise.background import leave_terminal, open_output
 
     server.go_to_background()
     _say_detached(server.name, server.spec.addresses)
@@ -494,8 +494,8 @@ def _dashboard_of(spec: LaunchSpec) -> Callable[[Path, Callable[[], bool]], str]
 
     def show(log_path: Path, should_go_on: Callable[[], bool]) -> str:
         from app.commands.top import open_dashboard
-        from app.ops.front import FAILED
         from app.output import say
+        from app.supervise.front import FAILED
 
         try:
             return open_dashboard(

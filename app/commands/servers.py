@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from app.ops.server_registry import ServerRecord
-    from app.ops.server_state import ServerState
+    from app.registry.server_registry import ServerRecord
+    from app.supervise.server_state import ServerState
     from engine.machine.orphans import OrphanEngine
 
 _LOAD_TIMEOUT_S = 2.0
@@ -54,9 +54,9 @@ def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False)
       stoker status tiny --json
       stoker status http://gpu-host:8000
     """
-    from app.ops.server_state import describe, describe_address, examined_state
     from app.output import print_json, print_plain, require_one_form
-    from app.targets import api_key_from, find_target
+    from app.supervise.server_state import describe, describe_address, examined_state
+    from app.targets.servers import api_key_from, find_target
 
     require_one_form(as_json, as_plain)
     target = find_target(name, failed_too=True, must_run_here=True)
@@ -105,9 +105,9 @@ def _load_rows(url: str) -> list[tuple[str, object]]:
     """What its counters say now, and what of that is worth a look; nothing where it has none."""
     from app.client import formatting
     from app.client.errors import ClientError
+    from app.client.metrics.thresholds import findings, readings_of
     from app.client.server import scrape_metrics
-    from app.client.thresholds import findings, readings_of
-    from app.targets import api_key_from
+    from app.targets.servers import api_key_from
 
     try:
         sample = scrape_metrics(url, api_key=api_key_from(None), timeout_s=_LOAD_TIMEOUT_S)
@@ -154,9 +154,9 @@ def stop(
       stoker stop --orphans
     """
     from app.errors import ExitCode, StokerError
-    from app.ops.server_registry import open_registry
     from app.output import one_line, say
-    from app.targets import find_record
+    from app.registry.server_registry import open_registry
+    from app.targets.servers import find_record
 
     if sum((name is not None, everything, orphans)) > 1:
         raise StokerError("choose one: a server, --all or --orphans", exit_code=ExitCode.USAGE)
@@ -186,7 +186,7 @@ def restart(
     """
     from app.cli import run
     from app.errors import ExitCode, StokerError
-    from app.targets import find_record
+    from app.targets.servers import find_record
 
     record = find_record(name, failed_too=True)
     has_key = "STOKER_API_KEY" in os.environ or "--api-key-file" in record.serve_args
@@ -220,7 +220,7 @@ def attach(
     """
     from app.commands.top import has_screen, open_dashboard
     from app.errors import ExitCode, StokerError
-    from app.targets import api_key_from, find_record
+    from app.targets.servers import api_key_from, find_record
 
     record = find_record(name)
     if not has_screen():
@@ -239,9 +239,9 @@ def attach(
 
 
 def _list_servers(as_json: bool, as_plain: bool) -> int:
-    from app.ops.server_registry import open_registry
-    from app.ops.server_state import describe
     from app.output import print_json, print_plain, say
+    from app.registry.server_registry import open_registry
+    from app.supervise.server_state import describe
 
     found = [describe(record) for record in open_registry().all()]
     if as_json:
@@ -282,9 +282,9 @@ def _list_orphans(as_json: bool, as_plain: bool) -> int:
 
 def _stop(record: ServerRecord, now: bool) -> None:
     from app.errors import ExitCode, StokerError
-    from app.ops.server_registry import FAILED, open_registry
-    from app.ops.stopping import stop_server
     from app.output import say
+    from app.registry.server_registry import FAILED, open_registry
+    from app.supervise.stopping import stop_server
     from engine.machine.processes import is_stopped
 
     if record.state == FAILED:
@@ -318,8 +318,8 @@ def _serve_again(record: ServerRecord) -> str:
 
 def _stop_orphans(yes: bool) -> int:
     from app.errors import ExitCode, StokerError
-    from app.ops.orphans import end_orphan
     from app.output import confirm, is_interactive, say
+    from app.supervise.orphans import end_orphan
     from engine.machine.orphans import find_orphans
 
     found = find_orphans()

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from app.client.chat_session import ChatSession
+    from app.client.chat.session import ChatSession
     from app.client.errors import ClientError
-    from app.client.recording import Recording, RecordingWriter
-    from app.client.replay import Replay
-    from app.client.watched import Scraped, WatchedServer
-    from app.targets import ServerTarget
-    from tui.history import MetricHistory
+    from app.client.watch.recording import Recording, RecordingWriter
+    from app.client.watch.replay import Replay
+    from app.client.watch.watched import Scraped, WatchedServer
+    from app.targets.servers import ServerTarget
+    from tui.state.history import MetricHistory
 
 _THEMES = ("dark", "light", "16")
 
@@ -103,8 +103,8 @@ def top(
       stoker top --prometheus http://monitor:9090 --selector 'job="vllm"'
     """
     from app.errors import ExitCode, StokerError
-    from app.targets import api_key_from, find_targets
-    from app.watch_targets import watch_prometheus, watch_targets
+    from app.targets.servers import api_key_from, find_targets
+    from app.targets.watched import watch_prometheus, watch_targets
 
     _dress(theme, ascii_only)
     asked = {"--replay": replay, "--mock": mock, "--prometheus": prometheus}
@@ -165,7 +165,7 @@ def open_dashboard(
     answer "detach". `history` goes on where an earlier dashboard ended. `cause` says why a server
     is away.
     """
-    from app.client.watched import watch_url
+    from app.client.watch.watched import watch_url
     from tui.app import run_dashboard
 
     server = watch_url(url, api_key=api_key, interval_s=interval_s)
@@ -193,7 +193,7 @@ def _signals_as_exit_codes() -> Iterator[None]:
 
 def new_history() -> MetricHistory:
     """What several dashboards of one server, one after the other, collect."""
-    from tui.history import MetricHistory
+    from tui.state.history import MetricHistory
 
     return MetricHistory()
 
@@ -277,10 +277,10 @@ def _record(
     """Beside the dashboard, or without one until `steps` are done or the user ends it."""
     import asyncio
 
-    from app.client.watched import record_steps, watch_recorded
+    from app.client.watch.watched import record_steps, watch_recorded
     from app.errors import ExitCode
     from app.output import say
-    from app.watch_targets import watch_targets
+    from app.targets.watched import watch_targets
 
     with _recorder(targets, path, interval_s) as writer:
         plain = watch_targets(targets, api_key, interval_s)
@@ -300,7 +300,7 @@ def _record(
 def _recorder(
     targets: Sequence[ServerTarget], path: Path, interval_s: float
 ) -> Iterator[RecordingWriter]:
-    from app.client.recording import RecordingWriter
+    from app.client.watch.recording import RecordingWriter
     from app.server_errors import client_errors
 
     with client_errors():
@@ -312,10 +312,10 @@ def _recorder(
 
 def _replay(path: Path | None, speed: float, form: str | None) -> int:
     """A recording on the screen, or each of its steps on stdout; without a path the built-in."""
-    from app.client.demo import DEMO
-    from app.client.recording import read_recording
-    from app.client.replay import Replay
-    from app.client.watched import watch_replay
+    from app.client.watch.demo import DEMO
+    from app.client.watch.recording import read_recording
+    from app.client.watch.replay import Replay
+    from app.client.watch.watched import watch_replay
     from app.server_errors import client_errors
 
     with client_errors():
@@ -332,11 +332,11 @@ def _print(servers: Sequence[WatchedServer], form: str, is_list: bool) -> int:
     """One sample of each server; exit code 4 when none answers."""
     import asyncio
 
-    from app.client.watched import scrape_all
+    from app.client.watch.watched import scrape_all
     from app.errors import ExitCode
     from app.output import printable
-    from app.sample_view import print_samples_json, print_samples_plain
     from app.server_errors import explained
+    from app.views.samples import print_samples_json, print_samples_plain
 
     found = asyncio.run(scrape_all(servers))
     if not is_list and (error := found[0].error) is not None:
@@ -352,10 +352,10 @@ def _print(servers: Sequence[WatchedServer], form: str, is_list: bool) -> int:
 
 def _print_steps(recording: Recording, form: str) -> int:
     """What every recorded scrape says; as text only the newest of each server."""
-    from app.client.replay import steps
+    from app.client.watch.replay import steps
     from app.errors import ExitCode
     from app.output import printable
-    from app.sample_view import print_steps_json, print_steps_plain
+    from app.views.samples import print_steps_json, print_steps_plain
     from tui.sample_text import sample_text
 
     if form == "json":

@@ -12,8 +12,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from app.client.trace import Hop
-    from app.client.traced_request import TracedRequest
+    from app.client.debug.trace import Hop
+    from app.client.debug.traced_request import TracedRequest
 
 SCHEMA = "stoker.trace"
 
@@ -42,11 +42,11 @@ def trace(
     The engine's part needs `stoker serve --enable-debug-endpoints`; the client's part works
     with every OpenAI-compatible server.
     """
-    from app.client.traced_request import trace_request
+    from app.client.debug.traced_request import trace_request
     from app.errors import ExitCode, StokerError
-    from app.prompt_words import server_and_text
     from app.server_errors import client_errors
-    from app.targets import api_key_from, find_target
+    from app.targets.prompt_words import server_and_text
+    from app.targets.servers import api_key_from, find_target
 
     server, prompt = server_and_text(words) if len(words) > 1 else (None, words[0])
     url, api_key = find_target(server).url, api_key_from(api_key_file)

@@ -29,20 +29,20 @@ def print_answers(kinds: Sequence[str]) -> int:
 
 def _apply_settings() -> None:
     """A settings file may say where the records and models are."""
-    from app.settings import read_settings
+    from app.settings.sources import read_settings
 
     read_settings(os.environ).put_general_into(os.environ)
 
 
 def _servers() -> Iterator[tuple[str, str]]:
-    from app.ops.server_registry import open_registry
+    from app.registry.server_registry import open_registry
 
     for record in open_registry().all():
         yield record.name, f"{record.state}, {record.model} at {record.url}"
 
 
 def _models() -> Iterator[tuple[str, str]]:
-    from app.ops.model_catalogue import CATALOGUE
+    from app.model_store.catalogue import CATALOGUE
     from app.paths import models_dir
     from engine.machine.hub import hub_cache
 
@@ -56,7 +56,7 @@ def _models() -> Iterator[tuple[str, str]]:
 
 
 def _profiles() -> Iterator[tuple[str, str]]:
-    from app.settings import read_settings
+    from app.settings.sources import read_settings
 
     settings = read_settings(os.environ)
     for name in sorted(settings.profiles()):

@@ -13,7 +13,7 @@ from typing import Any
 
 from app.cli import COMMANDS, CommandEntry, load_command
 from app.command_line import value_word
-from app.option_settings import leaf_commands
+from app.settings.options import leaf_commands
 
 _LONGEST = 64  # of a description, so that a list fits beside its words
 # What each word of a metavar stands for; NAME is a model by its name, MODEL may be a file too.

@@ -100,8 +100,8 @@ def _log(log: Path | None) -> list[str]:
     if log is None:
         return ["no log was found"]
     from logparse import LogParser, explain
-    from logparse.log_parts import open_log
-    from logparse.source import SourceError, decoded_lines
+    from logparse.reading.log_parts import open_log
+    from logparse.reading.source import SourceError, decoded_lines
 
     parser = LogParser()
     try:
@@ -117,7 +117,7 @@ def _configuration(environ: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(environ):
         if _VARIABLES.fullmatch(name):
             yield f"{name}={'***' if is_secret(name) else environ[name]}"
-    from app.ops.server_registry import open_registry
+    from app.registry.server_registry import open_registry
 
     for record in open_registry().running():
         yield f"running: {record.name}, {record.engine}, {record.model} at {record.url}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from app.doctor.facts import Facts, FolderFacts, HostFacts, PciGpu
 from app.doctor.report import Check, Result, command_line
-from app.ops.model_catalogue import SMOLLM2
+from app.model_store.catalogue import SMOLLM2
 from app.output import human_bytes
 
 _GIB = 1 << 30

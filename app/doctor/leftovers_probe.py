@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from app.doctor.facts import CacheFolder, GpuReading, LeftoverFacts, LeftoverFile, Orphan
-from app.ops.ownerless_files import remove_ownerless_files
+from app.supervise.ownerless_files import remove_ownerless_files
 from engine.machine.hub import hub_cache
 from engine.machine.orphans import find_orphans
 

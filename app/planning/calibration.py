@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from app.ops.memory_ledger import LedgerEntry
 from app.planning.memory_estimates import Calibration, GivenGib
+from app.planning.memory_ledger import LedgerEntry
 from app.planning.model_shapes import ModelShape
 from app.planning.plan_request import PlanRequest
 

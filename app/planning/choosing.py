@@ -187,7 +187,7 @@ def start_command(
 
 def own_command(model: PlannedModel | None) -> str | None:
     """`stoker serve` for a model that it takes; None where it does not, or nothing is known."""
-    from app.ops.model_catalogue import find_builtin
+    from app.model_store.catalogue import find_builtin
     from app.planning.start_commands import support_of
 
     if model is None:

@@ -26,7 +26,7 @@ from engine.kv_sizing import (
     pipeline_stages,
 )
 from logparse import LogReport
-from logparse.details import least
+from logparse.report.details import least
 
 _CPU_BLOCK = 128
 

@@ -18,8 +18,8 @@ from app.planning.plan_models import PlannedModel, shape_by_model_name
 from app.planning.plan_request import PlanRequest
 from app.planning.weight_counts import count_weights
 from logparse import LogReport, parse_lines
-from logparse.log_parts import open_log
-from logparse.source import SourceError, decoded_lines
+from logparse.reading.log_parts import open_log
+from logparse.reading.source import SourceError, decoded_lines
 
 
 def compare_log(

@@ -133,7 +133,7 @@ def _from_file(path: Path) -> PlannedModel:
 
 def _from_hub(repo_id: str) -> PlannedModel:
     """From the hub's cache where it is complete, else config and headers by range request."""
-    from app.ops.model_store import READY, list_hub_models
+    from app.model_store.store import READY, list_hub_models
 
     for model in list_hub_models():
         if model.name == repo_id and model.state == READY and model.path is not None:

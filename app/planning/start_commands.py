@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import StokerError
-from app.ops.model_catalogue import find_builtin
+from app.model_store.catalogue import find_builtin
 from app.planning.gpu_catalogue import CUDA
 from app.planning.plan import Plan, with_changes
 from app.planning.plan_models import PlannedModel

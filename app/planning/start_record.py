@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import StokerError
-from app.ops.launch_specs import LaunchSpec, ServeRequest
-from app.ops.memory_ledger import Figures, LedgerEntry, MemoryLedger
+from app.launch.launch_specs import LaunchSpec, ServeRequest
 from app.planning.calibration import calibrate, device_key, shape_key
 from app.planning.gpu_catalogue import PlannedGpu, gpu_of_reading
 from app.planning.log_comparison import request_of_log
+from app.planning.memory_ledger import Figures, LedgerEntry, MemoryLedger
 from app.planning.plan import Plan, cpu_process_bytes, make_plan, with_changes
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import STOKER, VLLM, PlanRequest
 from engine.errors import EngineError
 from engine.kv_sizing import GIB
 from logparse import LogReport
-from logparse.details import least
+from logparse.report.details import least
 
 # What reading and counting a model with an unheard-of configuration can end in.
 _ODD_FILES = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
@@ -125,7 +125,7 @@ def _model_on_disk(spec: LaunchSpec) -> PlannedModel | None:
     for word in spec.argv[1:]:
         if Path(word).is_dir() or (word.endswith(".gguf") and Path(word).is_file()):
             return find_planned_model(word)
-    from app.ops.model_store import READY, list_hub_models
+    from app.model_store.store import READY, list_hub_models
 
     for model in list_hub_models():
         if model.name == spec.model and model.state == READY and model.path is not None:

@@ -6,9 +6,9 @@ import sys
 
 from app.cli import exit_code_of
 from app.commands.serve import _run_detached
-from app.ops.managed_server import ServerCare
-from app.ops.restart_policy import RestartPolicy
-from app.ops.selftest import fake_spec
+from app.selftest.run import fake_spec
+from app.supervise.managed_server import ServerCare
+from app.supervise.restart_policy import RestartPolicy
 
 
 def main() -> int:

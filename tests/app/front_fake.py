@@ -7,8 +7,8 @@ import sys
 
 from app.cli import exit_code_of
 from app.commands.serve import _run_with_front
-from app.ops.managed_server import ServerCare
-from app.ops.selftest import fake_spec
+from app.selftest.run import fake_spec
+from app.supervise.managed_server import ServerCare
 
 
 def main() -> int:

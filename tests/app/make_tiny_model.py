@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from app.ops.model_catalogue import BuiltinModel
-from app.ops.model_store import ModelStore
+from app.model_store.catalogue import BuiltinModel
+from app.model_store.store import ModelStore
 
 
 def main() -> None:

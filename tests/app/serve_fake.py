@@ -7,9 +7,9 @@ from pathlib import Path
 
 from app.cli import exit_code_of
 from app.commands.serve import _run
-from app.ops.launch_specs import LaunchSpec
-from app.ops.managed_server import ServerCare
-from app.ops.restart_policy import RestartPolicy
+from app.launch.launch_specs import LaunchSpec
+from app.supervise.managed_server import ServerCare
+from app.supervise.restart_policy import RestartPolicy
 
 
 def main() -> int:

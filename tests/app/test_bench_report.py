@@ -16,7 +16,7 @@ from app.bench.round import Amount, Load, Round, Target
 from app.bench.run import find_knees
 from app.bench.stream import Outcome
 from app.cli import run
-from app.client.metrics import MetricsSample
+from app.client.metrics.sample import MetricsSample
 from app.errors import StokerError
 
 TARGET = Target("http://127.0.0.1:1", "m")

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from app.cli import run
-from app.client.conversations import ConversationStore
-from app.ops.server_registry import ServerRecord, open_registry
+from app.client.chat.conversations import ConversationStore
 from app.paths import state_dir
+from app.registry.server_registry import ServerRecord, open_registry
 from engine.machine.processes import process_identity
 from tests.app.terminal import VARIABLES, Terminal
 from tests.client.local_server import Answer, Call, LocalServer, serving

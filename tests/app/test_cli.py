@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app import cli
 from app.errors import ExitCode, StokerError
-from app.option_settings import leaf_commands
+from app.settings.options import leaf_commands
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

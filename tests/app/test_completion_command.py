@@ -24,8 +24,8 @@ import pytest
 
 from app.cli import COMMANDS, run
 from app.completion.table import Values, places
-from app.ops.server_registry import FAILED, ServerRecord, open_registry
 from app.paths import runtime_dir
+from app.registry.server_registry import FAILED, ServerRecord, open_registry
 from engine.args import EngineArgs
 from engine.machine.processes import process_identity
 from tests.test_import_hygiene import loaded_by, third_party

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from app.commands.selftest import show_dashboard
-from app.ops import selftest_trials
-from app.ops.selftest import (
+from app.selftest import trials as selftest_trials
+from app.selftest.run import (
     RunningTrial,
     Trial,
     TrialResult,

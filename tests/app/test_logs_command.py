@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app import raw_log
-from app.ops.server_registry import ServerRecord, ServerRegistry
 from app.paths import logs_dir, runtime_dir
-from app.raw_log import print_lines
+from app.registry.server_registry import ServerRecord, ServerRegistry
+from app.views import raw_log
+from app.views.raw_log import print_lines
 from engine.machine.processes import process_identity
 
 SAMPLE = Path(__file__).parents[1] / "data" / "seed_example10.log"

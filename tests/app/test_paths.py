@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import StokerError
-from app.ops.log_sink import new_log_path
-from app.ops.log_targets import find_logs
 from app.paths import file_name, logs_dir
+from app.server_logs.log_sink import new_log_path
+from app.targets.logs import find_logs
 
 
 @given(st.text())

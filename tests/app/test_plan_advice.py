@@ -13,7 +13,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from app.errors import StokerError
-from app.ops.model_catalogue import find_builtin
+from app.model_store.catalogue import find_builtin
 from app.planning.gpu_catalogue import known_gpus
 from app.planning.lora_weights import LoraSlots
 from app.planning.model_shapes import BUILTIN_SHAPES

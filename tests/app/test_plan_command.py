@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from app.ops.memory_ledger import Figures, LedgerEntry, MemoryLedger
 from app.paths import MEMORY_LEDGER
 from app.planning.calibration import shape_key
+from app.planning.memory_ledger import Figures, LedgerEntry, MemoryLedger
 from app.planning.plan_models import find_planned_model
 from engine.kv_sizing import GIB
 from tests.default_model import default_gguf, default_model_folder

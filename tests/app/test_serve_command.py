@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from app.errors import ExitCode
-from app.ops.managed_server import ManagedServer
-from app.ops.selftest import fake_spec
-from app.ops.server_registry import ServerRegistry
-from app.serve_view import warn_of_incomplete_log
+from app.registry.server_registry import ServerRegistry
+from app.selftest.run import fake_spec
+from app.supervise.managed_server import ManagedServer
+from app.views.serve import warn_of_incomplete_log
 
 FULL = Path("/dev/full")
 _MAIN = "from app.cli import main; main()"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from app.errors import ExitCode
-from tests.app.test_supervisor import is_running, wait_for
+from tests.app.supervise.test_supervisor import is_running, wait_for
 
 SCRIPT = Path(__file__).with_name("detached_fake.py")
 Run = Callable[..., subprocess.CompletedProcess[str]]

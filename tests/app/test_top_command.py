@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from app.cli import run
-from app.ops.server_registry import ServerRecord, open_registry
-from app.watch_targets import SupervisedStates
+from app.registry.server_registry import ServerRecord, open_registry
+from app.targets.watched import SupervisedStates
 from engine.machine.processes import process_identity
 from tests.client.local_server import Answer, LocalServer, serving
 

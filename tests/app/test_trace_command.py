@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from app.cli import run
+from tests.client.debug.test_trace import DOCUMENT
 from tests.client.local_server import Answer, LocalServer, serving
-from tests.client.test_trace import DOCUMENT
 
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 TRACE = "/debug/requests/chatcmpl-1-0/trace"

@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from app.ops.model_catalogue import BuiltinModel
+from app.model_store.catalogue import BuiltinModel
 
 GGUF = b"GGUF tiny weights"
 _METADATA = (

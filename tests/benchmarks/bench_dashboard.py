@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.client.metrics import read_sample
+from app.client.metrics.sample import read_sample
 from tests.client.local_server import Answer, Call, serving
 
 pytestmark = pytest.mark.benchmark

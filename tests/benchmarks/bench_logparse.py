@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from logparse import LogParser, explain, parse_lines, to_document
-from logparse.restore import restored_lines
-from logparse.source import decoded_lines
+from logparse.reading.restore import restored_lines
+from logparse.reading.source import decoded_lines
 from tests.logparse.mutations import mutated_logs
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "logs"

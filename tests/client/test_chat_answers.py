@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.client.answers import AnswerBuilder
-from app.client.chat import ChatDelta, ToolCallPiece, Usage
-from app.client.chat_parameters import ChatParameters, ParameterError
-from app.client.context_use import ContextLevel, context_use
-from app.client.thinking import ThinkSplitter
-from app.client.turns import NOT_RUN, AnswerStats, Attachment, Conversation, ToolCall, Turn
+from app.client.chat.answers import AnswerBuilder
+from app.client.chat.context_use import ContextLevel, context_use
+from app.client.chat.parameters import ChatParameters, ParameterError
+from app.client.chat.stream import ChatDelta, ToolCallPiece, Usage
+from app.client.chat.thinking import ThinkSplitter
+from app.client.chat.turns import NOT_RUN, AnswerStats, Attachment, Conversation, ToolCall, Turn
 
 
 def clock(*times: float) -> Callable[[], float]:

@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.client.attachments import AttachmentError, read_attachment
-from app.client.chat_parameters import ChatParameters
-from app.client.completions import stream_completion
-from app.client.conversation_export import as_markdown, free_name, write_export
+from app.client.chat.attachments import AttachmentError, read_attachment
+from app.client.chat.completions import stream_completion
+from app.client.chat.export import as_markdown, free_name, write_export
+from app.client.chat.parameters import ChatParameters
+from app.client.chat.turns import AnswerStats, Conversation, ToolCall, Turn
 from app.client.errors import BadAnswer, Unauthorized
-from app.client.served_model import ServedModel, served_model
-from app.client.turns import AnswerStats, Conversation, ToolCall, Turn
+from app.client.metrics.served_model import ServedModel, served_model
 from tests.client.chat_server import DONE, ChatServer, event, usage
 
 CONVERSATION = Conversation(

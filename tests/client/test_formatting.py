@@ -5,9 +5,9 @@ import math
 import pytest
 
 from app.client import formatting
-from app.client.histograms import Percentile
+from app.client.metrics.histograms import Percentile
 from tui.keys import key_text
-from tui.widgets.history_graph import bar, columns, graph_rows
+from tui.widgets.charts.history_graph import bar, columns, graph_rows
 
 
 @pytest.mark.parametrize(

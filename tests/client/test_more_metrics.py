@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.client.errors import BadStatus, EngineInStep, ServerLoading, status_error
-from app.client.exposition import KnownSeries, parse_exposition, with_label
-from app.client.metrics import MetricsSample, read_sample
-from app.client.sample_record import record_of
+from app.client.metrics.exposition import KnownSeries, parse_exposition, with_label
+from app.client.metrics.sample import MetricsSample, read_sample
+from app.client.metrics.sample_record import record_of
 from app.client.server import MetricsSource
 
 PAGES = Path(__file__).parents[3] / "shared" / "more-metrics"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from logparse.parser import ALL_RULES
 from logparse.redact import strip_ansi
-from logparse.rules import Mark
+from logparse.rules.rule import Mark
 from tests.logparse.wrappings import WRAPPINGS
 
 Lines = list[str]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from logparse import LogReport, parse_lines
-from logparse.source import decoded_lines
+from logparse.reading.source import decoded_lines
 
 SHARED = Path(__file__).parents[3] / "shared"
 LOGS = SHARED / "logs"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from logparse import Outcome, parse_lines
-from logparse.restore import restored_lines
+from logparse.reading.restore import restored_lines
 
 LOADED = "10-03 12:00:05 [gpu_model_runner.py:1] Model loading took 2.5000 GiB and 3.1 seconds"
 CORE = "(EngineCore_DP0 pid=9)"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from logparse import LogReport, Outcome, parse_lines
-from logparse.problems import announces_end, is_tool_failure
+from logparse.problems.problem import announces_end, is_tool_failure
 
 CORE = "(EngineCore_DP0 pid=9) "
 STAMP = "10-03 12:00:09 [x.py:7] "

@@ -21,8 +21,8 @@ from logparse import (
     explain,
     parse_lines,
 )
-from logparse.line_meaning import explain_line
-from logparse.problem_text import OWN_FLAGS
+from logparse.problems.text import OWN_FLAGS
+from logparse.report.line_meaning import explain_line
 
 START = (Path(__file__).parents[1] / "data" / "own_engine_start.log").read_text().splitlines()
 THROUGHPUT = (

@@ -16,16 +16,16 @@ import pytest
 
 from app.cli import COMMANDS, load_command
 from engine.args import EngineArgs
-from logparse.command_line import given_flags
-from logparse.failures import Candidate, Cause
-from logparse.fitting import weights_gib
-from logparse.hangs import HANGS
-from logparse.problem_rules import LAST_RESORTS, PROBLEM_RULES
-from logparse.problem_text import filled_fixes, to_problem
+from logparse.problems.command_line import given_flags
+from logparse.problems.failures import Candidate, Cause
+from logparse.problems.fitting import weights_gib
+from logparse.problems.hangs import HANGS
+from logparse.problems.request_errors import REQUEST_ERRORS
+from logparse.problems.table import LAST_RESORTS, PROBLEM_RULES
+from logparse.problems.text import filled_fixes, to_problem
+from logparse.problems.unknown import KINDS
+from logparse.problems.warnings import WARNING_RULES
 from logparse.records import Facts, Fix
-from logparse.request_errors import REQUEST_ERRORS
-from logparse.unknown_problems import KINDS
-from logparse.warnings_table import WARNING_RULES
 from tests.logparse.shared_logs import LOGS, MORE_LOGS, SHARED, report_of
 
 ENGINES = ("vllm", "stoker", "sglang", "llama.cpp", None)

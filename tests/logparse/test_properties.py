@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from logparse import LogParser, LogReport, explain, parse_lines, to_document
-from logparse.restore import restored_lines
-from logparse.source import decoded_lines
+from logparse.reading.restore import restored_lines
+from logparse.reading.source import decoded_lines
 from tests.benchmarks.bench_logparse import SAMPLES, mutations, read_mutated
 
 PACKED = (b"\x1f\x8b\x08", b"\xff\xfe", b"\xfe\xff")

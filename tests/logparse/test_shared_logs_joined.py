@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from logparse import parse_lines, to_document
-from logparse.source import decoded_lines
+from logparse.reading.source import decoded_lines
 from tests.logparse.shared_logs import LOGS
 
 VALUES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logparse import LogReport, Outcome, Problem, parse_lines
-from logparse.problem_rules import PROBLEM_RULES
+from logparse.problems.table import PROBLEM_RULES
 
 VERSION = "INFO 10-03 12:00:00 [api_server.py:1] vLLM API server version 0.9.1"
 ARGS = "INFO 10-03 12:00:00 [a.py:1] non-default args: {'model': 'o/m'}"

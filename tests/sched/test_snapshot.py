@@ -10,7 +10,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.client.debug import BlockMap, BlockState, read_block_map, read_requests, read_scheduler
+from app.client.debug.documents import (
+    BlockMap,
+    BlockState,
+    read_block_map,
+    read_requests,
+    read_scheduler,
+)
 from engine.sched.request import RequestStatus
 from engine.sched.scheduler import Scheduler
 from engine.sched.scheduler_output import SchedulerOutput

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from app.client.debug import DebugSource
+from app.client.debug.documents import DebugSource
 from app.client.errors import BadStatus, Unauthorized
 from engine.errors import ConfigError
 from engine.sched.snapshot import (
@@ -24,7 +24,7 @@ from engine.server.debug import check_debug_access
 from tests.sched.workload import Run, make_request, make_scheduler
 from tests.server.fake_core import FakeCore
 from tests.server.serving import MODEL, serving, until
-from tui.engine_state import Activity, EngineState, after_failure
+from tui.state.engine_state import Activity, EngineState, after_failure
 
 PATHS = ("/debug/scheduler", "/debug/requests", "/debug/blocks")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.client.debug import DebugSource
-from app.client.trace import Trace
+from app.client.debug.documents import DebugSource
+from app.client.debug.trace import Trace
 from engine.args import EngineArgs
 from engine.errors import ConfigError
 from engine.frontend import request_traces

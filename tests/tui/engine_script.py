@@ -6,10 +6,10 @@ import asyncio
 import json
 import time
 
-from app.client.debug import DebugSample, read_block_map, read_requests, read_scheduler
+from app.client.debug.documents import DebugSample, read_block_map, read_requests, read_scheduler
+from app.client.debug.trace import Trace
 from app.client.errors import BadStatus, ClientError
-from app.client.slots import Slot
-from app.client.trace import Trace
+from app.client.metrics.slots import Slot
 from engine.sched.scheduler_output import ModelRunnerOutput
 from engine.sched.snapshot import (
     StepHistory,

@@ -12,7 +12,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from app.client.errors import ClientError
-from app.client.metrics import MetricsSample
+from app.client.metrics.sample import MetricsSample
 
 URL = "http://127.0.0.1:8000"
 _MOST_TURNS = 1000  # an app that polls without a pause is never idle

@@ -17,9 +17,9 @@ from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Checkbox, Input, OptionList, Static, TextArea
 
-from app.client.chat_session import ChatSession, ChatTarget
-from app.client.conversations import ConversationStore
-from app.client.served_model import served_model
+from app.client.chat.conversations import ConversationStore
+from app.client.chat.session import ChatSession, ChatTarget
+from app.client.metrics.served_model import served_model
 from tests.client.chat_server import DONE, ChatServer, answer, delta, usage
 from tests.client.local_server import Answer
 from tests.tui.scripted import screen_text, settled, until
@@ -28,11 +28,11 @@ from tui.screens.chat import ChatScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.help import HelpScreen
 from tui.screens.notice import NoticeScreen
-from tui.widgets.chat_input import ChatInput, read_alt_enter
-from tui.widgets.chat_list import ChatList
-from tui.widgets.chat_settings import ChatSettings
-from tui.widgets.chat_transcript import ChatTranscript
-from tui.widgets.chat_turn import ReasoningBox, TurnView
+from tui.widgets.chat.input import ChatInput, read_alt_enter
+from tui.widgets.chat.list import ChatList
+from tui.widgets.chat.settings import ChatSettings
+from tui.widgets.chat.transcript import ChatTranscript
+from tui.widgets.chat.turn import ReasoningBox, TurnView
 from tui.widgets.command_hints import CommandHints
 
 SIZES = pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])

@@ -10,17 +10,17 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, TextArea
 
-from app.client.chat import ChatDelta, stream_chat_async
-from app.client.chat_session import ChatSession, ChatTarget
-from app.client.conversations import ConversationStore
-from app.client.served_model import ServedModel
+from app.client.chat.conversations import ConversationStore
+from app.client.chat.session import ChatSession, ChatTarget
+from app.client.chat.stream import ChatDelta, stream_chat_async
+from app.client.metrics.served_model import ServedModel
 from tests.client.chat_server import DONE, ChatServer, delta, usage
 from tests.tui.picture import check_picture
 from tests.tui.scripted import screen_text, settled, until
 from tui.chat_app import ChatApp
 from tui.screens.chat import ChatScreen
-from tui.widgets.chat_input import ChatInput
-from tui.widgets.chat_settings import ChatSettings
+from tui.widgets.chat.input import ChatInput
+from tui.widgets.chat.settings import ChatSettings
 
 SIZES = pytest.mark.parametrize(
     "size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}"

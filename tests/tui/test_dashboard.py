@@ -9,16 +9,16 @@ from textual.command import CommandPalette
 from textual.widget import Widget
 
 from app.client.errors import Unreachable, status_error
-from app.client.metrics import EngineLoad, MetricsSample, read_sample
+from app.client.metrics.sample import EngineLoad, MetricsSample, read_sample
 from app.client.server import MetricsSource
 from tests.client.local_server import Answer, Call, LocalServer
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until, until_right
 from tui.app import DETACH, QUIT, SERVER_GONE, DashboardApp
-from tui.history import MetricHistory
 from tui.screens.help import HelpScreen
 from tui.screens.leave import LeaveScreen
 from tui.screens.logs import WholeLog
-from tui.widgets.log_pane import LogPane
+from tui.state.history import MetricHistory
+from tui.widgets.logs.log_pane import LogPane
 from tui.widgets.panel import Panel
 
 REAL = Path(__file__).parents[3] / "shared" / "metrics" / "vllm-0.30.0-busy.txt"

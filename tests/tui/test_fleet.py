@@ -9,18 +9,18 @@ from collections.abc import Callable
 import pytest
 
 from app.client.errors import ClientError, Unreachable
-from app.client.histograms import Histogram
-from app.client.metrics import EngineLoad, MetricsSample
-from app.client.watched import SampleSource, Scraped, WatchedServer, watch_url
+from app.client.metrics.histograms import Histogram
+from app.client.metrics.sample import EngineLoad, MetricsSample
+from app.client.watch.watched import SampleSource, Scraped, WatchedServer, watch_url
 from tests.client.local_server import Answer, Call, LocalServer, serving
 from tests.tui.scripted import ScriptedSource, screen_text, settled, until
 from tui.app import QUIT, FleetApp
 from tui.fleet_text import table_text
-from tui.history import MetricHistory
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.fleet import FleetScreen
 from tui.screens.help import HelpScreen
-from tui.widgets.fleet_table import FleetRow, FleetTable
+from tui.state.history import MetricHistory
+from tui.widgets.fleet.fleet_table import FleetRow, FleetTable
 
 GONE = Unreachable("no server answers at http://b (connection refused)")
 

@@ -12,16 +12,16 @@ from textual.screen import Screen
 
 import tui.app
 from app.client.errors import Unreachable
-from app.client.histograms import Histogram
-from app.client.metrics import MetricsSample
+from app.client.metrics.histograms import Histogram
+from app.client.metrics.sample import MetricsSample
 from tests.tui.engine_script import ScriptedDebug, sample_of
 from tests.tui.picture import check_picture
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until
 from tui.app import WatchApp
-from tui.host_sample import GpuUse, HostSample, ProcessUse
 from tui.log_app import LogApp
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
 from tui.screens.dashboard import DashboardScreen
+from tui.state.host_sample import GpuUse, HostSample, ProcessUse
 from tui.theme import Appearance
 
 SIZES = [(80, 24), (120, 40), (200, 60)]

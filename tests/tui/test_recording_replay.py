@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from app.client.demo import DEMO
-from app.client.recording import RecordingWriter, read_recording
-from app.client.replay import Replay
-from app.client.watched import WatchedServer, watch_replay
+from app.client.watch.demo import DEMO
+from app.client.watch.recording import RecordingWriter, read_recording
+from app.client.watch.replay import Replay
+from app.client.watch.watched import WatchedServer, watch_replay
 from tests.tui.scripted import screen_text, settled, until
 from tui.app import DashboardApp, FleetApp
-from tui.widgets.request_table import RequestTable
+from tui.widgets.engine.request_table import RequestTable
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 NAMES = sorted(path.name for path in RECORDINGS.iterdir())

@@ -19,20 +19,20 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
-from app.client.answers import AnswerBuilder
-from app.client.chat_commands import Next, Outcome, find_command, question_text, run_command
-from app.client.chat_session import ChatError, ChatSession
-from app.client.conversations import StoreError
+from app.client.chat.answers import AnswerBuilder
+from app.client.chat.commands import Next, Outcome, find_command, question_text, run_command
+from app.client.chat.conversations import StoreError
+from app.client.chat.session import ChatError, ChatSession
+from app.client.chat.turns import STOPPED, Turn
 from app.client.errors import ClientError
 from app.client.terminal_text import strip_escapes
-from app.client.turns import STOPPED, Turn
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.notice import NoticeScreen
-from tui.widgets.chat_bars import ChatHeader, ChatStatus
-from tui.widgets.chat_input import ChatInput
-from tui.widgets.chat_list import ChatList
-from tui.widgets.chat_settings import ChatSettings
-from tui.widgets.chat_transcript import ChatTranscript, empty_answer
+from tui.widgets.chat.bars import ChatHeader, ChatStatus
+from tui.widgets.chat.input import ChatInput
+from tui.widgets.chat.list import ChatList
+from tui.widgets.chat.settings import ChatSettings
+from tui.widgets.chat.transcript import ChatTranscript, empty_answer
 from tui.widgets.command_hints import CommandHints
 from tui.widgets.key_bar import KeyBar
 

@@ -20,33 +20,33 @@ from textual.screen import Screen
 
 from app.client import formatting
 from app.client.errors import ClientError, ServerLoading
-from app.client.thresholds import Level, worst
-from app.client.watched import PacedSource
-from tui.debug_poller import DebugSampleSource
-from tui.history import WINDOWS_S, MetricHistory, Snapshot
-from tui.host_sample import CoreLoad, HostSample, HostSampler, is_local
-from tui.levels import findings_in
+from app.client.metrics.thresholds import Level, worst
+from app.client.watch.watched import PacedSource
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
-from tui.poller import MetricsPoller, SampleSource
 from tui.screens.dashboard_keys import DASHBOARD_KEYS
 from tui.screens.help import READING, HelpScreen
-from tui.widgets.cache_panel import CachePanel
-from tui.widgets.engine_view import ENGINE_READING, EngineView
-from tui.widgets.host_panel import HostPanel
+from tui.state.debug_poller import DebugSampleSource
+from tui.state.history import WINDOWS_S, MetricHistory, Snapshot
+from tui.state.host_sample import CoreLoad, HostSample, HostSampler, is_local
+from tui.state.levels import findings_in
+from tui.state.poller import MetricsPoller, SampleSource
+from tui.widgets.charts.cache_panel import CachePanel
+from tui.widgets.charts.kv_cache_bar import KVCacheBar
+from tui.widgets.charts.latency_table import LatencyTable
+from tui.widgets.charts.limit_panel import LimitPanel
+from tui.widgets.charts.metric_tile import traffic_tiles
+from tui.widgets.charts.queue_gauge import QueueGauge
+from tui.widgets.engine.engine_view import ENGINE_READING, EngineView
+from tui.widgets.engine.request_table import RequestTable
+from tui.widgets.fleet.host_panel import HostPanel
 from tui.widgets.key_bar import KeyBar
-from tui.widgets.kv_cache_bar import KVCacheBar
-from tui.widgets.latency_table import LatencyTable
-from tui.widgets.limit_panel import LimitPanel
-from tui.widgets.log_pane import LogPane
-from tui.widgets.metric_tile import traffic_tiles
+from tui.widgets.logs.log_pane import LogPane
 from tui.widgets.panel import Panel
-from tui.widgets.queue_gauge import QueueGauge
-from tui.widgets.request_table import RequestTable
 from tui.widgets.server_header import Connection, HeaderState, ServerHeader
 from tui.widgets.start_panel import StartPanel
 
 if TYPE_CHECKING:
-    from tui.start_progress import StartProgress
+    from tui.state.start_progress import StartProgress
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEADER_TICK_S = 1.0
@@ -196,7 +196,7 @@ class DashboardScreen(Screen[None]):
 
     def on_log_lines_arrived(self, message: LogLinesArrived) -> None:
         """The log tells how a start goes."""
-        from tui.start_progress import StartProgress
+        from tui.state.start_progress import StartProgress
 
         self._start = self._start or StartProgress()
         self._start.feed(message.lines, self._clock())
@@ -313,8 +313,8 @@ class DashboardScreen(Screen[None]):
         if self._log_path is None:
             self.notify(_NO_LOG)
             return
-        from tui.log_index import LogIndex
         from tui.screens.logs import WholeLog
+        from tui.state.log_index import LogIndex
 
         try:
             index = LogIndex(self._log_path)

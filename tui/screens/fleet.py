@@ -20,12 +20,12 @@ from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
 from app.client import formatting
 from app.client.errors import ClientError
-from app.client.watched import WatchedServer
-from tui.history import MetricHistory, Snapshot
-from tui.levels import findings_in
+from app.client.watch.watched import WatchedServer
 from tui.messages import Disconnected, SampleArrived, ServerChosen
-from tui.poller import MetricsPoller
-from tui.widgets.fleet_table import FleetRow, FleetTable
+from tui.state.history import MetricHistory, Snapshot
+from tui.state.levels import findings_in
+from tui.state.poller import MetricsPoller
+from tui.widgets.fleet.fleet_table import FleetRow, FleetTable
 from tui.widgets.key_bar import KeyBar
 
 _REDRAW_S = 0.5

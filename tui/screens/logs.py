@@ -16,13 +16,13 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from logparse import LogReport, explain
-from logparse.line_meaning import explain_line
-from tui.log_index import LineFilter, LogIndex
-from tui.log_text import Level
+from logparse.report.line_meaning import explain_line
 from tui.screens.help import HelpScreen
+from tui.state.log_index import LineFilter, LogIndex
+from tui.state.log_text import Level
 from tui.widgets.key_bar import KeyBar
-from tui.widgets.log_view import LogView
-from tui.widgets.phase_list import PhaseList
+from tui.widgets.logs.log_view import LogView
+from tui.widgets.logs.phase_list import PhaseList
 
 _POLL_S = 0.25
 _TELL_EVERY_S = 0.2

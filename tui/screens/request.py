@@ -14,9 +14,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from app.client import formatting
-from app.client.debug import LiveRequest
+from app.client.debug.documents import LiveRequest
+from app.client.debug.trace import NOT_MEASURED, Hop, Trace, walk
 from app.client.errors import BadStatus, ClientError
-from app.client.trace import NOT_MEASURED, Hop, Trace, walk
 
 _REFRESH_S = 1.0
 _WIDE = 110
@@ -24,7 +24,7 @@ _WIDE = 110
 
 @runtime_checkable
 class TraceSource(Protocol):
-    """Where the times come from (app.client.debug.DebugSource, or a script in tests)."""
+    """Where the times come from (app.client.debug.documents.DebugSource, or a script in tests)."""
 
     async def trace(self, request_id: str) -> Trace:
         """When what was done for one request, or ClientError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.widgets import Static
 
-from app.client.chat_commands import COMMANDS, Command
+from app.client.chat.commands import COMMANDS, Command
 
 _MOST_ROWS = 8
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from rich.cells import cell_len, set_cell_size
 
 from app.client import formatting
-from app.client.thresholds import Level
+from app.client.metrics.thresholds import Level
 from tui.widgets.rows import Row, RowWidget
 
 ENGINE_NAMES = {

@@ -8,7 +8,7 @@ from tui.widgets.panel import Panel, wrapped
 from tui.widgets.rows import Row, styled
 
 if TYPE_CHECKING:
-    from tui.start_progress import StartProgress
+    from tui.state.start_progress import StartProgress
 
 
 class StartPanel(Panel):

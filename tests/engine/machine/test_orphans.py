@@ -12,11 +12,11 @@ import pytest
 
 from app.doctor.facts import GpuReading
 from app.doctor.leftovers_probe import read_leftovers
-from app.ops.orphans import end_orphan
+from app.supervise.orphans import end_orphan
 from engine.machine.orphans import OrphanEngine, find_orphans
 from engine.machine.ports import answers_http, free_port
 from engine.machine.processes import SERVER_MARK
-from tests.app.test_supervisor import is_running, wait_for
+from tests.app.supervise.test_supervisor import is_running, wait_for
 
 SERVER = """
 import sys

@@ -13,9 +13,9 @@ import pytest
 
 from app.doctor.gather import read_environment
 from app.errors import StokerError
-from app.ops.child_process import spawn, start_guard
-from app.ops.launch_specs import parse_serve_request, stoker_spec
-from app.ops.vllm_spec import vllm_spec
+from app.launch.launch_specs import parse_serve_request, stoker_spec
+from app.launch.vllm_spec import vllm_spec
+from app.supervise.child_process import spawn, start_guard
 from engine.core.core_process import CoreProcess
 from engine.core.handshake import CoreAddresses
 from engine.kernels.native import build

@@ -1,0 +1,135 @@
+"""From a checked request to its LaunchSpec: program found, flags translated, model got.
+
+Everything that can be refused is refused here, before a process exists; cheap checks come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import ExitCode, StokerError
+from app.launch.launch_specs import (
+    LLAMA_CPP,
+    STOKER,
+    VLLM,
+    LaunchSpec,
+    ServeRequest,
+    check_fits_model,
+    stoker_spec,
+)
+from app.launch.llama_spec import (
+    find_llama_server,
+    llama_flags,
+    llama_spec,
+    require_llama_model,
+)
+from app.launch.ports import require_free_port
+from app.launch.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
+from app.model_store.store import ModelStore, OnProgress
+from app.supervise.child_process import require_engine_extra
+
+OpenStore = Callable[[], ModelStore]
+"""Makes the folder of the models, so it is called when all cheap checks are through."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """Where the user says that the engine is; None is for us to find out."""
+
+    python: str | None = None
+    binary: str | None = None
+
+
+def launch_spec(
+    request: ServeRequest,
+    place: EnginePlace,
+    api_key: str | None,
+    open_store: OpenStore,
+    on_progress: OnProgress,
+) -> LaunchSpec:
+    """What starts `request`; StokerError says what is missing or not possible."""
+    _require_used(request.engine, place)
+    if request.engine == VLLM:
+        return _vllm(request, place, api_key, open_store, on_progress)
+    if request.engine == LLAMA_CPP:
+        return _llama_cpp(request, place, api_key, open_store, on_progress)
+    return _stoker(request, api_key, open_store, on_progress)
+
+
+def _stoker(
+    request: ServeRequest, api_key: str | None, open_store: OpenStore, on_progress: OnProgress
+) -> LaunchSpec:
+    require_engine_extra()
+    require_free_port(request.args.host, request.args.port)
+    path = _folder(request, open_store(), on_progress)
+    if path.is_dir():
+        check_fits_model(request, path)
+    return stoker_spec(request, _local_or_id(request, path), api_key)
+
+
+def _vllm(
+    request: ServeRequest,
+    place: EnginePlace,
+    api_key: str | None,
+    open_store: OpenStore,
+    on_progress: OnProgress,
+) -> LaunchSpec:
+    program = find_vllm(place.python)
+    vllm_flags(request)
+    require_free_port(request.args.host, request.args.port)
+    store = open_store()
+    if store.builtin(request.model) and store.ready_path(request.model) is None:
+        require_engine_extra()  # it converts the model once
+    path = _folder(request, store, on_progress)
+    require_vllm_model(path)
+    return vllm_spec(request, program, _local_or_id(request, path), api_key)
+
+
+def _llama_cpp(
+    request: ServeRequest,
+    place: EnginePlace,
+    api_key: str | None,
+    open_store: OpenStore,
+    on_progress: OnProgress,
+) -> LaunchSpec:
+    program = find_llama_server(place.binary, place.python)
+    llama_flags(request)
+    require_free_port(request.args.host, request.args.port)
+    store = open_store()
+    builtin = store.builtin(request.model)
+    path = Path(request.model).expanduser()
+    if builtin is not None:
+        path = store.ensure_gguf(builtin, on_progress)
+    require_llama_model(path)
+    return llama_spec(request, program, _local_or_id(request, path), api_key)
+
+
+def _folder(request: ServeRequest, store: ModelStore, on_progress: OnProgress) -> Path:
+    builtin = store.builtin(request.model)
+    if builtin is not None:
+        return store.ensure(builtin, on_progress)
+    return Path(request.model).expanduser()
+
+
+def _local_or_id(request: ServeRequest, path: Path) -> str:
+    return str(path.absolute()) if path.exists() else request.model
+
+
+def _require_used(engine: str, place: EnginePlace) -> None:
+    """An option that would do nothing is a misunderstanding."""
+    if place.python is not None and engine == STOKER:
+        raise _unused("--engine-python", engine)
+    if place.binary is not None and engine != LLAMA_CPP:
+        raise _unused("--engine-binary", engine)
+
+
+def _unused(option: str, engine: str) -> StokerError:
+    hint = {
+        STOKER: "choose the engine too: --engine vllm or --engine llama.cpp",
+        VLLM: "name the Python that has vLLM: --engine-python ENVIRONMENT/bin/python",
+    }[engine]
+    return StokerError(
+        f"{option} says nothing to --engine {engine}", hint=hint, exit_code=ExitCode.USAGE
+    )

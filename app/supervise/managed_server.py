@@ -1,0 +1,368 @@
+"""One server under our care, through all of its starts: what is running, its record, its endpoint.
+
+Says what happens as logparse events; draws nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from app.errors import StokerError
+from app.launch.launch_specs import LaunchSpec
+from app.registry.server_registry import (
+    FAILED,
+    RESTARTING,
+    STARTING,
+    ServerRecord,
+    ServerRegistry,
+)
+from app.server_logs.log_files import DEFAULT_LOG_BYTES
+from app.server_logs.log_sink import new_log_path
+from app.supervise.one_start import OneStart
+from app.supervise.ownerless_files import remove_ownerless_files
+from app.supervise.restart_policy import RestartPolicy
+from app.supervise.status_endpoint import StatusEndpoint
+from app.supervise.status_pages import SupervisorStatus, page
+from app.supervise.supervisor import StopReport, StopTimes
+from app.watch.activity_watch import ActivityWatch
+from app.watch.forward_progress import DEFAULT_STALL_S, Verdict
+from app.watch.idle_probe import DEFAULT_IDLE_PROBE_S, IdleProbe
+from app.watch.readiness import StartOutcome, wait_until_ready
+from app.watch.ready_probe import answers_one_token
+from app.watch.start_words import without_api_key
+from engine.machine.processes import process_identity
+from logparse import Event, LogReport
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCare:
+    """How a server is looked after. `serve_args` are what `stoker restart` serves again.
+
+    A background server's failure stays in the registry, since nobody saw it.
+    """
+
+    serve_args: tuple[str, ...] = ()
+    is_background: bool = False
+    stall_s: float = DEFAULT_STALL_S
+    idle_probe_s: float | None = DEFAULT_IDLE_PROBE_S  # None: an idle server is not asked
+    restart: RestartPolicy = field(default=RestartPolicy())
+    max_log_bytes: int = DEFAULT_LOG_BYTES
+    status_port: int | None = None
+
+
+class ManagedServer:
+    """Start, follow and stop one server; after `clear_away` it can be started again."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        *,
+        name: str,
+        log_path: Path,
+        registry: ServerRegistry,
+        times: StopTimes | None = None,
+        care: ServerCare | None = None,
+    ) -> None:
+        self.spec = spec
+        self.name = name
+        self.care = care or ServerCare()
+        self.num_restarts = 0
+        self._times = times
+        self._registry = registry
+        self._record: ServerRecord | None = None
+        self._record_lock = threading.Lock()
+        self._is_record_old = False  # the last one could not be written
+        self._notes: dict[str, bool] = {}  # what the user has to know -> whether it was told
+        self._activity: ActivityWatch | None = None
+        self._stall: str | None = None
+        self._lasting_stall: str | None = None
+        self._endpoint = StatusEndpoint(lambda path: page(path, self.status()))
+        self._began_at = time.monotonic()
+        self._start = self._new_start(log_path)
+
+    def _new_start(self, log_path: Path) -> OneStart:
+        return OneStart(self.spec, log_path, self.care.max_log_bytes, self._times)
+
+    def start(self) -> None:
+        """Start the process, leave a record of it and answer probes."""
+        remove_ownerless_files()
+        try:
+            self._start.supervisor.start()
+            if self._record is None:
+                self._register()
+            else:
+                self._change_record(**self._process_fields(), state=RESTARTING, detail=None)
+        except BaseException:
+            if self._start.supervisor.has_begun:
+                self._start.supervisor.hurry()
+                self._start.supervisor.stop()
+            self.leave()
+            raise
+
+    def start_again(self) -> None:
+        """After `clear_away`: another start, with a log of its own."""
+        self.num_restarts += 1
+        self._stall = self._lasting_stall = None
+        self._start = self._new_start(new_log_path(self.log_path.parent, self.name))
+        self.start()
+
+    def _register(self) -> None:
+        record = self._new_record()
+        self._registry.add(record)
+        self._record = record  # from here on it is ours to remove
+        if self.care.status_port is not None:
+            self._endpoint.open_port(self.care.status_port)
+        port = self.care.status_port
+        url = None if port is None else f"http://127.0.0.1:{port}"
+        self._change_record(status_socket=self._open_socket(), status_url=url)
+
+    def _open_socket(self) -> str | None:
+        opened: list[Path] = []
+        place = self._registry.socket_path(self.name)
+        self._write(lambda: opened.append(self._endpoint.open_socket(place)))
+        return str(opened[0]) if opened else None
+
+    def _new_record(self) -> ServerRecord:
+        return ServerRecord(
+            name=self.name,
+            pid=self._start.supervisor.pid,
+            create_time=self._start.supervisor.create_time,
+            supervisor_pid=os.getpid(),
+            supervisor_create_time=psutil.Process().create_time(),
+            identity=self._start.supervisor.identity,
+            supervisor_identity=process_identity(os.getpid()),
+            url=self.spec.url,
+            model=self.spec.model,
+            engine=self.spec.engine,
+            log_path=str(self.log_path),
+            stop_s=self.spec.shutdown_timeout_s,
+            command=without_api_key(self.spec.argv),
+            serve_args=self.care.serve_args,
+            folder=_working_folder(),
+            needs_key=bool(self.spec.secrets),
+        )
+
+    def _process_fields(self) -> dict[str, object]:
+        return {
+            "pid": self._start.supervisor.pid,
+            "create_time": self._start.supervisor.create_time,
+            "identity": self._start.supervisor.identity,
+            "log_path": str(self.log_path),
+            "num_restarts": self.num_restarts,
+        }
+
+    def _change_record(self, **values: object) -> None:
+        with self._record_lock:
+            if self._record is None:
+                return
+            changed = dataclasses.replace(self._record, **values)  # type: ignore[arg-type]
+            if changed != self._record or self._is_record_old:
+                self._record = changed
+                self._is_record_old = not self._write(lambda: self._registry.replace(changed))
+
+    def _write(self, action: Callable[[], object]) -> bool:
+        """Whether it could be done: a disk that is full or gone is no reason to end a server."""
+        try:
+            action()
+        except (OSError, StokerError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self.note(f"the record of {self.name} is not kept up: {why}")
+            return False
+        return True
+
+    def note(self, text: str) -> None:
+        """Have something said to the user, once."""
+        self._notes.setdefault(text, False)
+
+    def take_notes(self) -> tuple[str, ...]:
+        """What is to be said now."""
+        fresh = tuple(text for text, is_told in list(self._notes.items()) if not is_told)
+        self._notes.update(dict.fromkeys(fresh, True))
+        return fresh
+
+    def go_to_background(self) -> None:
+        """Nobody looks on any more: what goes wrong from now on stays in the registry."""
+        self.care = dataclasses.replace(self.care, is_background=True)
+
+    def note_state(self, state: str, detail: str | None = None) -> None:
+        """Write into the record what `stoker ps` shows."""
+        self._change_record(state=state, detail=detail, **self._log_fields())
+
+    def begin_service(self) -> None:
+        """It is ready: from now on its counters are watched."""
+        self._start.ready_at = time.monotonic()
+        self._start.supervisor.note_files()  # it will not use others before long
+        self.note_state("ready")
+        self._activity = ActivityWatch(
+            self.spec.url,
+            self.care.stall_s,
+            processes=self._start.supervisor.processes,
+            probe=self._idle_probe(),
+            on_change=self._note_activity,
+        )
+        self._activity.start()
+
+    def _idle_probe(self) -> IdleProbe | None:
+        if self.care.idle_probe_s is None:
+            return None
+        return IdleProbe(
+            lambda timeout_s: answers_one_token(self.spec, timeout_s),
+            every_s=self.care.idle_probe_s,
+            patience_s=self.care.stall_s,
+        )
+
+    def _end_watch(self) -> None:
+        activity, self._activity = self._activity, None
+        if activity is not None:
+            activity.stop()
+
+    def take_stall(self) -> str | None:
+        """Why it counts as stalled, once for each stall."""
+        reason, self._stall = self._stall, None
+        return reason
+
+    def stall_to_end(self) -> str | None:
+        """Why this start should be ended and followed by another, where the policy has it so."""
+        return self._lasting_stall if self.care.restart.is_on else None
+
+    def _note_activity(self, verdict: Verdict) -> None:
+        self._stall = verdict.reason
+        self._lasting_stall = verdict.reason if verdict.is_lasting else None
+        self.note_state(verdict.activity.value, verdict.reason)
+
+    def wait_until_ready(
+        self, timeout_s: float, is_stop_requested: Callable[[], bool], on_tick: Callable[[], None]
+    ) -> StartOutcome:
+        """Wait for the first token; `on_tick` is called several times a second meanwhile."""
+        state = RESTARTING if self.num_restarts else STARTING
+
+        def tick() -> None:
+            if self.watch():
+                self.note_state(state, self._start.running_phase())
+            on_tick()
+
+        return wait_until_ready(
+            is_ready=self._start.probe.is_ready,
+            is_alive=self.is_alive,
+            is_stop_requested=is_stop_requested,
+            timeout_s=timeout_s,
+            still_s=lambda: self._start.progress.age_s,
+            on_tick=tick,
+        )
+
+    def status(self) -> SupervisorStatus:
+        """What the supervisor's own endpoint tells; called by its threads."""
+        record, start, activity = self._record, self._start, self._activity
+        is_started = start.ready_at is not None
+        moved = activity.still_s if activity is not None else start.progress.age_s
+        return SupervisorStatus(
+            name=self.name,
+            engine=self.spec.engine,
+            model=self.spec.model,
+            state=STARTING if record is None else record.state,
+            detail=None if record is None else record.detail,
+            phase=None if is_started else start.running_phase(),
+            is_started=is_started,
+            is_process_alive=start.supervisor.has_begun and start.supervisor.is_alive(),
+            num_restarts=self.num_restarts,
+            uptime_s=time.monotonic() - self._began_at,
+            progress_age_s=moved,
+            log_lost_bytes=start.sink.lost_bytes,
+            engine_version=start.report().facts.engine_version,
+        )
+
+    def is_alive(self) -> bool:
+        """True while the server's first process runs."""
+        return self._start.supervisor.is_alive()
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit status of the first process, None while it runs."""
+        return self._start.supervisor.exit_code
+
+    @property
+    def served_s(self) -> float:
+        """For how long this start has been ready."""
+        return self._start.served_s
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return self._start.elapsed_s
+
+    def watch(self) -> bool:
+        """Note new processes of the tree, at most once a second; True when it was time."""
+        is_time = self._start.watch()
+        if is_time:
+            self._change_record(**self._log_fields())
+        return is_time
+
+    def _log_fields(self) -> dict[str, object]:
+        sink = self._start.sink
+        return {"log_lost_bytes": sink.lost_bytes, "log_error": sink.write_error}
+
+    def take_events(self) -> tuple[Event, ...]:
+        """What the log has told since the last call."""
+        return self._start.take_events()
+
+    def report(self) -> LogReport:
+        """All that the log has told so far."""
+        return self._start.report()
+
+    @property
+    def log_path(self) -> Path:
+        """The log of this start."""
+        return self._start.log_path
+
+    def log_tail(self, count: int) -> list[str]:
+        """The last lines of the log."""
+        return self._start.sink.tail(count)
+
+    @property
+    def log_write_error(self) -> str | None:
+        """Why the log file is incomplete, if it is."""
+        return self._start.sink.write_error
+
+    def hurry(self) -> None:
+        """Make `stop` skip its waiting."""
+        self._start.supervisor.hurry()
+
+    def clear_away(self) -> StopReport:
+        """End every process of this start; record and endpoint stay for the next one."""
+        self._end_watch()
+        report = self._start.supervisor.stop()
+        remove_ownerless_files()
+        return report
+
+    def stop(self) -> StopReport:
+        """End every process of the server and forget its record."""
+        self._end_watch()  # or it would write its own state over this one
+        self.note_state("draining")
+        report = self.clear_away()
+        self.leave()
+        return report
+
+    def leave(self, failure: str | None = None) -> None:
+        """No other start follows. Only the failure of a background server stays in the registry."""
+        self._endpoint.close()
+        if self._record is None:
+            return
+        if failure is None or not self.care.is_background:
+            self._write(lambda: self._registry.remove(self.name))
+        else:
+            self._change_record(state=FAILED, detail=failure, status_socket=None, status_url=None)
+
+
+def _working_folder() -> str:
+    """Empty where it was deleted: `stoker restart` then stays where it is called."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""

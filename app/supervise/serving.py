@@ -1,0 +1,268 @@
+"""The life of `stoker serve` after its command line is checked: start, wait, follow, stop, explain.
+
+A server that ended by itself is started again where the policy allows it. The screens are
+arguments: a view of the start, a way to spend the time while the server runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.errors import ExitCode, StokerError
+from app.output import printable
+from app.registry.server_registry import BACKING_OFF
+from app.supervise.managed_server import ManagedServer
+from app.supervise.restart_policy import RestartCount, why_no_restart
+from app.supervise.stop_signals import StopSignals
+from app.supervise.supervisor import StopReport
+from app.watch.readiness import StartOutcome
+from logparse import Event, LogReport, explain
+
+_POLL_S = 0.05
+_TAIL_LINES = 15
+_TAIL_COLUMNS = 240  # the line with the whole configuration is longer than a screen
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """Why a server ended, and when it is started again."""
+
+    error: StokerError
+    number: int  # of the restart, in a row
+    limit: int
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServingScreens:
+    """What the user sees. Each is called in the main thread.
+
+    `starting` gets the events of a start; `ready` is called once for each; `running` returns when
+    the user wants to end, when its second argument says that the server is gone, or on a signal.
+    """
+
+    starting: Callable[[tuple[Event, ...]], None]
+    ready: Callable[[ManagedServer], None]
+    running: Callable[[ManagedServer, Callable[[], bool]], None]
+    stopping: Callable[[], None]
+    stopped: Callable[[StopReport], None]
+    backing_off: Callable[[BackOff], None]
+    starting_again: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Why a start ended; `was_ready` divides a failed start from a later death.
+
+    `hang` is why it had to be ended: for a start, what the log told when the time was up, before
+    the stop added its own lines.
+    """
+
+    by_itself: bool
+    was_ready: bool
+    hang: str | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """The user ended it."""
+        return not self.by_itself and self.hang is None
+
+
+def serve_until_stopped(
+    server: ManagedServer, screens: ServingScreens, start_timeout_s: float
+) -> ExitCode:
+    """Run the server to its end; StokerError (5, 6, 8 or 124) when that end was not wanted."""
+    with StopSignals(on_second=server.hurry) as signals:
+        return _Life(server, screens, signals, start_timeout_s).run()
+
+
+class _Life:
+    """All starts of one server."""
+
+    def __init__(
+        self,
+        server: ManagedServer,
+        screens: ServingScreens,
+        signals: StopSignals,
+        start_timeout_s: float,
+    ) -> None:
+        self._server = server
+        self._screens = screens
+        self._signals = signals
+        self._start_timeout_s = start_timeout_s
+        self._count = RestartCount(server.care.restart)
+        self._was_ready = False
+
+    def run(self) -> ExitCode:
+        self._server.start()
+        while True:
+            try:
+                ended = _run(self._server, self._screens, self._signals, self._start_timeout_s)
+            except BaseException:
+                self._screens.stopped(self._server.stop())
+                raise
+            self._was_ready = self._was_ready or ended.was_ready
+            if ended.is_wanted:
+                self._stop()
+                return self._requested_code()
+            self._back_off(ended)
+            if self._signals.is_requested():
+                self._server.leave()
+                return self._requested_code()
+            self._screens.starting_again()
+            self._server.start_again()
+
+    def _stop(self) -> None:
+        self._screens.stopping()
+        report = self._server.stop()
+        self._screens.stopped(report)
+        if not report.is_clean:
+            raise _leftover_error(self._server, report)
+
+    def _requested_code(self) -> ExitCode:
+        number = self._signals.received
+        if self._was_ready or number is None:
+            return ExitCode.OK
+        return ExitCode(128 + number)
+
+    def _back_off(self, ended: _Ended) -> None:
+        """Clear away what is left and wait for the next start; raises when there is none."""
+        if ended.hang is not None:
+            self._screens.stopping()
+            if ended.was_ready:
+                self._server.hurry()  # requests that stand still are not waited for
+        served_s = self._server.served_s
+        report = self._server.clear_away()
+        if ended.hang is not None:
+            self._screens.stopped(report)
+        error = _failure(self._server, ended, self._start_timeout_s)
+        if not (policy := self._server.care.restart).is_on:
+            raise self._last(error)
+        if (reason := _why_no_restart(self._server, ended, report)) is not None:
+            raise self._last(error, reason)
+        if (delay_s := self._count.next_delay_s(served_s)) is None:
+            raise self._last(error, f"{policy.max_restarts} restarts in a row did not help")
+        self._wait(BackOff(error, self._count.in_a_row, policy.max_restarts, delay_s))
+
+    def _last(self, error: StokerError, reason: str | None = None) -> StokerError:
+        if reason is not None:
+            text = f"{error}\nnot started again: {reason}"
+            error = StokerError(text, hint=error.hint, exit_code=error.exit_code)
+        self._server.leave(failure=str(error))
+        return error
+
+    def _wait(self, back_off: BackOff) -> None:
+        self._screens.backing_off(back_off)
+        when = f"restart {back_off.number} of {back_off.limit} in {back_off.delay_s:g} s"
+        cause = str(back_off.error).partition("\n")[0]
+        self._server.note_state(BACKING_OFF, f"{when}: {cause}")
+        deadline = time.monotonic() + back_off.delay_s
+        while time.monotonic() < deadline and not self._signals.is_requested():
+            time.sleep(_POLL_S)
+
+
+def _why_no_restart(server: ManagedServer, ended: _Ended, report: StopReport) -> str | None:
+    if not report.is_clean:
+        return report.remains(server.spec.port)
+    exit_code = server.exit_code if ended.by_itself else None
+    return why_no_restart(exit_code, server.report().problem)
+
+
+def _failure(server: ManagedServer, ended: _Ended, start_timeout_s: float) -> StokerError:
+    if ended.hang is not None and ended.was_ready:
+        return _stall_error(server, ended.hang)
+    if ended.hang is not None:
+        return _timeout_error(server, start_timeout_s, ended.hang)
+    return _death_error(server, ended)
+
+
+def explanation_text(report: LogReport, exit_code: int | None, tail: list[str]) -> str:
+    """Why the server ended: the cause and what to do, else also the last lines of its log."""
+    explanation = explain(report, exit_code=exit_code)
+    if report.problem is not None and report.problem.is_known:
+        return "\n".join(explanation.cause)
+    lines = ["the last lines of its log:", *(f"  {_shortened(line)}" for line in tail)]
+    return "\n".join([*explanation.cause, *lines])
+
+
+def _shortened(line: str) -> str:
+    shown = printable(line)
+    return shown if len(shown) <= _TAIL_COLUMNS else f"{shown[: _TAIL_COLUMNS - 3]}..."
+
+
+def _run(
+    server: ManagedServer, screens: ServingScreens, signals: StopSignals, start_timeout_s: float
+) -> _Ended:
+    def tick() -> None:
+        _answer_suspension(server, signals)
+        screens.starting(server.take_events())
+
+    outcome = server.wait_until_ready(start_timeout_s, signals.is_requested, tick)
+    if outcome is not StartOutcome.READY:
+        return _Ended(
+            by_itself=outcome is StartOutcome.EXITED,
+            was_ready=False,
+            hang=_explain(server) if outcome is StartOutcome.TIMED_OUT else None,
+        )
+    screens.starting(server.take_events())  # what came with the last moment of the start
+    server.begin_service()
+    screens.ready(server)
+
+    def should_go_on() -> bool:
+        server.watch()
+        _answer_suspension(server, signals)
+        is_wanted = server.is_alive() and not signals.is_requested()
+        return is_wanted and server.stall_to_end() is None
+
+    screens.running(server, should_go_on)
+    if signals.is_requested():
+        return _Ended(by_itself=False, was_ready=True)
+    stall = server.stall_to_end() if server.is_alive() else None
+    return _Ended(by_itself=not server.is_alive(), was_ready=True, hang=stall)
+
+
+def _death_error(server: ManagedServer, ended: _Ended) -> StokerError:
+    code = server.exit_code
+    how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+    when = "died" if ended.was_ready else "failed to start"
+    problem = server.report().problem
+    cause = f": {problem.title}" if problem is not None and problem.is_known else ""
+    return StokerError(
+        f"the server {when} ({how}){printable(cause)}\n{_explain(server)}",
+        hint=f"the whole log: {server.log_path}",
+        exit_code=ExitCode.ENGINE_DIED if ended.was_ready else ExitCode.ENGINE_FAILED_TO_START,
+    )
+
+
+def _answer_suspension(server: ManagedServer, signals: StopSignals) -> None:
+    if signals.take_suspension():
+        server.note("Ctrl-Z is not obeyed; `stoker serve --detach` leaves the terminal")
+
+
+def _stall_error(server: ManagedServer, reason: str) -> StokerError:
+    return StokerError(
+        f"the server was stopped, since it was stalled: {reason}",
+        hint=f"the whole log: {server.log_path}",
+        exit_code=ExitCode.ENGINE_STALLED,
+    )
+
+
+def _timeout_error(server: ManagedServer, timeout_s: float, hang: str) -> StokerError:
+    return StokerError(
+        f"the server was stopped: not ready, and no progress for {timeout_s:g} s\n{hang}",
+        hint=f"give it longer with --startup-timeout; the whole log: {server.log_path}",
+        exit_code=ExitCode.TIMEOUT,
+    )
+
+
+def _explain(server: ManagedServer) -> str:
+    return explanation_text(server.report(), server.exit_code, server.log_tail(_TAIL_LINES))
+
+
+def _leftover_error(server: ManagedServer, report: StopReport) -> StokerError:
+    return StokerError(
+        f"the server was stopped, but {report.remains(server.spec.port)}",
+        exit_code=ExitCode.LEFTOVERS_REMAIN,
+    )

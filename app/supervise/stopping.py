@@ -1,0 +1,100 @@
+"""Stops servers from outside: asks their supervisor, else ends the processes, and proves it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from app.registry.server_registry import ServerRecord
+from app.supervise.gpu_release import GpuWitness
+from app.supervise.ownerless_files import remove_ownerless_files
+from app.supervise.process_tree import ProcessTree
+from app.supervise.shared_files import SharedFiles
+from app.supervise.supervisor import StopReport, StopTimes
+from engine.machine.ports import describe_holder, is_port_free
+
+_POLL_S = 0.05
+_HURRY_AFTER_S = 0.3  # two equal signals at once would arrive as one
+_SPARE_S = 5.0
+
+
+def stop_server(record: ServerRecord, *, now: bool, times: StopTimes | None = None) -> StopReport:
+    """End one server and its supervisor; `now` cuts running requests off."""
+    times = times or StopTimes()
+    tree, files, gpus = None, SharedFiles(), GpuWitness()
+    if record.is_running():
+        tree = ProcessTree(record.pid)
+        tree.refresh()
+        files.note(tree.pids())
+    if record.is_supervised():
+        _stop_supervisor(record, now, times)
+    was_killed = tree is not None and end_processes(tree, times)
+    remove_ownerless_files()
+    report = _report(record, tree, was_killed, times)
+    pids = tree.pids() if tree is not None else frozenset()
+    gpu_left = gpus.wait_for_release(pids, times.gpu_s)
+    return replace(report, files_left=files.remove(), gpu_left=gpu_left)
+
+
+def end_processes(tree: ProcessTree, times: StopTimes) -> bool:
+    """SIGTERM to all that is left, then SIGKILL; True when that was needed."""
+
+    def is_over() -> bool:
+        tree.refresh()
+        return not tree.alive()
+
+    if is_over():
+        return False
+    tree.signal_all(signal.SIGTERM)
+    if _wait(is_over, times.group_s):
+        return False
+    tree.signal_all(signal.SIGKILL)
+    _wait(is_over, times.kill_s)
+    return True
+
+
+def _stop_supervisor(record: ServerRecord, now: bool, times: StopTimes) -> None:
+    _signal(record, signal.SIGTERM)
+    _signal(record, signal.SIGCONT)  # one that was suspended with Ctrl-Z would not hear
+    if now and not _wait(lambda: not record.is_supervised(), _HURRY_AFTER_S):
+        _signal(record, signal.SIGTERM)
+    patience = record.stop_s + times.grace_s + times.group_s + 2 * times.kill_s + _SPARE_S
+    if not _wait(lambda: not record.is_supervised(), patience):
+        _signal(record, signal.SIGKILL)
+        _wait(lambda: not record.is_supervised(), times.kill_s)
+
+
+def _signal(record: ServerRecord, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if record.is_supervised():
+            os.kill(record.supervisor_pid, number)
+
+
+def _report(
+    record: ServerRecord, tree: ProcessTree | None, was_killed: bool, times: StopTimes
+) -> StopReport:
+    host, port = record.address
+    is_free = _wait(lambda: is_port_free(host, port), times.kill_s)
+    leftovers = tuple(process.pid for process in tree.alive()) if tree is not None else ()
+    if record.is_supervised():
+        leftovers = (*leftovers, record.supervisor_pid)
+    return StopReport(
+        num_ended=tree.num_seen() - len(tree.alive()) if tree is not None else 0,
+        leftovers=leftovers,
+        is_port_free=is_free,
+        was_killed=was_killed,
+        port_holder="" if is_free else describe_holder(port),
+    )
+
+
+def _wait(is_done: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not is_done():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

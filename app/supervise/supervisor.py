@@ -1,0 +1,266 @@
+"""Runs one server as a child: starts it, keeps its log, and stops it so that nothing is left.
+
+Knows nothing of phases, screens or models. Signals reach it as calls to `stop` and `hurry`.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from app.errors import StokerError
+from app.launch.launch_specs import LaunchSpec
+from app.server_logs.log_sink import LogSink
+from app.supervise.child_process import spawn, start_guard, tell_guard
+from app.supervise.gpu_release import GpuHold, GpuWitness
+from app.supervise.process_tree import ProcessTree, new_mark
+from app.supervise.shared_files import SharedFiles
+from engine.machine.ports import describe_holder, is_port_free
+from engine.machine.processes import is_stopped, process_identity
+
+_POLL_S = 0.05
+_LOG_GRACE_S = 4.0
+_NOTE_FILES_S = 2.0
+_GUARD_S = 12.0  # it has nothing to end any more
+
+
+@dataclass(frozen=True, slots=True)
+class StopTimes:
+    """Seconds that each step of stopping may take."""
+
+    grace_s: float = 3.0  # on top of the server's own shutdown timeout
+    group_s: float = 3.0  # after SIGTERM to every process
+    kill_s: float = 3.0  # after SIGKILL
+    gpu_s: float = 5.0  # until the driver has taken the memory back
+
+
+@dataclass(frozen=True, slots=True)
+class StopReport:
+    """What is known after stopping. `leftovers` are pids that survived even SIGKILL."""
+
+    num_ended: int
+    leftovers: tuple[int, ...]
+    is_port_free: bool
+    was_killed: bool
+    port_holder: str = ""  # as in `sshd (pid 12)`, where this user may see it
+    files_left: tuple[str, ...] = ()  # shared memory and sockets that could not be removed
+    gpu_left: tuple[GpuHold, ...] = ()
+    gpu_freed_bytes: int | None = None  # None: no GPU was used, or nobody can tell
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing of the server remains."""
+        return (
+            not self.leftovers and self.is_port_free and not self.files_left and not self.gpu_left
+        )
+
+    def remains(self, port: int) -> str:
+        """What is left, in words."""
+        what = []
+        if self.leftovers:
+            what.append(f"processes {', '.join(map(str, self.leftovers))} survived SIGKILL")
+        if not self.is_port_free:
+            holder = f", held by {self.port_holder}" if self.port_holder else ""
+            what.append(f"port {port} is still in use{holder}")
+        if self.files_left:
+            what.append(f"{', '.join(self.files_left)} cannot be removed")
+        what += map(str, self.gpu_left)
+        return " and ".join(what)
+
+
+class Supervisor:
+    """One server process tree. Start it from the main thread: the child dies with that thread."""
+
+    def __init__(
+        self, spec: LaunchSpec, sink: LogSink, times: StopTimes | None = None, nvml: Any = None
+    ) -> None:
+        self._spec = spec
+        self._sink = sink
+        self._times = times or StopTimes()
+        self._is_hurried = False  # a plain bool: signal handlers write it
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._mark = ""
+        self._drain: threading.Thread | None = None
+        self._tree: ProcessTree | None = None
+        self._create_time = 0.0
+        self._identity = ""
+        self._gpus = GpuWitness(nvml)
+        self._files = SharedFiles()
+        self._files_noted_at = 0.0
+
+    def start(self) -> None:
+        """Start the server and the thread that drains its output."""
+        self._gpus.begin()
+        mark = new_mark()
+        name, _, value = mark.partition("=")
+        environment = {**self._spec.environment(), name: value}
+        self._mark = mark
+        self._guard = start_guard(mark)
+        try:
+            process = spawn(
+                self._spec.argv,
+                stdout=subprocess.PIPE,
+                env=environment,
+                death_signal=self._spec.death_signal,
+                guard=self._guard.pid,
+            )
+        except StokerError:
+            self._dismiss_guard()
+            self._sink.close()
+            raise
+        tell_guard(self._guard, [str(process.pid)])
+        assert process.stdout is not None
+        self._process = process
+        self._create_time = _create_time(process.pid)
+        self._identity = process_identity(process.pid)
+        self._tree = ProcessTree(process.pid, mark)
+        self._drain = threading.Thread(
+            target=self._sink.drain, args=(process.stdout,), name="log-sink", daemon=True
+        )
+        self._drain.start()
+
+    @property
+    def has_begun(self) -> bool:
+        """True once there is a process."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """Pid of the server's first process."""
+        return self._running().pid
+
+    @property
+    def create_time(self) -> float:
+        """When that process started, seconds since the epoch."""
+        return self._create_time
+
+    @property
+    def identity(self) -> str:
+        """What tells that process from a later one with its pid."""
+        return self._identity
+
+    def is_alive(self) -> bool:
+        """True while the server's first process runs."""
+        return self._running().poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit status of the first process; negative for a signal, None while it runs."""
+        return self._running().poll()
+
+    def watch(self) -> None:
+        """Note processes that have appeared, and their files; call it about once a second."""
+        self._keep_guard()
+        if time.monotonic() - self._files_noted_at >= _NOTE_FILES_S:
+            self.note_files()
+        elif self._tree is not None:
+            self._tree.refresh()
+
+    def note_files(self) -> None:
+        """Learn which processes there are and, here and in the guard, which files they use."""
+        self._files_noted_at = time.monotonic()
+        if self._tree is not None:
+            self._tree.refresh()
+        names = self._files.note(process.pid for process in self.processes())
+        if names and self._guard is not None:
+            tell_guard(self._guard, names)
+
+    def processes(self) -> tuple[psutil.Process, ...]:
+        """Processes of the server that are known to run."""
+        return () if self._tree is None else self._tree.alive()
+
+    def hurry(self) -> None:
+        """Skip the waiting in `stop`, also in one that runs now (a second Ctrl-C)."""
+        self._is_hurried = True
+
+    def stop(self) -> StopReport:
+        """SIGTERM to the server, then to all its processes, then SIGKILL; then see what is left."""
+        process, tree = self._running(), self._tree
+        assert tree is not None
+        self.note_files()
+        self._gpus.note(tree.pids())
+        was_killed = False
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            patience = self._spec.shutdown_timeout_s + self._times.grace_s
+            self._wait(lambda: process.poll() is not None, patience)
+        if not self._everything_gone(tree):
+            tree.signal_all(signal.SIGTERM)
+            self._wait(lambda: self._everything_gone(tree), self._times.group_s)
+        if not self._everything_gone(tree):
+            was_killed = True
+            tree.signal_all(signal.SIGKILL)
+            self._is_hurried = False  # a killed process needs a moment in any case
+            self._wait(lambda: self._everything_gone(tree), self._times.kill_s)
+        self._dismiss_guard()
+        self.finish_log()
+        return self._report(tree, was_killed)
+
+    def _keep_guard(self) -> None:
+        """Somebody has killed it, or stopped it, so that it would not hear of our end."""
+        guard = self._guard
+        if guard is None or (guard.poll() is None and not is_stopped(guard.pid)):
+            return
+        guard.kill()
+        guard.communicate()
+        self._guard = start_guard(self._mark)
+        tell_guard(self._guard, [str(self._running().pid), *self._files.paths])
+
+    def _dismiss_guard(self) -> None:
+        if self._guard is None:
+            return
+        try:
+            self._guard.communicate(timeout=_GUARD_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self._guard.kill()
+            self._guard.communicate()
+
+    def finish_log(self) -> None:
+        """Wait until the last lines are in the log; a grandchild may still hold the pipe open."""
+        if self._drain is not None:
+            self._drain.join(_LOG_GRACE_S)
+
+    def _report(self, tree: ProcessTree, was_killed: bool) -> StopReport:
+        leftovers = tuple(process.pid for process in tree.alive())
+        host, port = self._spec.host, self._spec.port
+        self._wait(lambda: is_port_free(host, port), self._times.kill_s)
+        is_free = is_port_free(host, port)
+        return StopReport(
+            num_ended=tree.num_seen() - len(leftovers),
+            leftovers=leftovers,
+            is_port_free=is_free,
+            was_killed=was_killed,
+            port_holder="" if is_free else describe_holder(port),
+            files_left=self._files.remove(),
+            gpu_left=self._gpus.wait_for_release(tree.pids(), self._times.gpu_s),
+            gpu_freed_bytes=self._gpus.noted_bytes,
+        )
+
+    def _everything_gone(self, tree: ProcessTree) -> bool:
+        self._running().poll()  # reaps the child, so that it is no zombie
+        tree.refresh()
+        return not tree.alive()
+
+    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_done() and time.monotonic() < deadline and not self._is_hurried:
+            time.sleep(_POLL_S)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "start() comes first"
+        return self._process
+
+
+def _create_time(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:  # it has ended and is reaped already
+        return 0.0

@@ -1,0 +1,191 @@
+"""Which server a person means by a word, for every command that takes one.
+
+A word is a name, a pid, `:port`, `host:port`, a URL or `unix:PATH`. Without a word it is the server
+of STOKER_URL; without that variable the one that runs here; and where none runs and an address is
+enough, whatever listens at port 8000. Names of running servers are stronger than addresses.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import ExitCode, StokerError
+from app.registry.server_registry import FAILED, ServerRecord, open_registry
+
+_URL_VARIABLE = "STOKER_URL"
+# host:port, :port, a dotted name or number, localhost: what nobody calls a server or asks a model.
+_ADDRESS = re.compile(
+    r"(unix:\S+|\S+://\S+|[\w.-]*:\d+(/\S*)?|\[[0-9a-fA-F:]+\](:\d+)?(/\S*)?|localhost(/\S*)?"
+    r"|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+(/\S*)?|\d{2,5})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTarget:
+    """One server: `record` is there for one that `stoker serve` started on this machine."""
+
+    name: str
+    url: str
+    record: ServerRecord | None = None
+
+    @property
+    def log_path(self) -> Path | None:
+        """Its log, where that is known."""
+        return Path(self.record.log_path) if self.record else None
+
+
+def find_target(
+    word: str | None, *, failed_too: bool = False, must_run_here: bool = False
+) -> ServerTarget:
+    """The server that `word` names, by the rule above; StokerError says what can be typed.
+
+    `failed_too` also finds a background server whose failure nobody has looked at. With
+    `must_run_here` port 8000 is no answer to a missing word.
+    """
+    from app.client.transport import DEFAULT_URL
+
+    records = _records(failed_too)
+    if word:
+        return _named(word, records, is_ours=must_run_here)
+    if address := os.environ.get(_URL_VARIABLE):
+        return _of_environment(address, records)
+    if records:
+        return _target(_only(records))
+    if must_run_here:
+        raise StokerError("no server runs now", hint=_START_ONE, exit_code=ExitCode.UNREACHABLE)
+    return _address(DEFAULT_URL, records)
+
+
+def find_targets(words: Sequence[str]) -> list[ServerTarget]:
+    """The servers that the words name, each once; without words all that run, where none is set."""
+    if words:
+        found = [find_target(word) for word in words]
+        return list({target.url: target for target in found}.values())
+    records = () if os.environ.get(_URL_VARIABLE) else _records(False)
+    return [_target(record) for record in records] or [find_target(None)]
+
+
+def find_record(word: str | None, *, failed_too: bool = False) -> ServerRecord:
+    """The record of a server of ours that `word` names; for what only its supervisor can do."""
+    target = find_target(word, failed_too=failed_too, must_run_here=True)
+    if target.record is None:
+        set_by = "" if word else f"{_URL_VARIABLE} says so: "
+        raise StokerError(
+            f"{set_by}{target.url} is no server that `stoker serve` runs on this machine",
+            hint=f"{_running_hint(_records(failed_too))}; `stoker top {target.url}` watches it",
+            exit_code=ExitCode.UNREACHABLE,
+        )
+    return target.record
+
+
+def is_server_word(word: str) -> bool:
+    """Whether a word beside a question can only be meant as a server."""
+    return bool(_ADDRESS.fullmatch(word)) or _match(word, _records(True)) is not None
+
+
+def absent_hint(error: str) -> str:
+    """What to type when nothing answers: the servers that do run here, or how to start one."""
+    records = _records(False)
+    if not records:
+        return f"{_START_ONE}, or give the address of another: http://HOST:PORT"
+    for record in records:
+        if record.url in error:
+            return f"`stoker status {record.name}` says how it is"
+    return _running_hint(records)
+
+
+def api_key_from(key_file: Path | None) -> str | None:
+    """The API key of a file or the environment; StokerError for a file that holds none."""
+    from app.client.credentials import find_api_key
+    from app.server_errors import client_errors
+
+    with client_errors():
+        return find_api_key(key_file, os.environ)
+
+
+_START_ONE = "start one with `stoker serve`"
+
+
+def _records(failed_too: bool) -> tuple[ServerRecord, ...]:
+    return open_registry().all() if failed_too else open_registry().running()
+
+
+def _target(record: ServerRecord) -> ServerTarget:
+    return ServerTarget(record.name, record.url, record)
+
+
+def _named(word: str, records: tuple[ServerRecord, ...], *, is_ours: bool = False) -> ServerTarget:
+    if (record := _match(word, records)) is not None:
+        return _target(record)
+    if _ADDRESS.fullmatch(word):
+        return _address(word, records)
+    names = [record.name for record in records]
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else _running_hint(records)
+    if not is_ours and re.fullmatch(r"[A-Za-z0-9-]+", word):
+        hint += f" (an address has a port: {word}:8000)"
+    raise StokerError(f"no server is called {word}", hint=hint, exit_code=ExitCode.UNREACHABLE)
+
+
+def _of_environment(address: str, records: tuple[ServerRecord, ...]) -> ServerTarget:
+    try:
+        return _named(address, records)
+    except StokerError as error:
+        raise StokerError(
+            f"{_URL_VARIABLE}: {error}", hint=error.hint, exit_code=error.exit_code
+        ) from error
+
+
+def _match(word: str, records: tuple[ServerRecord, ...]) -> ServerRecord | None:
+    """By name, else by pid or port; a number that means two servers is refused."""
+    for record in records:
+        if word == record.name:
+            return record
+    found = [
+        record
+        for record in records
+        if word in (str(record.pid), str(record.supervisor_pid), str(record.address[1]))
+    ]
+    if len(found) > 1:
+        raise _several(found, f"{word} means more than one server")
+    return found[0] if found else None
+
+
+def _address(word: str, records: tuple[ServerRecord, ...]) -> ServerTarget:
+    from app.client.transport import normalise_base_url
+    from app.server_errors import client_errors
+
+    with client_errors():
+        url = normalise_base_url(word)
+        for record in records:
+            if _place(normalise_base_url(record.url)) == _place(url):
+                return _target(record)
+    return ServerTarget(url.partition("://")[2] or url, url)
+
+
+def _place(url: str) -> str:
+    return url.replace("//localhost", "//127.0.0.1")
+
+
+def _only(records: tuple[ServerRecord, ...]) -> ServerRecord:
+    """The one that runs; one that failed counts where none runs."""
+    running = [record for record in records if record.state != FAILED]
+    found = running or list(records)
+    if len(found) > 1:
+        raise _several(found, "several servers run; name one")
+    return found[0]
+
+
+def _several(records: Sequence[ServerRecord], message: str) -> StokerError:
+    return StokerError(message, hint=_running_hint(records), exit_code=ExitCode.USAGE)
+
+
+def _running_hint(records: Sequence[ServerRecord]) -> str:
+    if not records:
+        return f"none runs now; {_START_ONE}"
+    return f"servers: {', '.join(f'{record.name} ({record.url})' for record in records)}"

@@ -1,0 +1,219 @@
+"""What `stoker serve` prints around and beside the dashboard: start, service as lines, end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from app import output
+from app.client import formatting
+from app.views.start import StartView
+
+if TYPE_CHECKING:
+    from app.launch.launch_specs import LaunchSpec
+    from app.supervise.managed_server import ManagedServer
+    from app.supervise.serving import BackOff, ServingScreens
+    from app.supervise.supervisor import StopReport
+    from app.watch.start_history import StartHistory
+    from logparse import Event, LogReport
+
+_FOLLOW_POLL_S = 0.2
+_WORST_RANKS = 3  # of a warning: it costs correctness, capacity or speed
+_MOST_WARNINGS = 3
+_SAID_BEFORE = ("no-api-key",)  # before the start, for every engine
+Running = Callable[["ManagedServer", Callable[[], bool]], None]
+
+
+class ServeView:
+    """Context manager around the whole life of a server; every start gets a view of its own."""
+
+    def __init__(
+        self,
+        server: ManagedServer,
+        history: StartHistory,
+        on_ready: Callable[[ManagedServer], None] = lambda server: None,
+    ) -> None:
+        self._server = server
+        self._spec = server.spec
+        self._history = history
+        self._on_ready = on_ready
+        self._start = self._new_start()
+
+    def __enter__(self) -> ServeView:
+        self._start.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._start.__exit__(kind, error, trace)
+
+    def screens(self, running: Running) -> ServingScreens:
+        """For `serve_until_stopped`."""
+        from app.supervise.serving import ServingScreens
+
+        return ServingScreens(
+            starting=lambda events: self._start.show(events),
+            ready=self._ready,
+            running=running,
+            stopping=self._stopping,
+            stopped=self._stopped,
+            backing_off=self._backing_off,
+            starting_again=self._starting_again,
+        )
+
+    def _new_start(self) -> StartView:
+        typical = self._history.typical(self._spec.engine, self._spec.model)
+        return StartView(f"starting {self._spec.model} on {self._spec.addresses}", typical)
+
+    def _ready(self, server: ManagedServer) -> None:
+        self._start.close()
+        self._remember()
+        if not server.care.is_background:
+            say_warnings(server.report(), server.name)
+            _print_ready(server)
+        self._on_ready(server)
+
+    def _remember(self) -> None:
+        from app.watch.start_history import StartTimes
+
+        times = StartTimes(self._server.elapsed_s(), self._start.phase_seconds())
+        try:
+            self._history.add(self._spec.engine, self._spec.model, times)
+        except OSError as error:
+            output.say(f"note: the time of this start is not kept: {error.strerror}")
+
+    def _stopping(self) -> None:
+        from app.launch.launch_specs import LLAMA_CPP
+
+        self._start.close("stopped")
+        drain = f"; running requests get up to {self._spec.shutdown_timeout_s:g} s"
+        drain = "" if self._spec.engine == LLAMA_CPP else drain  # it ends them at once
+        output.say(f"stopping the server{drain} (Ctrl-C again to hurry)")
+
+    def _stopped(self, report: StopReport) -> None:
+        _print_stopped(report, self._spec)
+        _say_news(self._server)
+        warn_of_incomplete_log(self._server)
+
+    def _backing_off(self, back_off: BackOff) -> None:
+        self._start.close("not finished")
+        output.say(f"error: {back_off.error}")
+        if back_off.error.hint:
+            output.say(f"hint: {back_off.error.hint}")
+        number = f"restart {back_off.number} of {back_off.limit}"
+        output.say(f"{number} in {back_off.delay_s:g} s (Ctrl-C: end)")
+
+    def _starting_again(self) -> None:
+        self._start = self._new_start()
+        self._start.__enter__()
+
+
+def say_warnings(report: LogReport, name: str) -> None:
+    """What the log of a start warns of, and costs correctness, capacity or speed."""
+    shown = (one for one in report.insight.warnings if one.id not in _SAID_BEFORE)
+    found = [one for one in shown if one.rank <= _WORST_RANKS]
+    for warning in found[:_MOST_WARNINGS]:
+        output.say(f"warning: {warning.title}")
+        for fix in warning.fixes[:1]:
+            output.say(f"hint: {fix.text}: {fix.command}" if fix.command else f"hint: {fix.text}")
+    if found[_MOST_WARNINGS:]:
+        output.say(f"{len(found) - _MOST_WARNINGS} more: stoker logs {name}")
+
+
+def read_report(log_path: Path) -> LogReport:
+    """What the log of a start says so far."""
+    from logparse import LogParser
+    from logparse.reading.log_parts import open_log
+    from logparse.reading.source import decoded_lines
+
+    parser = LogParser(tells_events=False)
+    with open_log(log_path) as stream:
+        for line in decoded_lines(stream):
+            parser.feed(line)
+    return parser.report()
+
+
+def wait_quietly(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
+    """In the background nobody reads along: only what is wrong is said."""
+    while should_go_on():
+        _say_news(server)
+        server.take_events()
+        time.sleep(_FOLLOW_POLL_S)
+
+
+def print_throughput(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
+    """Print a line whenever the server's log has new throughput numbers."""
+    has_warned = False
+    while should_go_on():
+        _say_news(server)
+        if not has_warned:
+            has_warned = warn_of_incomplete_log(server)
+        if _has_throughput(server.take_events()):
+            print(_throughput_line(server), flush=True)
+        time.sleep(_FOLLOW_POLL_S)
+
+
+def warn_of_incomplete_log(server: ManagedServer) -> bool:
+    """Say why the log is incomplete, if it is."""
+    if server.log_write_error is None:
+        return False
+    output.say(f"warning: the log {server.log_path} is incomplete: {server.log_write_error}")
+    return True
+
+
+def _say_news(server: ManagedServer) -> None:
+    for note in server.take_notes():
+        output.say(f"warning: {note}; the server goes on")
+    if (reason := server.take_stall()) is not None:
+        output.say(f"warning: the server is stalled: {reason}")
+
+
+def _has_throughput(events: tuple[Event, ...]) -> bool:
+    from logparse import FactFound
+
+    wanted = ("prompt_tokens_per_s", "generation_tokens_per_s", "num_running", "num_waiting")
+    return any(isinstance(event, FactFound) and event.key in wanted for event in events)
+
+
+def _throughput_line(server: ManagedServer) -> str:
+    facts = server.report().facts
+    values = (
+        ("prompt", facts.prompt_tokens_per_s, lambda value: f"{formatting.rate(value)} tok/s"),
+        (
+            "generation",
+            facts.generation_tokens_per_s,
+            lambda value: f"{formatting.rate(value)} tok/s",
+        ),
+        ("running", facts.num_running, formatting.count),
+        ("waiting", facts.num_waiting, formatting.count),
+        ("KV cache", facts.kv_usage_percent, lambda value: formatting.percent(value / 100)),
+    )
+    shown = (f"{title} {text(value)}" for title, value, text in values if value is not None)
+    return f"{time.strftime('%H:%M:%S')}  {'  '.join(shown)}"
+
+
+def _speed(value: float) -> str:
+    return f"{formatting.rate(value)} tok/s"
+
+
+def _print_ready(server: ManagedServer) -> None:
+    took = formatting.age(server.elapsed_s())
+    print(f"ready at {server.spec.addresses} ({took}), log {server.log_path}", flush=True)
+    address = "" if server.spec.port == 8000 else f" {server.spec.url}"
+    output.say(f'next: echo "Hello" | stoker chat{address}    (Ctrl-C here stops the server)')
+
+
+def _print_stopped(report: StopReport, spec: LaunchSpec) -> None:
+    port = "free" if report.is_port_free else "still in use"
+    processes = "1 process" if report.num_ended == 1 else f"{report.num_ended} processes"
+    freed = report.gpu_freed_bytes
+    memory = f", {output.human_bytes(freed)} of GPU memory back" if freed else ""
+    memory = "" if report.gpu_left else memory
+    output.say(f"stopped: {processes} ended, port {spec.port} {port}{memory}")

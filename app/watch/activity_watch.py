@@ -1,0 +1,95 @@
+"""A thread that asks a ready server every few seconds what it does and tells when that changes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import psutil
+
+from app.watch.forward_progress import Activity, ProgressJudge, Verdict, open_scraper, read_counters
+from app.watch.idle_probe import IdleProbe
+
+if TYPE_CHECKING:
+    import httpx
+
+_INTERVAL_S = 2.0
+
+
+class ActivityWatch:
+    """Starts with `start`; `stop` returns when nothing more will be told."""
+
+    def __init__(
+        self,
+        url: str,
+        stall_s: float,
+        *,
+        processes: Callable[[], Iterable[psutil.Process]],
+        on_change: Callable[[Verdict], None],
+        probe: IdleProbe | None = None,
+    ) -> None:
+        self._probe = probe
+        self._url = url
+        self._judge = ProgressJudge(stall_s)
+        self._processes = processes
+        self._on_change = on_change
+        self._is_over = threading.Event()
+        self._interval_s = min(_INTERVAL_S, stall_s / 3)
+        self._thread = threading.Thread(target=self._run, name="activity-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; at most one time-out of a scrape is waited for."""
+        self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def still_s(self) -> float | None:
+        """Seconds since a busy engine moved; None for one that need not move."""
+        return self._judge.still_s(time.monotonic())
+
+    def _run(self) -> None:
+        told: Verdict | None = None
+        with open_scraper(self._url) as client:
+            while not self._is_over.wait(self._interval_s):
+                verdict = self._look(client)
+                if _is_news(verdict, told) and not self._is_over.is_set():
+                    told = verdict
+                    self._on_change(verdict)
+
+    def _look(self, client: httpx.Client) -> Verdict:
+        verdict = self._judge.judge(read_counters(client), self._stopped())
+        if self._probe is None:
+            return verdict
+        complaint = self._probe.look(is_idle=verdict.activity in (Activity.IDLE, Activity.READY))
+        return verdict if complaint is None else Verdict(Activity.STALLED, complaint)
+
+    def _stopped(self) -> list[str]:
+        return [_describe(one) for one in self._processes() if _is_stopped(one)]
+
+
+def _is_news(verdict: Verdict, told: Verdict | None) -> bool:
+    """Not when only the words of its reason have changed."""
+    if told is None:
+        return True
+    return (verdict.activity, verdict.is_lasting) != (told.activity, told.is_lasting)
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.name()} (pid {process.pid})"
+    except psutil.Error:
+        return f"pid {process.pid}"

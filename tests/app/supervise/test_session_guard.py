@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.supervise.child_process import kill_session, spawn, start_guard, tell_guard
+from app.supervise.process_tree import ProcessTree
+from tests.app.supervise.test_supervisor import wait_for
+
+MARK = "STOKER_SERVER_MARK=of-this-test"
+FAMILY = "sleep 600 & sleep 600"
+# Leaves the session, wipes its environment, loses its parent at once.
+HIDDEN = "(setsid env -i sh -c 'echo $$ > {file}; exec sleep 600' &); exec sleep 600"
+# Dies like a supervisor that is killed: a child with a guard, then SIGKILL to itself.
+KILLED_SUPERVISOR = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from app.supervise.child_process import spawn, start_guard, tell_guard
+
+guard = start_guard(sys.argv[1])
+server = spawn(["sh", "-c", sys.argv[2]], stdout=subprocess.DEVNULL, death_signal=signal.SIGSTOP)
+tell_guard(guard, [str(server.pid)])
+print(server.pid, flush=True)
+while not Path(sys.argv[3]).exists() or not Path(sys.argv[3]).read_text():
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def guard_of(
+    server: subprocess.Popen[bytes], names: Iterable[Path] = ()
+) -> subprocess.Popen[bytes]:
+    guard = start_guard(MARK)
+    tell_guard(guard, [str(server.pid), *map(str, names)])
+    return guard
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="the guard looks into /proc")
+def test_the_end_of_the_pipe_ends_the_whole_session() -> None:
+    server = spawn(["sh", "-c", FAMILY], stdout=subprocess.DEVNULL)
+    wait_for(lambda: len(psutil.Process(server.pid).children()) == 2)
+    children = psutil.Process(server.pid).children()
+    guard = guard_of(server)
+    server.kill()
+    server.wait()
+
+    assert all(child.is_running() for child in children)
+    guard.communicate(timeout=30)
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="the kernel makes the server adopt its orphans")
+def test_a_process_that_hides_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    words = [MARK, HIDDEN.format(file=file), str(file)]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_SUPERVISOR, *words],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    hidden, server = int(file.read_text()), int(done.stdout)
+
+    assert done.returncode == -signal.SIGKILL
+    wait_for(lambda: not psutil.pid_exists(hidden) and not psutil.pid_exists(server))
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="the kernel makes the server adopt its orphans")
+def test_the_tree_of_a_server_has_the_process_that_hides(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    server = spawn(["sh", "-c", HIDDEN.format(file=file)], stdout=subprocess.DEVNULL)
+    wait_for(lambda: file.exists() and file.read_text().endswith("\n"))
+    tree = ProcessTree(server.pid, MARK)
+    tree.refresh()
+    try:
+        assert tree.pids() == {server.pid, int(file.read_text())}
+    finally:
+        tree.signal_all(signal.SIGKILL)
+        server.wait()
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="the guard looks into /proc")
+def test_what_a_killed_server_left_is_removed_too(tmp_path: Path) -> None:
+    left, used = tmp_path / "left", tmp_path / "used"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(left))
+    server = spawn(["sleep", "600"], stdout=subprocess.DEVNULL)
+    guard = guard_of(server, (left, used))
+    with socket.socket(socket.AF_UNIX) as living:
+        living.bind(str(used))
+        guard.communicate(timeout=30)
+        server.wait()
+
+        assert not left.exists()
+        assert used.exists()
+
+
+def test_a_guard_lets_everyone_live_as_long_as_we_do() -> None:
+    server = spawn(["sleep", "600"], stdout=subprocess.DEVNULL)
+    guard = guard_of(server)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(timeout=0.3)
+        assert guard.poll() is None
+    finally:
+        guard.communicate(timeout=30)
+        kill_session(server)
+
+
+def test_a_guard_without_a_server_ends() -> None:
+    start_guard(MARK).communicate(timeout=30)

@@ -1,0 +1,69 @@
+"""Prefix-cache hits, preemptions, finished requests and step size: the scheduler's side numbers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from app.client import formatting
+from app.client.metrics.thresholds import Level, level_of
+from tui.state.history import Snapshot
+from tui.state.levels import PARTS, readings_in
+from tui.widgets.panel import Panel, pair
+from tui.widgets.rows import Row
+
+
+class CachePanel(Panel):
+    """Five labelled numbers."""
+
+    TITLE = "Scheduler"
+    READING: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("prefix hits", "share of prompt tokens found in the prefix cache, over the window"),
+        (
+            "preemptions",
+            "requests put back to free their blocks; (+n) in the window",
+        ),
+        ("finished", "requests since the server started, failed ones after the slash"),
+        ("tokens/step", "mean tokens of an engine step since the sample before"),
+    )
+
+    def rows(self, width: int, height: int) -> list[Row]:
+        """Hit rate of the window, then numbers since the server started."""
+        snapshot = self.snapshot
+        sample = snapshot.sample if snapshot else None
+        recent_hits = snapshot.recent_hit_rate if snapshot else None
+        steps = snapshot.point.tokens_per_step if snapshot else None
+        rows = (
+            ("prefix hits", formatting.percent(recent_hits)),
+            ("  since start", formatting.percent(sample.prefix_hit_rate if sample else None)),
+            ("preemptions", _preemptions(snapshot)),
+            ("finished", _finished(snapshot)),
+            ("tokens/step", formatting.rate(steps)),
+        )
+        readings = readings_in(snapshot) if snapshot else {}
+        levels = {
+            label: level_of(name, readings.get(name))
+            for label, name in (("preemptions", "preemptions"), ("finished", "error_rate"))
+        }
+        return [
+            pair(label, _signed(value, level), width, PARTS[level])
+            for label, value in rows
+            for level in (levels.get(label, Level.OK),)
+        ]
+
+
+def _signed(text: str, level: Level) -> str:
+    return f"{level.sign} {text}" if level.sign else text
+
+
+def _preemptions(snapshot: Snapshot | None) -> str:
+    if snapshot is None:
+        return formatting.UNKNOWN
+    recent = snapshot.recent_preemptions
+    note = f" (+{formatting.count(recent)})" if recent else ""
+    return formatting.count(snapshot.sample.preemptions) + note
+
+
+def _finished(snapshot: Snapshot | None) -> str:
+    sample = snapshot.sample if snapshot else None
+    failed = f" / {formatting.count(sample.failed)}" if sample and sample.failed else ""
+    return formatting.count(sample.finished if sample else None) + failed

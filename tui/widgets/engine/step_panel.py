@@ -1,0 +1,82 @@
+"""State, newest step, binding limit and prefix hits of the engine, each with its evidence."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from app.client import formatting
+from tui.state.engine_state import EngineState, activity_text, limit_text, step_text
+from tui.state.limits import limit_from_metrics
+from tui.widgets.panel import Panel
+from tui.widgets.rows import Row
+
+_LABEL_WIDTH = 12
+_NO_GRAPH = "none: this engine replays no CUDA graphs, so no batch is padded"
+
+
+class StepPanel(Panel):
+    """Six labelled lines."""
+
+    TITLE = "Scheduler"
+    READING: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("stalled", "requests are there, and the engine ends and begins no step"),
+        ("last step", "tokens of the newest step against its budget, and requests in the batch"),
+        ("graph", "size of the CUDA graph that the batch is padded to"),
+        ("limit", "what kept the last step from doing more, and the flag that moves it"),
+    )
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.state = EngineState()
+
+    def show_state(self, state: EngineState) -> None:
+        """Draw another state."""
+        self.state = state
+        self.redraw()
+
+    def rows(self, width: int, height: int) -> list[Row]:
+        """Only the hit rate comes from /metrics, so only it is known of every engine."""
+        rows = [
+            ("state", activity_text(self.state)),
+            *self._step_rows(),
+            ("prefix hits", self._hits()),
+        ]
+        return [((label.ljust(_LABEL_WIDTH), "label"), (value, "value")) for label, value in rows]
+
+    def _step_rows(self) -> list[tuple[str, str]]:
+        sample = self.state.sample
+        if sample is None:
+            return self._inferred_rows()
+        limit, flag = limit_text(sample.scheduler, self.snapshot.sample if self.snapshot else None)
+        return [
+            ("last step", step_text(sample.scheduler)),
+            ("graph", _NO_GRAPH),
+            ("limit", limit),
+            ("moved by", flag),
+        ]
+
+    def _inferred_rows(self) -> list[tuple[str, str]]:
+        """What the metrics of any engine let us say."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return [(name, "n/a") for name in ("last step", "graph", "limit", "moved by")]
+        mean = snapshot.point.tokens_per_step
+        step = "n/a" if mean is None else f"{mean:,.1f} tokens on average since the last sample"
+        limit, flag = limit_from_metrics(snapshot)
+        return [
+            ("last step", step),
+            ("graph", "n/a: no engine exports the graph it uses"),
+            ("limit", limit),
+            ("moved by", flag),
+        ]
+
+    def _hits(self) -> str:
+        snapshot = self.snapshot
+        if snapshot is None or snapshot.sample.prefix_queries is None:
+            return "n/a: the server does not count them"
+        ever, recent = snapshot.sample.prefix_hit_rate, snapshot.recent_hit_rate
+        if ever is None:
+            return "n/a: no prompt yet"
+        newest = "n/a, no prompt" if recent is None else formatting.percent(recent)
+        stretch = formatting.window(snapshot.window_s)
+        return f"{formatting.percent(ever)} since start; last {stretch} {newest}"
