@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.config import CacheConfig
 from engine.errors import ConfigError, MemoryBudgetError
 from engine.model_config import ModelConfig
 
@@ -238,17 +239,23 @@ def longest_model_len(available_bytes: int, spec: KVCacheSpec, limit: int) -> in
     return bisect.bisect_right(lengths, usable, key=spec.blocks_per_request)
 
 
-def require_one_request_fits(available_bytes: int, spec: KVCacheSpec, max_model_len: int) -> None:
+def require_one_request_fits(
+    available_bytes: int,
+    spec: KVCacheSpec,
+    max_model_len: int,
+    cache: CacheConfig | None = None,
+) -> None:
     """Raise MemoryBudgetError unless one request of `max_model_len` tokens fits.
 
-    The null block is reserved first, as in vLLM's get_kv_cache_configs.
+    The null block is reserved first, as in vLLM's get_kv_cache_configs. `cache` says which flag
+    decided the size; without it, the share of the memory did.
     """
     usable = available_bytes - spec.bytes_per_block
     if usable <= 0:
         raise MemoryBudgetError(
             "No available memory for the cache blocks: "
             f"{format_gib(available_bytes)} GiB are left for the KV cache. "
-            "Try increasing `gpu_memory_utilization`, or --kv-cache-memory-bytes where it is given."
+            f"Try increasing {_lever(spec.bytes_per_block, spec, cache)}."
         )
     needed = spec.bytes_per_block * spec.blocks_per_request(max_model_len)
     if needed > usable:
@@ -258,6 +265,14 @@ def require_one_request_fits(available_bytes: int, spec: KVCacheSpec, max_model_
             f"cache memory ({format_gib(usable)} GiB). Based on the available memory, the "
             f"estimated maximum model length is "
             f"{longest_model_len(available_bytes, spec, max_model_len)}. "
-            "Try increasing `gpu_memory_utilization` or decreasing `max_model_len`; "
-            f"with --kv-cache-memory-bytes, give {needed + spec.bytes_per_block} or more."
+            f"Try increasing {_lever(needed, spec, cache)} or decreasing `max_model_len`."
         )
+
+
+def _lever(needed: int, spec: KVCacheSpec, cache: CacheConfig | None) -> str:
+    """The flag that decided the size of the cache, with the value that `needed` bytes take."""
+    if cache is not None and cache.num_gpu_blocks_override is not None:
+        return f"--num-gpu-blocks-override (to {needed // spec.bytes_per_block + 1} or more)"
+    if cache is not None and cache.kv_cache_memory_bytes is not None:
+        return f"--kv-cache-memory-bytes (to {needed + spec.bytes_per_block} or more)"
+    return "`gpu_memory_utilization`"

@@ -227,7 +227,7 @@ def _size_cache(
     if config.scheduler.auto_fit_max_model_len:
         config = _fit_max_model_len(config, spec, available)
     max_model_len = config.scheduler.max_model_len
-    require_one_request_fits(available, spec, max_model_len)
+    require_one_request_fits(available, spec, max_model_len, config.cache)
     if override is not None:
         return config, capacity_of_blocks(override, spec, max_model_len)
     return config, kv_capacity(available, spec, max_model_len)

@@ -22,6 +22,7 @@ _LEAST_CACHE_GIB = 0.5  # beside the weights a server needs some KV cache and wo
 _LEAST_BUDGET = 256
 _LEAST_LENGTH = 256
 _KV_GIB = 4
+_FIXED_SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 # Parameters in a model's name: `14B`, `8x7B`, `0.6b`; not the active ones of `30B-A3B`.
 _PARAMETERS = re.compile(r"(?<![A-Za-z\d.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)[Bb](?![A-Za-z])")
 _BYTES = (
@@ -76,11 +77,17 @@ def _share_values(
     share = number(given.get("gpu_memory_utilization")) or facts.gpu_memory_utilization
     share = share if share is not None and share <= 1 else _DEFAULT_SHARE
     total = number(values.get("total")) or facts.gpu_total_gib
-    found = {}
+    fixed = next((key for key in _FIXED_SIZES if given.get(key, "None") != "None"), None)
+    # Where a flag says the cache's size, the share of the memory has no part in it.
+    found = {} if fixed is None else {"fixed_cache": "--" + fixed.replace("_", "-")}
     lacking = _lacking(values)
-    for higher in _SHARES:
+    for higher in _SHARES if fixed is None else ():
         gained = (higher - share) * total if total is not None else None
-        if higher > share and (lacking is None or gained is None or gained >= lacking):
+        if (
+            fixed is None
+            and higher > share
+            and (lacking is None or gained is None or gained >= lacking)
+        ):
             found["share_up"] = f"{higher:.2f}"
             break
     lower = share - _SHARE_STEP

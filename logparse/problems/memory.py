@@ -49,6 +49,7 @@ MEMORY_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             ("serve the length that fits", "{serve} --max-model-len {fit}"),
             ("let the server find the length that fits", "{serve} --max-model-len auto"),
+            ("let the server find the size of the cache", "{serve} ~{fixed_cache}"),
             ("give the server more of the memory", "{serve} --gpu-memory-utilization {share_up}"),
             FREE_GPU,
             ("store the KV cache in 8 bits", "{serve} --kv-cache-dtype fp8"),

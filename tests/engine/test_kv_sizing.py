@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.config import CacheConfig
 from engine.errors import ConfigError, MemoryBudgetError
 from engine.kv_sizing import (
     GIB,
@@ -80,6 +81,25 @@ def test_a_request_that_does_not_fit_is_refused_with_the_length_that_would() -> 
     assert "decreasing `max_model_len`" in str(caught.value)
     with pytest.raises(MemoryBudgetError, match="No available memory for the cache blocks"):
         require_one_request_fits(LLAMA_8B.bytes_per_block, LLAMA_8B, 16)
+
+
+@pytest.mark.parametrize(
+    ("cache", "lever"),
+    [
+        (None, "`gpu_memory_utilization` or"),
+        (CacheConfig(), "`gpu_memory_utilization` or"),
+        (CacheConfig(num_gpu_blocks_override=9), "--num-gpu-blocks-override (to 4097 or more)"),
+        (CacheConfig(kv_cache_memory_bytes=9), "--kv-cache-memory-bytes (to 8592"),
+    ],
+)
+def test_the_advice_names_the_flag_that_decided_the_size(
+    cache: CacheConfig | None, lever: str
+) -> None:
+    with pytest.raises(MemoryBudgetError) as caught:
+        require_one_request_fits(lesson_budget(), LLAMA_8B, 65_536, cache)
+    assert f"Try increasing {lever}" in str(caught.value)
+    others = {"gpu_memory_utilization", "num-gpu-blocks", "kv-cache-memory"}
+    assert sum(other in str(caught.value) for other in others) == 1
 
 
 @given(st.integers(0, 10**11), st.integers(1, 300_000))

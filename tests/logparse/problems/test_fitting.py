@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from logparse import parse_lines
 from logparse.problems.fitting import tuned, weights_gib
 from logparse.records import Facts
 
@@ -91,3 +92,29 @@ def test_sglangs_fraction() -> None:
     assert tuned(facts, {})["fraction_up"] == "0.95"
     assert tuned(facts, {})["fraction_down"] == "0.82"
     assert "fraction_up" not in tuned(given("ServerArgs(x=1, mem_fraction_static=0.95)"), {})
+
+
+@pytest.mark.parametrize("flag", ["num_gpu_blocks_override", "kv_cache_memory_bytes"])
+def test_a_share_is_no_lever_where_a_flag_says_the_size(flag: str) -> None:
+    values = tuned(given(f"{{'{flag}': 40, 'gpu_memory_utilization': 0.5}}"), {})
+    assert "share_up" not in values
+    assert values["fixed_cache"] == "--" + flag.replace("_", "-")
+    assert "fixed_cache" not in tuned(given("{'gpu_memory_utilization': 0.5}"), {})
+
+
+@pytest.mark.parametrize("flag", ["num_gpu_blocks_override", "kv_cache_memory_bytes"])
+def test_the_advice_of_a_fixed_cache_takes_the_flag_away(flag: str) -> None:
+    failed = (
+        "ValueError: To serve at least one request with the model's max seq len (8192), "
+        "(1.0 GiB KV cache is needed, which is larger than the available KV cache memory (0.1 GiB)"
+    )
+    lines = [
+        "(APIServer pid=7) INFO 10-03 12:00:00 [utils.py:1] non-default args: "
+        f"{{'model_tag': 'o/m', 'model': 'o/m', '{flag}': 40}}",
+        f"(EngineCore_DP0 pid=9) ERROR 10-03 12:00:06 [core.py:708] {failed}",
+    ]
+    problem = parse_lines(lines).problem
+    assert problem is not None
+    commands = [fix.command for fix in problem.fixes if fix.command]
+    assert "vllm serve o/m" in commands
+    assert not any("--gpu-memory-utilization" in command for command in commands)
