@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from app import __version__
-from app.errors import EXIT_CODE_MEANINGS, ExitCode, StokerError
+from app.errors import EXIT_CODE_MEANINGS, ExitCode, StokerError, UsageError
 
 if TYPE_CHECKING:
     from app.command_line import CommandLineError
@@ -218,11 +218,7 @@ def _settings(entry: CommandEntry, args: Sequence[str]) -> Settings | None:
 
 def _require_color(name: str, color: str) -> None:
     if color not in ("auto", "always", "never"):
-        raise StokerError(
-            f"{name} {color!r} is not known",
-            hint="use auto, always or never",
-            exit_code=ExitCode.USAGE,
-        )
+        raise UsageError(f"{name} {color!r} is not known", hint="use auto, always or never")
 
 
 def _find_command(name: str) -> CommandEntry:
@@ -230,7 +226,7 @@ def _find_command(name: str) -> CommandEntry:
         if entry.name == name:
             return entry
     kind = "option" if name.startswith("-") else "command"
-    raise StokerError(f"no such {kind}: {name}", hint=_command_hint(name), exit_code=ExitCode.USAGE)
+    raise UsageError(f"no such {kind}: {name}", hint=_command_hint(name))
 
 
 def _command_hint(name: str) -> str:
@@ -253,10 +249,9 @@ def _invoke(entry: CommandEntry, args: Sequence[str], settings: Settings | None)
         from app.settings.options import origin_of
 
         place = f"{origin}: " if (origin := origin_of(error)) else ""
-        raise StokerError(
+        raise UsageError(
             place + _first_letter_lower(error.format_message().rstrip(".")),
             hint=f"`{_command_path(error, entry)} --help` lists the options",
-            exit_code=ExitCode.USAGE,
         ) from error
 
 

@@ -1,6 +1,7 @@
 """Exit codes and the error that every command raises; `app.cli` alone turns it into text.
 
 StokerError carries what went wrong in one line, an optional hint (what to type), and the exit code.
+UsageError is the one for what was typed or configured wrongly.
 """
 
 from __future__ import annotations
@@ -53,3 +54,10 @@ class StokerError(Exception):
         super().__init__(message)
         self.hint = hint
         self.exit_code = exit_code
+
+
+class UsageError(StokerError):
+    """What was typed, or stands in the settings, cannot be followed."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint, exit_code=ExitCode.USAGE)

@@ -85,10 +85,10 @@ def print_plain(rows: Iterable[Sequence[object]]) -> None:
 
 def require_one_form(as_json: bool, as_plain: bool) -> None:
     """StokerError for a command that is asked for both."""
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     if as_json and as_plain:
-        raise StokerError("choose one of --json and --plain", exit_code=ExitCode.USAGE)
+        raise UsageError("choose one of --json and --plain")
 
 
 def human_bytes(count: float | None) -> str:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import ExitCode, StokerError
+from app.errors import UsageError
 from engine.machine.ownership import make_private, own_distrust
 
 _APP = "stoker"
@@ -97,10 +97,9 @@ def records_dir() -> Path:
     runtime, variable = _runtime_path()
     folder = runtime / SERVERS
     if (fault := own_distrust(folder)) is not None:
-        raise StokerError(
+        raise UsageError(
             f"records of servers are not read: {fault.path} {fault.reason}",
             hint=f"{fault.remedy}, or choose another place with {variable}",
-            exit_code=ExitCode.USAGE,
         )
     return folder
 
@@ -124,11 +123,7 @@ def logs_dir() -> Path:
     """Folder of the raw engine logs."""
     folder = private_folder(logs_path())
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StokerError(
-            f"cannot write into {folder}",
-            hint=f"choose another place with {_STATE}",
-            exit_code=ExitCode.USAGE,
-        )
+        raise UsageError(f"cannot write into {folder}", hint=f"choose another place with {_STATE}")
     return folder
 
 
@@ -166,10 +161,9 @@ def private_folder(folder: Path) -> Path:
         if not folder.is_dir():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
     except OSError as error:
-        raise StokerError(
+        raise UsageError(
             f"cannot make the folder {error.filename or folder}: {error.strerror}",
             hint=f"choose another place with {_variable_of(folder)}",
-            exit_code=ExitCode.USAGE,
         ) from error
     _close_to_others(_state_path(), folder)
     return folder

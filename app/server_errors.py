@@ -18,7 +18,7 @@ from app.client.errors import (
     Unauthorized,
     Unreachable,
 )
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from app.targets.servers import absent_hint
 
 API_KEY = "API key into STOKER_API_KEY, or into a file for --api-key-file"
@@ -50,7 +50,7 @@ def explained(
     secret it wants and where that goes.
     """
     if isinstance(error, _MISTAKES):
-        return StokerError(str(error), exit_code=ExitCode.USAGE)
+        return UsageError(str(error))
     if isinstance(error, Unreachable):
         hint = absent or absent_hint(str(error))
         return StokerError(str(error), hint=hint, exit_code=ExitCode.UNREACHABLE)

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.bench.report import COMPARED, estimate_document
 from app.bench.statistics import Estimate, unpaired_ratio
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 
 SCHEMA = "stoker.bench"
 # What must be equal for two results to be of the same work.
@@ -133,8 +133,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _unreadable(path: Path, why: str) -> StokerError:
-    return StokerError(
+    return UsageError(
         f"cannot read the result {path}: {why}",
         hint="write one with `stoker bench --json > A.json`",
-        exit_code=ExitCode.USAGE,
     )

@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 
 # Of different lengths, so that a tokenizer that splits words can fill every length.
 _VOCABULARY = (
@@ -71,10 +71,9 @@ def parse_range(flag: str, text: str) -> LengthRange:
     """`N` or `A:B`."""
     low, _, high = text.partition(":")
     if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low):
-        raise StokerError(
+        raise UsageError(
             f"{flag} {text}: a length is N or A:B in tokens, at least 1",
             hint=f"for example: {flag} 60, or {flag} 32:512",
-            exit_code=ExitCode.USAGE,
         )
     return LengthRange(int(low), int(high or low))
 
@@ -126,10 +125,9 @@ class PromptMaker:
             if text not in self._seen:
                 self._seen.add(text)
                 return Prompt(text, self._cost(words), self._outputs.draw(self._chance))
-        raise StokerError(
+        raise UsageError(
             f"there are not enough different prompts of {wanted} tokens",
             hint="ask for longer ones with --prompt-tokens, for fewer, or for less --prefix-share",
-            exit_code=ExitCode.USAGE,
         )
 
     def _cost(self, words: Sequence[str]) -> int:
@@ -218,8 +216,7 @@ def _content(path: Path, number: int, line: str) -> Any:
 
 
 def _bad_dataset(path: Path, what: str) -> StokerError:
-    return StokerError(
+    return UsageError(
         f"the data set {path} {what}",
         hint='each line: {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}',
-        exit_code=ExitCode.USAGE,
     )

@@ -17,7 +17,7 @@ from app.bench.round import Round
 from app.bench.statistics import Estimate, mean_estimate, paired_ratio, percentile
 from app.bench.stream import Outcome
 from app.client.metrics.sample import rates_between
-from app.errors import ExitCode, StokerError
+from app.errors import UsageError
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 # What rounds are compared by; a throughput is better when higher, a latency when lower.
@@ -46,10 +46,9 @@ def parse_slo(text: str | None) -> dict[str, float]:
         try:
             limits[_SLO_NAMES[name.strip()]] = float(value)
         except (KeyError, ValueError) as error:
-            raise StokerError(
+            raise UsageError(
                 f"--slo {text}: {part!r} is not NAME:MILLISECONDS with ttft, tpot or e2el",
                 hint="for example: --slo ttft:500,tpot:50",
-                exit_code=ExitCode.USAGE,
             ) from error
     return limits
 

@@ -27,7 +27,7 @@ from app.bench.prompts import (
 from app.bench.report import ratio_documents, result_document
 from app.bench.round import Amount, Link, Load, Loader, Round, Target
 from app.bench.server import fingerprint, token_counter
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 
 # Shares of the saturated request rate; the knee lies between them for any server.
 _SWEEP = (0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15)
@@ -80,10 +80,9 @@ def run_bench(plan: BenchPlan, on_progress: OnProgress) -> BenchResult:
 def parse_loads(concurrency: str | None, rate: str | None) -> tuple[Load, ...]:
     """The loads of `--concurrency 1,8,32` or `--rate 2,4.5`; none for `--rate sweep`."""
     if concurrency and rate:
-        raise StokerError(
+        raise UsageError(
             "--concurrency and --rate exclude each other",
             hint="--concurrency keeps N requests running; --rate sends R a second",
-            exit_code=ExitCode.USAGE,
         )
     if rate == "sweep":
         return ()
@@ -107,10 +106,9 @@ def _numbers(flag: str, text: str) -> list[float]:
 
 def _no_number(flag: str, text: str) -> StokerError:
     kind = "requests per second, or sweep" if flag == "--rate" else "whole numbers from 1"
-    return StokerError(
+    return UsageError(
         f"{flag} {text}: give {kind}, with commas between several",
         hint=f"for example: {flag} {'2,4,8' if flag == '--rate' else '1,8,32'}",
-        exit_code=ExitCode.USAGE,
     )
 
 

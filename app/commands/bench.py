@@ -202,14 +202,10 @@ def _compare(files: list[str], tolerance: float, as_json: bool, plain: bool) -> 
     from app import output
     from app.bench.compare import compare_files
     from app.bench.table import comparison_text
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     if len(files) != 2:
-        raise StokerError(
-            "compare needs two results",
-            hint="stoker bench compare A.json B.json",
-            exit_code=ExitCode.USAGE,
-        )
+        raise UsageError("compare needs two results", hint="stoker bench compare A.json B.json")
     report = compare_files(Path(files[0]), Path(files[1]), tolerance)
     items = [item.document() for item in report.comparisons]
     if as_json:
@@ -233,13 +229,12 @@ def _compare(files: list[str], tolerance: float, as_json: bool, plain: bool) -> 
 
 
 def _one_word(words: list[str]) -> str | None:
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     if len(words) > 1:
-        raise StokerError(
+        raise UsageError(
             f"one server is measured, not {len(words)}",
             hint=f"for two that take turns: stoker bench {words[0]} --vs {words[1]}",
-            exit_code=ExitCode.USAGE,
         )
     return words[0] if words else None
 

@@ -133,7 +133,7 @@ def chat(
 
 def _question(message: str | None, prompt: str | None) -> str:
     """The message alone, or the prompt and what is piped in."""
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.targets.prompt_words import read_stdin
 
     if message is not None:
@@ -143,10 +143,9 @@ def _question(message: str | None, prompt: str | None) -> str:
         parts = [prompt or "" if prompt != "-" else "", piped]
     question = "\n\n".join(part.strip() for part in parts if part.strip())
     if not question:
-        raise StokerError(
+        raise UsageError(
             "there is no question: the input is empty",
             hint='ask like this: echo "What is the capital of France?" | stoker chat',
-            exit_code=ExitCode.USAGE,
         )
     return question
 
@@ -158,13 +157,13 @@ def _conversation(
     from app.client.chat.parameters import ChatParameters
     from app.client.chat.session import ChatError
     from app.client.chat.turns import Conversation
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     wanted: dict[str, object] | None = {"type": "json_object"} if json_mode else None
     try:
         wanted = schema_format(json_schema) if json_schema else wanted
     except ChatError as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+        raise UsageError(str(error)) from error
     parameters = ChatParameters(response_format=wanted, **values)
     return Conversation(system=system, parameters=parameters)
 
@@ -173,7 +172,7 @@ def _tools(path: Path | None) -> tuple[dict[str, Any], ...]:
     """The definitions as the API wants them."""
     import json
 
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     if path is None:
         return ()
@@ -182,22 +181,21 @@ def _tools(path: Path | None) -> tuple[dict[str, Any], ...]:
         return tuple({"type": "function", **dict(one)} for one in document)
     except (OSError, ValueError, TypeError) as error:
         reason = getattr(error, "strerror", None) or "it must hold a JSON list of objects"
-        raise StokerError(
+        raise UsageError(
             f"cannot use the tools in {path}: {reason}",
             hint='an entry looks like {"type": "function", "function": {"name": ...}}',
-            exit_code=ExitCode.USAGE,
         ) from error
 
 
 def _attach(session: ChatSession, paths: list[Path] | None) -> None:
     from app.client.chat.attachments import AttachmentError
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     try:
         for path in paths or ():
             session.attach(path)
     except AttachmentError as error:
-        raise StokerError(str(error), exit_code=ExitCode.USAGE) from error
+        raise UsageError(str(error)) from error
 
 
 def _print_one(session: ChatSession) -> None:

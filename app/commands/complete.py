@@ -85,32 +85,29 @@ def complete(
 
 def _server_and_prompt(words: list[str], url: str | None) -> tuple[str | None, str | None]:
     """With --url every word is text."""
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.targets.prompt_words import server_and_text
 
     if url is None:
         return server_and_text(words)
     if len(words) > 1:
-        raise StokerError(
+        raise UsageError(
             f"{len(words)} texts; one can be continued",
             hint='put the text into quotes: stoker complete "Once upon a time"',
-            exit_code=ExitCode.USAGE,
         )
     return url, (words[0] if words else None)
 
 
 def _prompt(prompt: str | None) -> str:
     """The argument, else the input without the newline that `echo` adds."""
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.targets.prompt_words import read_stdin
 
     text = prompt
     if prompt is None or prompt == "-":
         text = "" if sys.stdin.isatty() else read_stdin().removesuffix("\n")
     if not text:
-        raise StokerError(
-            "there is no prompt",
-            hint='give one: stoker complete "Once upon a time" -n 40',
-            exit_code=ExitCode.USAGE,
+        raise UsageError(
+            "there is no prompt", hint='give one: stoker complete "Once upon a time" -n 40'
         )
     return text

@@ -22,7 +22,7 @@ def completion(
     """
     from app.completion import scripts
     from app.completion.table import places
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     makers = {
         "bash": scripts.bash_script,
@@ -30,7 +30,5 @@ def completion(
         "fish": scripts.fish_script,
     }
     if shell not in makers:
-        raise StokerError(
-            f"no completion for {shell}", hint="use bash, zsh or fish", exit_code=ExitCode.USAGE
-        )
+        raise UsageError(f"no completion for {shell}", hint="use bash, zsh or fish")
     print(makers[shell](places()), end="")

@@ -134,7 +134,7 @@ def check(
 
 def _rows(settings: Settings, wanted: str | None) -> Iterator[EffectiveSetting]:
     """All settings, or those of one section; StokerError when there is no such section."""
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.settings.options import effective_settings, general_settings
 
     if wanted is not None and wanted.startswith("@"):
@@ -147,7 +147,7 @@ def _rows(settings: Settings, wanted: str | None) -> Iterator[EffectiveSetting]:
     found = list(_commands(wanted))
     if not found:
         hint = "sections are named like commands: serve, models.rm; profiles: @NAME"
-        raise StokerError(f"no such section: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
+        raise UsageError(f"no such section: {wanted}", hint=hint)
     for section, command in found:
         yield from effective_settings(command, section, settings)
 

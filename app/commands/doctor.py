@@ -87,12 +87,11 @@ def _refuse_two_formats(as_json: bool, plain: bool, fix: bool) -> None:
     options = (("--json", as_json), ("--plain", plain), ("--fix", fix))
     given = [name for name, is_given in options if is_given]
     if len(given) > 1:
-        from app.errors import ExitCode, StokerError
+        from app.errors import UsageError
 
-        raise StokerError(
+        raise UsageError(
             f"{' and '.join(given)} are different formats",
             hint="give one; --json holds the commands too",
-            exit_code=ExitCode.USAGE,
         )
 
 
@@ -126,12 +125,11 @@ def _facts(
 def _refuse_with_host(**others: object) -> None:
     given = [f"--{name}" for name, value in others.items() if value is not None]
     if given:
-        from app.errors import ExitCode, StokerError
+        from app.errors import UsageError
 
-        raise StokerError(
+        raise UsageError(
             f"--host reads facts from a file, {' and '.join(given)} would look at this machine",
             hint="leave one of them out",
-            exit_code=ExitCode.USAGE,
         )
 
 

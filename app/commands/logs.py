@@ -130,9 +130,9 @@ def _refuse_two(what: str, given: list[str]) -> None:
 
 
 def _usage(message: str, hint: str) -> Exception:
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
-    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)
+    return UsageError(message, hint=hint)
 
 
 def _targets(words: list[str]) -> list[LogTarget]:

@@ -76,7 +76,7 @@ def remove(
 ) -> None:
     """Delete a model from Stoker's cache (never from the Hugging Face cache)."""
     from app import output
-    from app.errors import ExitCode, StokerError
+    from app.errors import StokerError, UsageError
     from app.model_store.store import NOT_DOWNLOADED
 
     store = _store()
@@ -90,9 +90,7 @@ def remove(
         return
     if not yes and model is not None:
         if not output.is_interactive():
-            raise StokerError(
-                f"deleting {name} needs a yes", hint="add --yes", exit_code=ExitCode.USAGE
-            )
+            raise UsageError(f"deleting {name} needs a yes", hint="add --yes")
         if not output.confirm(f"Delete {name} ({output.human_bytes(model.size_bytes)})?"):
             raise StokerError("nothing was deleted")
     folder = store.remove(name)

@@ -189,7 +189,7 @@ def plan(
     """
     import dataclasses
 
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.planning.lora_weights import LoraSlots
     from app.planning.memory_estimates import GivenGib
     from app.planning.plan_models import find_planned_model
@@ -204,17 +204,16 @@ def plan(
     if words[:1] == ["verify"]:
         from_log, words = _log_to_verify(words, from_log)
     if len(words) > 1:
-        raise StokerError(f"one model is planned, not {len(words)}", exit_code=ExitCode.USAGE)
+        raise UsageError(f"one model is planned, not {len(words)}")
     model = words[0] if words else None
     if history:
         return _print_history(model, as_json, plain)
     if model is None and from_log is not None:
         model = _model_of_start(from_log)
     if model is None and from_log is None:
-        raise StokerError(
+        raise UsageError(
             "MODEL is missing",
             hint="`stoker plan --shapes` lists what can be planned without files",
-            exit_code=ExitCode.USAGE,
         )
     found = None if model is None else find_planned_model(model)
     version = None if vllm_version is None else parse_version(vllm_version)
@@ -304,14 +303,13 @@ def _compare(
 
 def _log_to_verify(words: list[str], from_log: str | None) -> tuple[str, list[str]]:
     """The path of the log that `verify` names, and the words that follow."""
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.targets.logs import find_logs
 
     if len(words) < 2 or from_log is not None:
-        raise StokerError(
+        raise UsageError(
             "`stoker plan verify` takes one log, or the name of a server",
             hint="stoker plan verify server.log",
-            exit_code=ExitCode.USAGE,
         )
     (target,) = find_logs(words[1:2])
     return str(target.path or "-"), words[2:]
@@ -411,7 +409,7 @@ def _device(text: str) -> PlannedGpu | None:
 
 
 def _engine(asked: str | None, device: PlannedGpu | None, model: PlannedModel | None) -> str:
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.planning.plan_request import ENGINES, LLAMA_CPP, STOKER, VLLM
 
     is_gguf = model is not None and model.is_gguf
@@ -427,7 +425,7 @@ def _engine(asked: str | None, device: PlannedGpu | None, model: PlannedModel | 
     elif engine == LLAMA_CPP and not is_gguf:
         reason = "llama.cpp is planned with a GGUF file, whose header tells its size"
     if reason is not None:
-        raise StokerError(reason, exit_code=ExitCode.USAGE)
+        raise UsageError(reason)
     return engine
 
 
@@ -460,7 +458,7 @@ def _size(flag: str, text: str | None) -> int | None:
     """A number as vLLM takes it: 4096, 4k, 4K, 2G."""
     import argparse
 
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from engine.args import human_readable_int
 
     if text is None:
@@ -468,7 +466,7 @@ def _size(flag: str, text: str | None) -> int | None:
     try:
         value = human_readable_int(text)
     except argparse.ArgumentTypeError as error:
-        raise StokerError(f"{flag}: {error}", exit_code=ExitCode.USAGE) from error
+        raise UsageError(f"{flag}: {error}") from error
     if value < 1:
-        raise StokerError(f"{flag} {text} must be at least 1", exit_code=ExitCode.USAGE)
+        raise UsageError(f"{flag} {text} must be at least 1")
     return value

@@ -53,11 +53,9 @@ def _log_path(wanted: str | None) -> Path | None:
 
     found = find_logs([wanted])[0].path
     if found is None:
-        from app.errors import ExitCode, StokerError
+        from app.errors import UsageError
 
-        raise StokerError(
-            "--log takes a file or a server's name",
-            hint="stoker report --log server.log",
-            exit_code=ExitCode.USAGE,
+        raise UsageError(
+            "--log takes a file or a server's name", hint="stoker report --log server.log"
         )
     return found

@@ -231,20 +231,16 @@ def serve(
 
 
 def _restart_policy(word: str, max_restarts: int) -> RestartPolicy:
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.supervise.restart_policy import RestartPolicy
 
     if word not in ("no", "on-failure"):
-        raise StokerError(
-            f"--restart {word!r} is not known",
-            hint="use no or on-failure",
-            exit_code=ExitCode.USAGE,
-        )
+        raise UsageError(f"--restart {word!r} is not known", hint="use no or on-failure")
     return RestartPolicy(is_on=word == "on-failure", max_restarts=max_restarts)
 
 
 def _log_bytes(text: str) -> int:
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.server_logs.log_files import LEAST_LOG_BYTES
     from engine.args import human_readable_int
 
@@ -253,22 +249,20 @@ def _log_bytes(text: str) -> int:
     except (ValueError, argparse.ArgumentTypeError):
         size = 0
     if size < LEAST_LOG_BYTES:
-        raise StokerError(
+        raise UsageError(
             f"--log-max-bytes {text} is no size that a log can have",
             hint="1MiB at least, for instance 64MiB or 1GiB",
-            exit_code=ExitCode.USAGE,
         )
     return size
 
 
 def _require_two_ports(request: ServeRequest, status_port: int | None) -> None:
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     if status_port == request.args.port:
-        raise StokerError(
+        raise UsageError(
             f"the server itself listens on port {status_port}",
             hint=f"--status-port {status_port + 1}",
-            exit_code=ExitCode.USAGE,
         )
 
 

@@ -153,13 +153,13 @@ def stop(
       stoker stop --all --now
       stoker stop --orphans
     """
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.output import one_line, say
     from app.registry.server_registry import open_registry
     from app.targets.servers import find_record
 
     if sum((name is not None, everything, orphans)) > 1:
-        raise StokerError("choose one: a server, --all or --orphans", exit_code=ExitCode.USAGE)
+        raise UsageError("choose one: a server, --all or --orphans")
     if orphans:
         return _list_orphans(False, False) if dry_run else _stop_orphans(yes)
     records = open_registry().all() if everything else (find_record(name, failed_too=True),)
@@ -185,16 +185,15 @@ def restart(
       stoker restart tiny
     """
     from app.cli import run
-    from app.errors import ExitCode, StokerError
+    from app.errors import StokerError, UsageError
     from app.targets.servers import find_record
 
     record = find_record(name, failed_too=True)
     has_key = "STOKER_API_KEY" in os.environ or "--api-key-file" in record.serve_args
     if record.needs_key and not has_key:
-        raise StokerError(
+        raise UsageError(
             f"{record.name} was started with a key, which is kept nowhere",
             hint="set STOKER_API_KEY and try again",
-            exit_code=ExitCode.USAGE,
         )
     if not record.serve_args:
         raise StokerError(f"how {record.name} was started is not known")
@@ -219,16 +218,12 @@ def attach(
       stoker attach tiny
     """
     from app.commands.top import has_screen, open_dashboard
-    from app.errors import ExitCode, StokerError
+    from app.errors import ExitCode, UsageError
     from app.targets.servers import api_key_from, find_record
 
     record = find_record(name)
     if not has_screen():
-        raise StokerError(
-            "the dashboard needs a terminal",
-            hint=f"stoker top {record.url} --once",
-            exit_code=ExitCode.USAGE,
-        )
+        raise UsageError("the dashboard needs a terminal", hint=f"stoker top {record.url} --once")
     end = open_dashboard(
         record.url,
         api_key=api_key_from(api_key_file),
@@ -317,7 +312,7 @@ def _serve_again(record: ServerRecord) -> str:
 
 
 def _stop_orphans(yes: bool) -> int:
-    from app.errors import ExitCode, StokerError
+    from app.errors import ExitCode, StokerError, UsageError
     from app.output import confirm, is_interactive, say
     from app.supervise.orphans import end_orphan
     from engine.machine.orphans import find_orphans
@@ -329,7 +324,7 @@ def _stop_orphans(yes: bool) -> int:
     for one in found:
         say(_describe_orphan(one))
     if not yes and not is_interactive():
-        raise StokerError("this ends processes", hint="add --yes", exit_code=ExitCode.USAGE)
+        raise UsageError("this ends processes", hint="add --yes")
     if not yes and not confirm(f"end {len(found)} of them, with their children?"):
         return ExitCode.NO
     left = [pid for one in found for pid in end_orphan(one)]

@@ -102,7 +102,7 @@ def top(
       stoker top --replay today.jsonl.gz --speed 10
       stoker top --prometheus http://monitor:9090 --selector 'job="vllm"'
     """
-    from app.errors import ExitCode, StokerError
+    from app.errors import ExitCode, UsageError
     from app.targets.servers import api_key_from, find_targets
     from app.targets.watched import watch_prometheus, watch_targets
 
@@ -112,7 +112,7 @@ def top(
     _check_options({**asked, "naming servers": servers})
     _check_options({**asked, "--record": record})
     if steps is not None and record is None:
-        raise StokerError("--steps needs --record FILE", exit_code=ExitCode.USAGE)
+        raise UsageError("--steps needs --record FILE")
     form = "json" if as_json else "plain" if as_plain else "text"
     wants_text = once or as_json or as_plain or not has_screen()
     if replay is not None or mock:
@@ -222,15 +222,11 @@ def open_chat(
 
 def _dress(theme: str | None, ascii_only: bool) -> None:
     """Set what every screen of this process reads, as --color does with NO_COLOR."""
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     if theme is not None:
         if theme not in _THEMES:
-            raise StokerError(
-                f"--theme {theme!r} is not known",
-                hint=f"use {', '.join(_THEMES)}",
-                exit_code=ExitCode.USAGE,
-            )
+            raise UsageError(f"--theme {theme!r} is not known", hint=f"use {', '.join(_THEMES)}")
         os.environ["STOKER_THEME"] = theme
     if ascii_only:
         os.environ["STOKER_ASCII"] = "1"
@@ -238,11 +234,11 @@ def _dress(theme: str | None, ascii_only: bool) -> None:
 
 def _check_options(group: Mapping[str, object]) -> None:
     """At most one of them can be asked for."""
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
 
     given = [name for name, value in group.items() if value]
     if len(given) > 1:
-        raise StokerError(f"choose one of {' and '.join(given)}", exit_code=ExitCode.USAGE)
+        raise UsageError(f"choose one of {' and '.join(given)}")
 
 
 def _open(

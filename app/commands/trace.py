@@ -43,7 +43,7 @@ def trace(
     with every OpenAI-compatible server.
     """
     from app.client.debug.traced_request import trace_request
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.server_errors import client_errors
     from app.targets.prompt_words import server_and_text
     from app.targets.servers import api_key_from, find_target
@@ -52,10 +52,8 @@ def trace(
     url, api_key = find_target(server).url, api_key_from(api_key_file)
     text = sys.stdin.read() if prompt == "-" else prompt or ""
     if not text.strip():
-        raise StokerError(
-            "the prompt is empty",
-            hint='write it as one word: stoker trace "Why is the sky blue?"',
-            exit_code=ExitCode.USAGE,
+        raise UsageError(
+            "the prompt is empty", hint='write it as one word: stoker trace "Why is the sky blue?"'
         )
     with client_errors(api_key):
         traced = trace_request(url, text, max_tokens=max_tokens, api_key=api_key)

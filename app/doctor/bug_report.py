@@ -15,7 +15,7 @@ from app import __version__
 from app.client.terminal_text import one_line
 from app.doctor.facts import Facts
 from app.doctor.report import Check
-from app.errors import ExitCode, StokerError
+from app.errors import UsageError
 from engine.machine.secrets import is_secret, secret_values
 
 _VARIABLES = re.compile(
@@ -62,12 +62,11 @@ def write_report(text: str, path: Path) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         hint = "give another --output FILE"
-        raise StokerError(f"{path} exists", hint=hint, exit_code=ExitCode.USAGE) from error
+        raise UsageError(f"{path} exists", hint=hint) from error
     except OSError as error:
-        raise StokerError(
+        raise UsageError(
             f"cannot write {path}: {error.strerror}",
             hint="give another --output FILE, or - for standard output",
-            exit_code=ExitCode.USAGE,
         ) from error
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.doctor.facts import Facts
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 
 SCHEMA = "stoker.doctor.facts"
 SCHEMA_VERSION = 1
@@ -117,4 +117,4 @@ def _tuple(arguments: tuple[Any, ...], value: object, where: str) -> object:
 
 
 def _usage(message: str, hint: str) -> StokerError:
-    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)
+    return UsageError(message, hint=hint)

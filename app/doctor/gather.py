@@ -14,7 +14,7 @@ from app.doctor import environment_probe
 from app.doctor.facts import EnvironmentFacts, Facts, GpuReading, MachineFacts, PlatformFacts
 from app.doctor.facts_file import from_json
 from app.doctor.report import FAMILIES
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from engine.machine.secrets import child_environment
 
 DEFAULT_PORT = 8000
@@ -138,10 +138,8 @@ def _process_sections(
 def _interpreter(python: Path) -> Path:
     found = python / "bin" / "python" if python.is_dir() else python
     if not found.is_file():
-        raise StokerError(
-            f"no Python at {python}",
-            hint="--python takes an interpreter, such as VENV/bin/python",
-            exit_code=ExitCode.USAGE,
+        raise UsageError(
+            f"no Python at {python}", hint="--python takes an interpreter, such as VENV/bin/python"
         )
     return found
 

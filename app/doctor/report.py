@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.client.terminal_text import one_line
-from app.errors import ExitCode, StokerError
+from app.errors import UsageError
 
 if TYPE_CHECKING:
     from app.doctor.facts import Facts
@@ -70,10 +70,9 @@ def chosen_families(only: str | None) -> tuple[str, ...]:
     names = [name.strip() for name in only.split(",") if name.strip()]
     unknown = [name for name in names if name not in FAMILIES]
     if unknown or not names:
-        raise StokerError(
+        raise UsageError(
             f"no such family of checks: {', '.join(unknown) or repr(only)}",
             hint=f"--only takes some of: {','.join(FAMILIES)}",
-            exit_code=ExitCode.USAGE,
         )
     return tuple(name for name in FAMILIES if name in names)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 from app.launch.launch_specs import (
     LLAMA_CPP,
     STOKER,
@@ -130,6 +130,4 @@ def _unused(option: str, engine: str) -> StokerError:
         STOKER: "choose the engine too: --engine vllm or --engine llama.cpp",
         VLLM: "name the Python that has vLLM: --engine-python ENVIRONMENT/bin/python",
     }[engine]
-    return StokerError(
-        f"{option} says nothing to --engine {engine}", hint=hint, exit_code=ExitCode.USAGE
-    )
+    return UsageError(f"{option} says nothing to --engine {engine}", hint=hint)

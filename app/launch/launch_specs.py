@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from app.model_store.catalogue import CATALOGUE, DEFAULT_MODEL
 from app.supervise.child_process import engine_command
 from engine.args import EngineArgs, with_dashes
@@ -357,4 +357,4 @@ def require_model_name(model: str) -> None:
 
 
 def _usage(message: str, hint: str | None = None) -> StokerError:
-    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)
+    return UsageError(message, hint=hint)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from app.launch.launch_specs import LLAMA_CPP, LaunchSpec, ServeRequest
 from engine.args import EngineArgs
 from engine.machine.secrets import child_environment
@@ -184,4 +184,4 @@ def _not_found(message: str, hint: str) -> StokerError:
 
 
 def _usage(message: str, hint: str | None = None) -> StokerError:
-    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)
+    return UsageError(message, hint=hint)

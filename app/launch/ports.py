@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from engine.machine.ports import bind_error, describe_holder
 
 
@@ -21,10 +21,9 @@ def require_free_port(host: str, port: int) -> None:
             hint="use a port from 1024 on",
             exit_code=ExitCode.ENGINE_FAILED_TO_START,
         )
-    raise StokerError(
+    raise UsageError(
         f"this machine has no address {host} to listen on",
         hint="--host 127.0.0.1 (this machine only) or --host 0.0.0.0 (open to the network)",
-        exit_code=ExitCode.USAGE,
     )
 
 

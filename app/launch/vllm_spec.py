@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from app.launch.launch_specs import VLLM, LaunchSpec, ServeRequest, as_flags
 from engine.args import EngineArgs
 from engine.machine.secrets import STORAGE_SECRETS
@@ -109,13 +109,12 @@ def vllm_spec(
 def require_vllm_model(path: Path) -> None:
     """Refuse a model file that vLLM cannot read."""
     if path.suffix == ".gguf":
-        raise StokerError(
+        raise UsageError(
             f"vLLM has no GGUF loader, so it cannot serve {path.name}",
             hint="--engine llama.cpp or --engine stoker can; vLLM wants a folder or an id",
-            exit_code=ExitCode.USAGE,
         )
 
 
 def _no_equal(name: str, value: str | None, hint: str) -> StokerError:
     flag = f"--{name.replace('_', '-')}{f' {value}' if value else ''}"
-    return StokerError(f"vLLM has no equal of {flag}", hint=hint, exit_code=ExitCode.USAGE)
+    return UsageError(f"vLLM has no equal of {flag}", hint=hint)

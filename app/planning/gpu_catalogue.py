@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 
 if TYPE_CHECKING:
     from app.doctor.facts import GpuReading
@@ -332,10 +332,9 @@ def gpu_of_reading(reading: GpuReading) -> PlannedGpu | None:
         return None
     first = reading.gpus[0]
     if first.mig:
-        raise StokerError(
+        raise UsageError(
             f"{first.name} is split into MIG instances, and each has a part of its memory",
             hint="give an instance's memory, as in --gpu 10GiB (`nvidia-smi -L` lists them)",
-            exit_code=ExitCode.USAGE,
         )
     key, _ = _key_and_box(first.name)
     return PlannedGpu(
@@ -348,4 +347,4 @@ def gpu_of_reading(reading: GpuReading) -> PlannedGpu | None:
 
 
 def _usage(message: str, hint: str) -> StokerError:
-    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)
+    return UsageError(message, hint=hint)

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from app.errors import ExitCode, StokerError
+from app.errors import UsageError
 from app.planning.log_comparison import (
     ComparedValue,
     compare_capacity,
@@ -29,10 +29,9 @@ def compare_log(
     report = _read(path)
     shape = model.shape if model else shape_by_model_name(report.facts.model or "")
     if shape is None:
-        raise StokerError(
+        raise UsageError(
             f"the model of the log ({report.facts.model or 'not named'}) is no built-in shape",
             hint=f"give it: stoker plan MODEL --from-log {path}",
-            exit_code=ExitCode.USAGE,
         )
     capacity = compare_capacity(shape, report, request)
     weights = model.weights if model else count_weights(shape)
@@ -54,4 +53,4 @@ def _read(path: str) -> LogReport:
             return parse_lines(decoded_lines(stream))
     except (OSError, SourceError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise StokerError(f"cannot read {path}: {reason}", exit_code=ExitCode.USAGE) from error
+        raise UsageError(f"cannot read {path}: {reason}") from error

@@ -9,7 +9,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
 from app.planning.shape_reading import read_shape
 from app.planning.weight_counts import count_weights
@@ -37,7 +37,7 @@ def find_planned_model(text: str) -> PlannedModel:
     try:
         return _find(text)
     except ModelError as error:
-        raise StokerError(str(error).rstrip("."), exit_code=ExitCode.USAGE) from error
+        raise UsageError(str(error).rstrip(".")) from error
 
 
 def _find(text: str) -> PlannedModel:
@@ -54,12 +54,11 @@ def _find(text: str) -> PlannedModel:
     if is_hub_id(text) and not text.endswith((".gguf", ".safetensors")):
         return _from_hub(text)
     near = difflib.get_close_matches(text.lower(), BUILTIN_SHAPES, n=1, cutoff=0.5)
-    raise StokerError(
+    raise UsageError(
         f"no such model: {text}",
         hint=f"did you mean {near[0]}? `stoker plan --shapes` lists the built-in shapes"
         if near
         else "give a folder, a .gguf file, a Hugging Face id, or one of `stoker plan --shapes`",
-        exit_code=ExitCode.USAGE,
     )
 
 
@@ -109,10 +108,9 @@ def _from_folder(folder: Path, text: str, name: str) -> PlannedModel:
     config = folder / "config.json"
     if not config.is_file():
         ggufs = sorted(path.name for path in folder.glob("*.gguf"))
-        raise StokerError(
+        raise UsageError(
             f"{folder} holds no config.json; it is no model folder",
             hint=f"it holds {ggufs[0]}: give that file" if ggufs else None,
-            exit_code=ExitCode.USAGE,
         )
     shape = read_shape(read_config(config), name)
     return PlannedModel(shape, folder_weights(folder, shape), text)
@@ -120,10 +118,9 @@ def _from_folder(folder: Path, text: str, name: str) -> PlannedModel:
 
 def _from_file(path: Path) -> PlannedModel:
     if path.suffix != ".gguf":
-        raise StokerError(
+        raise UsageError(
             f"{path} is no model that can be planned with",
             hint="give its folder" if path.suffix == ".safetensors" else "give a .gguf file",
-            exit_code=ExitCode.USAGE,
         )
     from app.planning.gguf_shape import read_gguf
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 from app.planning.gpu_catalogue import PlannedGpu
 from app.planning.lora_weights import LoraSlots
 from app.planning.memory_estimates import Calibration, GivenGib
@@ -155,4 +155,4 @@ def _divides(shape: ModelShape, size: int) -> bool:
 
 
 def _usage(message: str, hint: str | None = None) -> StokerError:
-    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)
+    return UsageError(message, hint=hint)

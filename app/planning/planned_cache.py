@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.errors import ExitCode, StokerError
+from app.errors import UsageError
 from app.planning.model_shapes import ModelShape
 from app.planning.plan_request import LLAMA_CPP, VLLM, PlanRequest
 from engine.errors import ConfigError
@@ -77,4 +77,4 @@ def _cache_value_bytes(shape: ModelShape, request: PlanRequest) -> int:
     try:
         return cache_dtype_bytes(asked, run_dtype(shape, request))
     except ConfigError as error:
-        raise StokerError(str(error).rstrip("."), exit_code=ExitCode.USAGE) from error
+        raise UsageError(str(error).rstrip(".")) from error

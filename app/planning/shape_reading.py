@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 from app.planning.model_shapes import Experts, LatentAttention, ModelShape, RawConfig, VisionTower
 from engine.errors import ModelError
 from engine.model_config import plain_decoder
@@ -287,8 +287,6 @@ _FAMILIES: Mapping[str, _Family] = {
 
 
 def _refused(message: str) -> StokerError:
-    return StokerError(
-        message,
-        hint="give a model that is known, or measure: `stoker plan NAME --from-log FILE`",
-        exit_code=ExitCode.USAGE,
+    return UsageError(
+        message, hint="give a model that is known, or measure: `stoker plan NAME --from-log FILE`"
     )

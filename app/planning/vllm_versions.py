@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from app.errors import ExitCode, StokerError
+from app.errors import UsageError
 
 Version = tuple[int, ...]
 NEWEST = "0.30.0"
@@ -73,10 +73,8 @@ def parse_version(text: str) -> Version:
     """`0.11.0`, `v0.30` or `0.10.2rc1` as numbers; StokerError (2) for anything else."""
     match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text)
     if match is None:
-        raise StokerError(
-            f"--vllm-version {text} is no version of vLLM",
-            hint=f"as in --vllm-version {NEWEST}",
-            exit_code=ExitCode.USAGE,
+        raise UsageError(
+            f"--vllm-version {text} is no version of vLLM", hint=f"as in --vllm-version {NEWEST}"
         )
     return tuple(int(part or 0) for part in match.groups())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 from app.planning.model_shapes import Experts, LatentAttention, ModelShape, VisionTower
 from app.planning.weight_sizes import (
     EMBEDDING,
@@ -145,8 +145,7 @@ def _linear(
 
 
 def _cannot_count(shape: ModelShape, reason: str) -> StokerError:
-    return StokerError(
+    return UsageError(
         f"the weights of {shape.name} cannot be counted from its shape: {reason}",
         hint="give the model's folder or Hugging Face id",
-        exit_code=ExitCode.USAGE,
     )

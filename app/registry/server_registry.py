@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 from app.paths import file_name, private_folder
 from app.registry.json_records import known_fields, read_own_file
 from app.whole_file import write_beside
@@ -92,11 +92,10 @@ class ServerRegistry:
         try:
             fresh = self._write(record)
         except OSError as error:
-            raise StokerError(
+            raise UsageError(
                 f"the record of {record.name} cannot be written into {self._folder}: "
                 f"{error.strerror}",
                 hint="free some space, or choose another place with STOKER_STATE_DIR",
-                exit_code=ExitCode.USAGE,
             ) from error
         try:
             os.link(fresh, self._path(record.name))  # unlike a rename, never over another's record
@@ -164,10 +163,9 @@ def open_registry() -> ServerRegistry:
 
 
 def _name_taken(name: str) -> StokerError:
-    return StokerError(
+    return UsageError(
         f"a server called {name} is already running",
         hint=f"give another --name, or end it first: stoker stop {name}",
-        exit_code=ExitCode.USAGE,
     )
 
 

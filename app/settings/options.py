@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 from app.settings.sources import (
     GENERAL,
     GENERAL_KEYS,
@@ -182,13 +182,9 @@ def _profile(args: Sequence[str], settings: Settings) -> str | None:
     if word[1:] not in known:
         names = ", ".join(f"@{name}" for name in sorted(known))
         hint = f"profiles: {names}" if known else "write one: [profiles.NAME] in ./stoker.toml"
-        raise StokerError(f"no such profile: {word}", hint=hint, exit_code=ExitCode.USAGE)
+        raise UsageError(f"no such profile: {word}", hint=hint)
     if args[0] != word:
-        raise StokerError(
-            f"the profile {word} has to come first",
-            hint=f"stoker serve {word} ...",
-            exit_code=ExitCode.USAGE,
-        )
+        raise UsageError(f"the profile {word} has to come first", hint=f"stoker serve {word} ...")
     return word[1:]
 
 
@@ -214,4 +210,4 @@ def _try_option(command: Any, section: Section, key: str, setting: Setting, para
         param.process_value(context, value)
     except CommandLineError as error:
         message = f"{setting.origin}: {error.format_message().rstrip('.')}"
-        raise StokerError(message, exit_code=ExitCode.USAGE) from error
+        raise UsageError(message) from error

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 
 PROJECT_FILE = Path("stoker.toml")
 USER_FILE_VARIABLE = "STOKER_CONFIG_FILE"
@@ -258,4 +258,4 @@ def _plain(key: str) -> str:
 
 
 def _usage(message: str, hint: str | None = None) -> StokerError:
-    return StokerError(message, hint=hint, exit_code=ExitCode.USAGE)
+    return UsageError(message, hint=hint)

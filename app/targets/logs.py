@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import ExitCode, StokerError
+from app.errors import StokerError, UsageError
 
 EXAMPLE = "stoker logs server.log, or: vllm serve ... 2>&1 | stoker logs -"
 _LOG_ENDINGS = (".log", ".gz", ".zst", ".txt")
@@ -26,7 +26,7 @@ def find_logs(wanted: list[str]) -> list[LogTarget]:
     if not wanted:
         return [_server_log(None) if sys.stdin.isatty() else LogTarget("standard input", None)]
     if wanted.count("-") > 1:
-        raise StokerError("standard input can be read once", exit_code=ExitCode.USAGE)
+        raise UsageError("standard input can be read once")
     return [_find(word) for word in wanted]
 
 
@@ -39,9 +39,7 @@ def _find(word: str) -> LogTarget:
     if os.path.exists(path):  # False, not an error, for a word too long for a file's name
         return LogTarget(word, path)
     if _looks_like_file(word):
-        raise StokerError(
-            f"cannot read {word}: No such file or directory", hint=EXAMPLE, exit_code=ExitCode.USAGE
-        )
+        raise UsageError(f"cannot read {word}: No such file or directory", hint=EXAMPLE)
     try:
         return _server_log(word)
     except StokerError:
@@ -63,7 +61,7 @@ def _server_log(word: str | None) -> LogTarget:
     except StokerError as error:
         message = f"no file and {error}" if word else f"no log to read: {error}"
         hint = f"{error.hint}; {EXAMPLE}" if error.hint else EXAMPLE
-        raise StokerError(message, hint=hint, exit_code=ExitCode.USAGE) from error
+        raise UsageError(message, hint=hint) from error
     return LogTarget(f"{record.name} (pid {record.pid})", Path(record.log_path))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from app.targets.servers import is_server_word
 
 
@@ -41,10 +41,9 @@ def chat_words(words: Sequence[str], *, has_message: bool) -> tuple[str | None, 
 
 
 def _too_many(words: Sequence[str]) -> StokerError:
-    return StokerError(
+    return UsageError(
         f"{len(words)} arguments, but at most a server and a question fit",
         hint='put the question into quotes: stoker chat "how do I ..."',
-        exit_code=ExitCode.USAGE,
     )
 
 
@@ -55,8 +54,6 @@ def read_stdin() -> str:
     try:
         return sys.stdin.read() if raw is None else str(raw.read(), "utf-8")
     except UnicodeDecodeError as error:
-        raise StokerError(
-            "the input is not text in UTF-8",
-            hint="convert it first, for example with iconv",
-            exit_code=ExitCode.USAGE,
+        raise UsageError(
+            "the input is not text in UTF-8", hint="convert it first, for example with iconv"
         ) from error

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from app.registry.server_registry import FAILED, ServerRecord, open_registry
 
 _URL_VARIABLE = "STOKER_URL"
@@ -182,7 +182,7 @@ def _only(records: tuple[ServerRecord, ...]) -> ServerRecord:
 
 
 def _several(records: Sequence[ServerRecord], message: str) -> StokerError:
-    return StokerError(message, hint=_running_hint(records), exit_code=ExitCode.USAGE)
+    return UsageError(message, hint=_running_hint(records))
 
 
 def _running_hint(records: Sequence[ServerRecord]) -> str:
