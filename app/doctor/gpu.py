@@ -123,17 +123,18 @@ def check_memory(gpus: Sequence[Gpu]) -> Check:
     pids = [holder.pid for holder in fullest.holders]
     share = max(int((free / max(fullest.memory_bytes, 1) - 0.01) * 100), 0) / 100
     todo = (
-        f"vLLM asks for {_VLLM_SHARE} of it: end what holds the memory, or ask for less, if the "
-        "model's weights fit into that"
+        f"vLLM asks for {_VLLM_SHARE} of it: end what holds the memory, if nobody needs it, or ask "
+        "for less, if the model's weights fit into that"
     )
-    commands = tuple(f"kill {pid}" for pid in pids)
-    examples: tuple[str, ...] = ()
+    # A holder may be a server at work: only a person can say that it is not needed.
+    examples = tuple(f"kill {pid}" for pid in pids)
+    commands: tuple[str, ...] = ()
     if share >= 0.1:
-        examples = (
+        examples += (
             f"stoker plan MODEL --gpu-memory-utilization {share:.2f}",
             f"vllm serve MODEL --gpu-memory-utilization {share:.2f}",
         )
-    elif not commands:
+    elif not examples:
         commands = ("nvidia-smi",)
     return Check("gpu-memory", title, Result.WARNING, seen, todo, commands, details, examples)
 

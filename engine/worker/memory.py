@@ -40,7 +40,9 @@ def require_requested_memory(
     held_by = f" Memory is held by: {describe(holders)}." if holders else ""
     # Only a pid that could be looked up here is certain to be the process that is meant.
     named = next((holder.pid for holder in holders if holder.name is not None), None)
-    advice = "Stop the other processes on this GPU" if named is None else f"Type `kill {named}`"
+    advice = "Stop the other processes on this GPU"
+    if named is not None:  # it may be somebody's server at work: that is not ours to decide
+        advice = f"If that is not needed any more, type `kill {named}`"
     if (share := free * 100 // total) > 0:
         advice += f", or give --gpu-memory-utilization {share / 100}"
     raise MemoryBudgetError(

@@ -49,9 +49,9 @@ def test_who_holds_the_gpu_is_named_with_what_to_type() -> None:
         require_requested_memory(24 * GIB, 10 * GIB, 0.92, lambda: holders)
     assert str(caught.value).endswith(
         "Memory is held by: pid 77 (1.0 GiB), pid 1234 python (12.3 GiB). "
-        "Type `kill 1234`, or give --gpu-memory-utilization 0.41."
+        "If that is not needed any more, type `kill 1234`, or give --gpu-memory-utilization 0.41."
     )
-    with pytest.raises(MemoryBudgetError, match=r"Type `kill 1234`\.$"):  # 0.0 would be refused
+    with pytest.raises(MemoryBudgetError, match=r"type `kill 1234`\.$"):  # 0.0 would be refused
         require_requested_memory(24 * GIB, GIB // 8, 0.92, lambda: holders)
 
 
