@@ -77,7 +77,6 @@ class GroupedCommand(TyperCommand):
     """Help with one section per `rich_help_panel`, in the order of the parameters."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, grouped."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = _help_record(param, ctx)

@@ -1,7 +1,4 @@
-"""What can be learnt about this host without importing torch: device, CPU number formats.
-
-Memory.
-"""
+"""What is known of this host without importing torch: device, folders, CPU number formats."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ from engine.machine.nvml import ask_nvml
 
 @dataclass(frozen=True, slots=True)
 class HostDevice:
-    """The device that `--device auto` means here. `memory_bytes` is the GPU's total.
-
-    None on a CPU.
-    """
+    """What `--device auto` means here. `memory_bytes` is the GPU's total, None on a CPU."""
 
     kind: str  # cpu or cuda
     name: str
@@ -59,10 +53,7 @@ def detect_device() -> HostDevice:
 
 
 def torch_cuda_version() -> str | None:
-    """CUDA version of the installed torch build, read from its version file.
-
-    None for a CPU build.
-    """
+    """CUDA version of the installed torch build, by its version file; None for a CPU build."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -95,8 +86,5 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_has_bf16() -> bool:
-    """True when bf16 products run in hardware (AVX512-BF16, AMX, Arm BF16).
-
-    Else float32 is faster.
-    """
+    """Whether bf16 products run in hardware (AVX512-BF16, AMX, Arm); else float32 is faster."""
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}) or platform.system() == "Darwin"

@@ -177,9 +177,8 @@ def cache_dtype_bytes(cache_dtype: str, model_dtype: str) -> int:
 
 
 def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> list[range]:
-    """Layers of each stage: equal, what is left over goes to the stages before the last.
-
-    get_pp_indices in vLLM's distributed/utils.py.
+    """Layers of each stage: equal, what is left over goes to the stages before the last, as in
+    get_pp_indices of vLLM's distributed/utils.py.
     """
     sizes = [num_layers // pipeline_parallel_size] * pipeline_parallel_size
     for extra in range(num_layers % pipeline_parallel_size):
@@ -198,10 +197,7 @@ class KVCapacity:
 
 
 def format_gib(num_bytes: float) -> str:
-    """Bytes as GiB rounded to two decimals without padding.
-
-    As vLLM prints them (5 GiB -> `5.0`).
-    """
+    """Bytes as GiB rounded to two decimals without padding, as vLLM prints (5 GiB -> `5.0`)."""
     return str(round(num_bytes / GIB, 2))
 
 
@@ -211,10 +207,7 @@ def requested_memory(total_bytes: int, utilization: float) -> int:
 
 
 def kv_capacity(available_bytes: int, spec: KVCacheSpec, max_model_len: int) -> KVCapacity:
-    """Blocks.
-
-    Tokens and concurrency that `available_bytes` give (the null block not subtracted).
-    """
+    """Blocks, tokens and concurrency that `available_bytes` give (no null block subtracted)."""
     return capacity_of_blocks(available_bytes // spec.bytes_per_block, spec, max_model_len)
 
 

@@ -15,9 +15,8 @@ _NEUTRAL = {"task": ("embed",), "use_activation": (True,), "normalize": (True,)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """LAST takes the last token's hidden state, MEAN the average over all tokens.
-
-    The vector has length 1 afterwards (L2).
+    """LAST takes the last token's hidden state, MEAN the average over all tokens; the vector then
+    gets length 1 (L2).
     """
 
     pooling_type: str = "LAST"

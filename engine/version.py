@@ -1,6 +1,5 @@
-"""The engine's version.
-
-The distribution releases app and engine together (a test holds them equal).
+"""The engine's version. The distribution releases app and engine together (a test holds them
+equal).
 """
 
 __version__ = "0.1.0"

@@ -291,7 +291,6 @@ class AttemptState:
         return self._clock(self._first_stamp)
 
     def facts(self) -> Facts:
-        """All facts, typed."""
         for rule, match, process in self._newest.values():
             self._take_all(rule.takes, match, process, 0, None)
         values: dict[str, Any] = {key: self._shown(key) for key in self._values}
@@ -308,7 +307,6 @@ class AttemptState:
         return "vllm" if num_source_headers else None
 
     def outcome(self, *, is_server_log: bool, has_cause: bool) -> Outcome:
-        """How this start ended."""
         if not is_server_log:
             return Outcome.NOT_A_SERVER_LOG
         if self.is_ready or (self.was_ready and not has_cause):

@@ -1,6 +1,5 @@
-"""The dashboard application: theme, quitting, help and palette.
-
-`run_dashboard` and `run_fleet` are the ways in.
+"""The dashboard application: theme, quitting, help and palette; `run_dashboard` and `run_fleet` are
+the ways in.
 """
 
 from __future__ import annotations
@@ -79,11 +78,9 @@ class WatchApp(StyledApp):
         return palette_commands(self, screen, super().get_system_commands(screen))
 
     def action_leave(self) -> None:
-        """End the dashboard."""
         self.exit(QUIT)
 
     def action_help(self) -> None:
-        """Explain keys and numbers."""
         bindings = (*DashboardScreen.BINDINGS, *WatchApp.BINDINGS)
         if isinstance(self.focused, RequestTable):
             keys = self._usable([*RequestTable.BINDINGS, *bindings])
@@ -178,7 +175,6 @@ class FleetApp(WatchApp):
         self._clock = clock
 
     def first_screen(self) -> Screen[None]:
-        """The table."""
         return self.fleet
 
     async def on_server_chosen(self, message: ServerChosen) -> None:
@@ -217,7 +213,6 @@ class FleetApp(WatchApp):
         self.push_screen(HelpScreen(b for b in bindings if isinstance(b, Binding)))
 
     def action_close_server(self) -> None:
-        """Back to the table."""
         self.pop_screen()
 
 

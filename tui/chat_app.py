@@ -51,7 +51,6 @@ class ChatApp(StyledApp):
         self.chat = ChatScreen(session, explain, clock=clock)
 
     def on_mount(self) -> None:
-        """Put the chat up."""
         self.wear(self.appearance)
         self.push_screen(self.chat)
 
@@ -75,7 +74,6 @@ class ChatApp(StyledApp):
             await self.action_leave()
 
     def action_help(self) -> None:
-        """Explain keys and commands."""
         bindings = (
             *ChatScreen.BINDINGS,
             *ChatApp.BINDINGS,

@@ -34,12 +34,10 @@ class LogApp(StyledApp):
         self._log_title = title
 
     def on_mount(self) -> None:
-        """Put the log up."""
         self.wear(self.appearance)
         self.push_screen(LogScreen(self.index, self._log_title))
 
     def on_unmount(self) -> None:
-        """The reader has ended."""
         self.index.close()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
@@ -47,7 +45,6 @@ class LogApp(StyledApp):
         return palette_commands(self, screen, super().get_system_commands(screen))
 
     def action_help(self) -> None:
-        """Explain the keys."""
         bindings = (*LogScreen.BINDINGS, *LogApp.BINDINGS)
         keys = (binding for binding in bindings if isinstance(binding, Binding))
         self.push_screen(HelpScreen(keys, LOG_READING))

@@ -177,7 +177,6 @@ class AsciiFilter(LineFilter):
     """Replaces what a terminal without Unicode cannot show; unknown characters become `?`."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        """One line."""
         return [
             Segment(to_ascii(segment.text), segment.style, segment.control) for segment in segments
         ]

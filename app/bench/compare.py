@@ -27,7 +27,6 @@ class Comparison:
     verdict: str
 
     def document(self) -> dict[str, Any]:
-        """The JSON form."""
         ratio = estimate_document(self.ratio)
         return {
             "load": self.load,
@@ -62,7 +61,6 @@ def compare_files(old: Path, new: Path, tolerance: float) -> ComparisonReport:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> ComparisonReport:
-    """The same on documents."""
     obstacles = [
         f"the {name} differ: {old['workload'].get(name)} and {new['workload'].get(name)}"
         for name in _SAME

@@ -38,7 +38,6 @@ class LengthRange:
     high: int
 
     def draw(self, chance: random.Random) -> int:
-        """One length."""
         return chance.randint(self.low, self.high)
 
     def __str__(self) -> str:
@@ -113,7 +112,6 @@ class PromptMaker:
         self._prefix = self._words(round(lengths.high * share), self._prefix_chance)
 
     def take(self, num: int) -> list[Prompt]:
-        """`num` new prompts."""
         return [self._make() for _ in range(num)]
 
     def _make(self) -> Prompt:
@@ -173,7 +171,6 @@ class DatasetPrompts:
         self.num_repeated = 0
 
     def take(self, num: int) -> list[Prompt]:
-        """The next `num` prompts."""
         return list(self._take(num))
 
     def _take(self, num: int) -> Iterator[Prompt]:

@@ -64,7 +64,6 @@ class Target:
 
     @property
     def path(self) -> str:
-        """The endpoint."""
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
     def body(self, prompt: Prompt) -> dict[str, object]:

@@ -73,7 +73,6 @@ class BenchResult:
 
 
 def run_bench(plan: BenchPlan, on_progress: OnProgress) -> BenchResult:
-    """Measure as planned."""
     return asyncio.run(_Bench(plan, on_progress).run())
 
 

@@ -15,7 +15,6 @@ Row = Sequence[str]
 
 
 def text_report(document: Mapping[str, Any]) -> str:
-    """What a person reads."""
     results = document["results"]
     blocks = [_header(document), _table(_rate_rows(results)), _table(_latency_rows(results))]
     if document["knees"]:

@@ -200,7 +200,6 @@ class MetricsSource:
         return "\n".join(pages)
 
     async def aclose(self) -> None:
-        """Close the connection."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None

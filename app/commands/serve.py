@@ -38,7 +38,6 @@ class ServeCommand(GroupedCommand):
 
     @property
     def flag_names(self) -> tuple[str, ...]:
-        """The engine's flags."""
         own = ("model", "engine_args")
         return tuple(name for name in self.setting_defaults if name not in own)
 
@@ -65,7 +64,6 @@ class ServeCommand(GroupedCommand):
         check_engine_setting(key, setting)
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """One line."""
         words = "[MODEL] [OPTIONS] [ENGINE FLAGS] [-- FLAGS OF ANOTHER ENGINE]"
         formatter.write_usage(ctx.command_path, words)
 

@@ -373,7 +373,6 @@ def _text(scraped: Scraped) -> str:
 
 
 def _fleet_text(found: Sequence[Scraped]) -> str:
-    """A line per server."""
     from tui.fleet_text import table_text
 
     return table_text(found)

@@ -11,7 +11,6 @@ _LOGIN = "hf auth login"
 
 
 def checks(facts: Facts) -> Sequence[Check]:
-    """The family `access`."""
     access = facts.access
     if access is None:
         return [Check("token", "Hugging Face token", Result.SKIPPED, "the facts do not say")]

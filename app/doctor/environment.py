@@ -18,7 +18,6 @@ _COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
 def checks(facts: Facts) -> Sequence[Check]:
-    """The family `environment`."""
     environment = facts.environment
     if environment is None:
         seen = "not examined"

@@ -42,7 +42,6 @@ _NO_ANSWER = {
 
 
 def checks(facts: Facts) -> Sequence[Check]:
-    """The family `gpu`."""
     found: list[Check] = []
     if facts.gpu is not None:
         found += _nvidia_checks(facts, facts.gpu)

@@ -25,7 +25,6 @@ _NETWORK_FILESYSTEMS = (
 
 
 def checks(facts: Facts) -> Sequence[Check]:
-    """The family `host`."""
     host = facts.host
     if host is None:
         return [Check("shm", "Shared memory", Result.SKIPPED, "the facts do not say")]

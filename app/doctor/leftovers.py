@@ -15,7 +15,6 @@ _SHOWN = 5
 
 
 def checks(facts: Facts) -> Sequence[Check]:
-    """The family `leftovers`."""
     found = facts.leftovers
     if found is None:
         return [Check("orphans", "Left processes", Result.SKIPPED, "the facts do not say")]

@@ -13,7 +13,6 @@ _TITLE = "vLLM platform"
 
 
 def checks(facts: Facts) -> Sequence[Check]:
-    """The family `platform`."""
     if facts.platform is None:
         return [Check("vllm-platform", _TITLE, Result.SKIPPED, "the facts do not say")]
     return [check_platform(facts.platform)]

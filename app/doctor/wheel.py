@@ -59,7 +59,6 @@ TORCH_RELEASE = Release(
 
 
 def checks(facts: Facts) -> Sequence[Check]:
-    """The family `wheel`."""
     machine = facts.machine
     if machine is None:
         return [Check("vllm-wheel", "vLLM wheel", Result.SKIPPED, "the facts do not say")]

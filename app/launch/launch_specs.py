@@ -67,7 +67,6 @@ class ServeRequest:
 
     @property
     def served_name(self) -> str:
-        """The name clients use."""
         return self.args.served_model_name or self.model
 
 
@@ -176,9 +175,8 @@ def open_to_all(request: ServeRequest, api_key: str | None) -> str | None:
 def with_debug_endpoints(
     request: ServeRequest, words: Sequence[str], api_key: str | None
 ) -> ServeRequest:
-    """For whoever watches this server, now or later: /debug, unless refused or open to others.
-
-    Open is a port that other machines reach without a key.
+    """For whoever watches this server, now or later: /debug, unless it is refused or the port is
+    open to others (other machines reach it without a key).
     """
     is_refused = "--no-enable-debug-endpoints" in map(with_dashes, words)
     is_open = api_key is None and not is_loopback(request.args.host)
@@ -339,8 +337,7 @@ def _require_text(words: Sequence[str]) -> None:
 
 
 def require_model_name(model: str) -> None:
-    """StokerError (2) for what can be no model: a path must exist, a bare word be built in.
-
+    """StokerError (2) for what can be no model: a path must exist, a bare word be built in;
     `org/name` may be on the hub.
     """
     if Path(model).expanduser().exists():

@@ -152,9 +152,8 @@ def host_need(facts: Facts, model: str | None, users: int, needs_several_gpus: b
 
 
 def gpus_needed(facts: Facts, model: str) -> int | None:
-    """The least tensor-parallel size with which the model and a short request fit those GPUs.
-
-    None where that is not known.
+    """The least tensor-parallel size with which the model and a short request fit those GPUs; None
+    where that is not known.
     """
     from app.planning.gpu_catalogue import gpu_of_reading
     from app.planning.plan import least_tensor_parallel, make_plan

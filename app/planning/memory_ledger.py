@@ -33,7 +33,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """One start.
+    """One start: what the model and its flags were, and what it took.
 
     `estimated_other_bytes` is what the plan would have said without earlier starts; on a CPU,
     `process_bytes` is what the processes took of the RAM beside weights and KV cache.

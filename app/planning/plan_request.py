@@ -144,9 +144,8 @@ def parallel_sizes(shape: ModelShape, most: int = 16) -> tuple[int, ...]:
 
 
 def _divides(shape: ModelShape, size: int) -> bool:
-    """Heads in equal parts; KV heads too, or each of them on equally many ranks.
-
-    And rows of the vocabulary, which vLLM pads to a multiple of 64.
+    """Whether the heads split into equal parts, the KV heads too or each of them on equally many
+    ranks, and the rows of the vocabulary, which vLLM pads to a multiple of 64.
     """
     heads, kv_heads = shape.num_heads, 1 if shape.latent else shape.num_kv_heads
     vocabulary = -(-shape.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE

@@ -21,10 +21,8 @@ LLAMA_CPP_STEP = 512  # tokens of one step (--ubatch-size)
 
 @dataclass(frozen=True, slots=True)
 class WindowedCacheSpec(KVCacheSpec):
-    """vLLM's planning of sliding windows.
-
-    A window that reaches beyond the request is cut at the request, before the block at its edge
-    is added.
+    """vLLM's planning of sliding windows: one that reaches beyond the request is cut at the
+    request, before the block at its edge is added.
     """
 
     def blocks_of_group(self, group: KVCacheGroup, num_tokens: int) -> int:

@@ -33,7 +33,7 @@ _SECOND_RUNNER = (9.0, 14.5, 40.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRules:
-    """What one release does.
+    """What one release of vLLM does with memory.
 
     `logit_bytes` are (least, likely, most) bytes that sampling takes at its peak for each value of
     the logits. `takes_graphs_from_share` is None where that depends on a release not named.

@@ -113,7 +113,6 @@ class ServerRegistry:
         return write_beside(self._path(record.name), json.dumps(asdict(record)).encode())
 
     def remove(self, name: str) -> None:
-        """Forget a server."""
         self._delete(self._path(name))
 
     def socket_path(self, name: str) -> Path:

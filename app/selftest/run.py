@@ -143,7 +143,6 @@ class RunningTrial:
         os.kill(self.start.pid, signal.SIGKILL)
 
     def wait_for_supervisor(self, record: ServerRecord) -> None:
-        """Until it has ended."""
         wait_for(lambda: not record.is_supervised(), "the supervisor's end", _PATIENCE_S)
 
     def guard(self) -> psutil.Process:
@@ -152,7 +151,6 @@ class RunningTrial:
         return next(self._guards())
 
     def has_guard(self) -> bool:
-        """Whether one runs."""
         return any(True for _ in self._guards())
 
     def _guards(self) -> Iterator[psutil.Process]:

@@ -60,7 +60,6 @@ class RotatingLog:
             data = data[len(piece) :]
 
     def close(self) -> None:
-        """No more will come."""
         if self._file is not None:
             self._file.close()
 

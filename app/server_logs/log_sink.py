@@ -82,7 +82,6 @@ class LogSink:
         self._log.close()
 
     def tail(self, count: int) -> list[str]:
-        """The last `count` lines."""
         return self._feed.tail(count)
 
     def _take(self, data: bytes) -> None:

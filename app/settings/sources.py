@@ -108,7 +108,6 @@ class Settings:
         }
 
     def profiles(self) -> frozenset[str]:
-        """Names of the profiles."""
         tables = (file.tables.get(PROFILES) for file in self.files)
         return frozenset(name for table in tables if isinstance(table, Mapping) for name in table)
 

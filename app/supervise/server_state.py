@@ -69,7 +69,6 @@ class ServerState:
 
 
 def server_state(record: ServerRecord) -> ServerState:
-    """The state now."""
     if record.state == FAILED:
         return ServerState(FAILED, record.detail)
     if not record.is_running():
@@ -150,9 +149,8 @@ def describe(record: ServerRecord, state: ServerState | None = None) -> dict[str
 
 
 def describe_address(url: str, api_key: str | None) -> tuple[ServerState, dict[str, object]]:
-    """The same keys for a server without a record: what it says itself, the rest None.
-
-    Unreachable where nothing answers.
+    """The same keys for a server without a record: what it says itself, the rest None; unreachable
+    where nothing answers.
     """
     from app.client.errors import ClientError
     from app.client.server import HealthStatus, check_health, first_model

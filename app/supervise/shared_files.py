@@ -45,7 +45,6 @@ class SharedFiles:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Those that are known."""
         return tuple(self._paths)
 
     def remove(self) -> tuple[str, ...]:

@@ -117,7 +117,6 @@ def _handler(answer: Answer) -> type[http.server.BaseHTTPRequestHandler]:
         timeout = _REQUEST_TIMEOUT_S
 
         def do_GET(self) -> None:
-            """Answer one question."""
             found = answer(self.path.partition("?")[0])
             body = found.body.encode()
             self.send_response(found.code)

@@ -43,7 +43,6 @@ class SteadyStream(io.TextIOBase):
         return self._target.encoding or "utf-8"
 
     def fileno(self) -> int:
-        """The target's."""
         return self._descriptor
 
     def isatty(self) -> bool:
@@ -51,7 +50,6 @@ class SteadyStream(io.TextIOBase):
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
-        """Always."""
         return True
 
     def write(self, text: str, /) -> int:

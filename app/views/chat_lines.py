@@ -200,7 +200,6 @@ def _copy(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line of talk."""
     typer.echo(_dim(text), err=True)
 
 

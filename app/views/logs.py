@@ -192,7 +192,6 @@ def _line_rows(line: ExplainedLine) -> Iterator[tuple[str, object]]:
 
 
 def show_rules(rules: Sequence[Rule], *, form: str) -> None:
-    """The whole table."""
     from logparse.report.line_meaning import phase_of
 
     records = [

@@ -21,7 +21,6 @@ _BAR_WIDTH = 60
 
 
 def plan_text(plan: Plan, answers: Answers, batches: Sequence[int]) -> str:
-    """The whole report."""
     lines = [*_verdict_lines(plan, answers), "", *_model_lines(plan), "", *_memory_lines(plan)]
     lines += ["", *_process_lines(plan)]
     lines += ["", *_scheduler_lines(plan, batches), "", *_answer_lines(plan, answers)]

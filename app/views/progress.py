@@ -44,7 +44,6 @@ class ModelProgress:
             self._progress.stop()
 
     def __call__(self, progress: StoreProgress) -> None:
-        """Show one step."""
         if progress.step != self._step:
             self._step = progress.step
             self._begin(progress)

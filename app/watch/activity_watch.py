@@ -40,7 +40,6 @@ class ActivityWatch:
         self._thread = threading.Thread(target=self._run, name="activity-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
         self._thread.start()
 
     def stop(self) -> None:

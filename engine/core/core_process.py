@@ -1,7 +1,6 @@
 """The EngineCore process as its parent holds it: a child that imports torch while the parent is
-still busy with imports of its own.
-
-Knows nothing of messages; imports nothing but the standard library.
+still busy with imports of its own. Knows nothing of messages; imports nothing but the standard
+library.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class CoreProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property

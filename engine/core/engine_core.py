@@ -104,7 +104,6 @@ class EngineCore:
         return not self.scheduler.has_unfinished_requests()
 
     def add_request(self, message: EngineCoreRequest) -> None:
-        """Queue one request."""
         if self._traces is not None:
             self._traces.begin(message.request_id)
         cache, spec = self.config.cache, message.sampling_params.structured_outputs
@@ -125,7 +124,6 @@ class EngineCore:
         return len(self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED))
 
     def abort_all(self) -> int:
-        """End everything (shutdown)."""
         return self.abort_requests(list(self.scheduler.requests))
 
     def reset_prefix_cache(self) -> bool:
@@ -205,9 +203,8 @@ class EngineCore:
 def _size_cache(
     config: EngineConfig, spec: KVCacheSpec, available: int
 ) -> tuple[EngineConfig, KVCapacity]:
-    """Check that one full-length request fits; returns the config with a fitted length.
-
-    And sizes.
+    """Check that one full-length request fits; returns the config with a fitted length, and the
+    sizes that follow from the memory.
     """
     override = config.cache.num_gpu_blocks_override
     if override is not None:

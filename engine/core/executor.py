@@ -26,9 +26,8 @@ class Executor(Protocol):
     def __init__(self, config: EngineConfig) -> None: ...
 
     def load_model(self) -> None:
-        """Load the weights; logs the vLLM lines of phase 2.
-
-        Raises ModelError or MemoryBudgetError.
+        """Load the weights and log the vLLM lines of phase 2; raises ModelError or
+        MemoryBudgetError.
         """
 
     def determine_available_memory(self) -> int:

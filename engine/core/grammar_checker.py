@@ -75,7 +75,6 @@ class GrammarChecker:
         return dataclasses.replace(spec, compiled_bytes=reply.num_bytes)
 
     async def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is None:
             return

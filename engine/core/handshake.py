@@ -1,6 +1,5 @@
-"""Socket addresses and error names of one engine start. Shared by both ends.
-
-No sockets of its own.
+"""Socket addresses and error names of one engine start, shared by both ends; opens no socket
+itself.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ class CoreAddresses:
 
 
 def error_from_name(kind: str, message: str) -> errors.EngineError:
-    """Rebuild an error of the engine's tree on the other side.
-
-    Anything else becomes EngineError.
-    """
+    """Rebuild an error of the engine's tree on the other side; else EngineError."""
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, errors.EngineError):
         return known(message)

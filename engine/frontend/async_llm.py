@@ -101,7 +101,6 @@ class AsyncLLM:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests in flight."""
         return self._processor.num_unfinished
 
     async def generate(

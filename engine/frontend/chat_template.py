@@ -126,9 +126,8 @@ def _part_text(part: dict[str, Any]) -> str:
 def load_chat_template(
     folder: Path, special_tokens: dict[str, str], override: str | None = None
 ) -> ChatTemplate | None:
-    """That of `override`, chat_template.jinja, chat_template.json or tokenizer_config.json.
-
-    None without any.
+    """That of `override`, chat_template.jinja, chat_template.json or tokenizer_config.json, in this
+    order; None where there is none.
     """
     if override == CHATML:
         return ChatTemplate(_CHATML_SOURCE, special_tokens)

@@ -28,7 +28,6 @@ class Embedding:
 
     @property
     def floats(self) -> list[float]:
-        """The numbers."""
         return list(struct.unpack(f"<{len(self.data) // _FLOAT_BYTES}f", self.data))
 
     def shortened(self, dimensions: int | None) -> Embedding:

@@ -31,9 +31,8 @@ class LoopThread:
             raise
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run `last`, then end loop and thread.
-
-        Called in the loop's own thread (by a garbage collection there), it does not wait.
+        """Run `last`, then end loop and thread; does not wait when it is called in the loop's own
+        thread (by a garbage collection there).
         """
         future = asyncio.run_coroutine_threadsafe(self._finish(last), self._loop)
         if threading.current_thread() is self._thread:

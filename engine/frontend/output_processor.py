@@ -56,7 +56,6 @@ class OutputProcessor:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests in flight."""
         return len(self._states)
 
     @property

@@ -90,9 +90,8 @@ class Tokenizer:
         return self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for, which need not be a whole character.
-
-        Empty for an id that the vocabulary lacks.
+        """The bytes that one token stands for, which need not be a whole character; empty for an id
+        that the vocabulary lacks.
         """
         if token_id in self._added_tokens:
             return self._added_tokens[token_id].encode()

@@ -61,9 +61,8 @@ class ModelStep(Protocol):
         """The same step, but float32 [R, hidden] after the final norm instead of logits."""
 
     def greedy_tokens(self, batch: StepBatch, kv_cache: KVCache) -> IntArray:
-        """The same step, but of each row [R] only the token with the largest logit.
-
-        NO_TOKEN where the logits are no numbers.
+        """The same step, but of each row [R] only the token with the largest logit; NO_TOKEN where
+        the logits are no numbers.
         """
 
 
@@ -89,9 +88,8 @@ class KernelSet(Protocol):
         """Add x, of any dtype, to the float32 `residual` in place; return the norm of the sum."""
 
     def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotate [T, heads, head_dim] in place.
-
-        cos and sin are [T, 1, head_dim]; the first half of sin is negated.
+        """Rotate [T, heads, head_dim] in place; cos and sin are [T, 1, head_dim], the first half of
+        sin is negated.
         """
 
     def activate_and_mul(self, gate_up: Tensor, activation: str) -> Tensor:

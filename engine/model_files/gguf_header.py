@@ -95,7 +95,6 @@ class GGUFTensor:
 
     @property
     def num_values(self) -> int:
-        """Product of the sizes."""
         return math.prod(self.sizes)
 
     @property
@@ -152,7 +151,6 @@ class _Reader:
         self._values_left = _MOST_VALUES
 
     def read(self) -> GGUFHeader:
-        """All of it."""
         if self._size < len(_MAGIC) or self._bytes(len(_MAGIC)) != _MAGIC:
             raise CorruptModelError(
                 f"{self._path} is no GGUF file, or is damaged or cut off: it does not begin with "

@@ -43,7 +43,6 @@ class TensorEntry:
 
     @property
     def num_values(self) -> int:
-        """Product of the shape."""
         return math.prod(self.shape)
 
     @property
@@ -78,9 +77,8 @@ def header_length(first_bytes: bytes, source: str, file_bytes: int | None = None
 
 
 def parse_header(text: bytes, source: str, data_bytes: int | None = None) -> Header:
-    """The checked tensors; `data_bytes` is what lies behind the header, None where it is unknown.
-
-    The text's `__metadata__` is dropped.
+    """The checked tensors without the text's `__metadata__`; `data_bytes` is what lies behind the
+    header, None where it is unknown.
     """
     document = parse_json(text, f"the header of {source}")
     document.pop("__metadata__", None)

@@ -114,9 +114,8 @@ class BlockPool:
         return 1.0 - self.free_queue.num_free / (self.num_blocks - 1)
 
     def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
-        """Pop `count` blocks (the caller has checked that they are there).
-
-        Evicts what they cached.
+        """Pop `count` blocks (the caller has checked that they are there) and evict what they
+        cached.
         """
         blocks = [self.free_queue.popleft() for _ in range(count)]
         self.forget(blocks)

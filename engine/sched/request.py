@@ -119,7 +119,6 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated tokens so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property

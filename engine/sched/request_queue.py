@@ -25,8 +25,7 @@ class RequestQueue(Protocol):
     def peek(self) -> Request:
         """The request that is next."""
 
-    def pop(self) -> Request:
-        """Take the next request."""
+    def pop(self) -> Request: ...
 
     def remove(self, request: Request) -> None:
         """Take a request out from anywhere."""
@@ -57,7 +56,6 @@ class FcfsQueue:
         self._queue.appendleft(request)
 
     def peek(self) -> Request:
-        """First in line."""
         return self._queue[0]
 
     def pop(self) -> Request:
@@ -65,7 +63,6 @@ class FcfsQueue:
         return self._queue.popleft()
 
     def remove(self, request: Request) -> None:
-        """Take out one request."""
         self._queue.remove(request)
 
     def __len__(self) -> int:
@@ -91,7 +88,6 @@ class PriorityQueue:
         self._queue: list[Request] = []
 
     def add(self, request: Request) -> None:
-        """Insert at its rank."""
         bisect.insort(self._queue, request, key=lambda item: item.sort_key)
 
     def put_back(self, request: Request) -> None:
@@ -99,15 +95,12 @@ class PriorityQueue:
         self.add(request)
 
     def peek(self) -> Request:
-        """Smallest key."""
         return self._queue[0]
 
     def pop(self) -> Request:
-        """Take the smallest key."""
         return self._queue.pop(0)
 
     def remove(self, request: Request) -> None:
-        """Take out one request."""
         self._queue.remove(request)
 
     def __len__(self) -> int:

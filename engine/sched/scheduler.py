@@ -81,7 +81,6 @@ class Scheduler:
     # ---- requests ------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        """Queue a new request."""
         request.record_event(EventType.QUEUED)
         self._num_added += 1
         request.place = self._num_added

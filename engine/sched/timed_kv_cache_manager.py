@@ -15,7 +15,6 @@ class TimedKVCacheManager(KVCacheManager):
     spent_s = 0.0
 
     def get_computed_blocks(self, request: Request) -> PrefixHits:
-        """As the other, timed."""
         start_s = time.monotonic()
         hits = super().get_computed_blocks(request)
         self.spent_s += time.monotonic() - start_s
@@ -29,7 +28,6 @@ class TimedKVCacheManager(KVCacheManager):
         *,
         must_fit_tokens: int = 0,
     ) -> BlockIds | None:
-        """As the other, timed."""
         start_s = time.monotonic()
         found = super().allocate_slots(
             request, num_new_tokens, hits, must_fit_tokens=must_fit_tokens

@@ -104,7 +104,6 @@ class CompletionFormat:
         return self._chunk(index, Delta(""), b'"finish_reason":null' + tail) if tail else b""
 
     def event(self, index: int, delta: Delta) -> bytes:
-        """A chunk with text."""
         return self._chunk(index, delta, b'"finish_reason":null')
 
     def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:

@@ -105,7 +105,6 @@ class Connections:
         return True
 
     def remove(self, connection: _BoundedProtocol) -> None:
-        """It is closed."""
         self._open.pop(connection, None)
 
 

@@ -71,7 +71,6 @@ class EmbeddingJob:
     as_base64: bool
 
     def document(self, embeddings: Sequence[Embedding]) -> bytes:
-        """The answer."""
         num_tokens = sum(len(request.prompt_token_ids) for request in self.requests)
         cached = sum(embedding.num_cached_tokens for embedding in embeddings)
         return encode_json(

@@ -81,7 +81,6 @@ def error_body(error: ApiError) -> bytes:
 
 
 def error_response(error: ApiError) -> Response:
-    """A whole HTTP answer."""
     return Response(
         error_body(error),
         status_code=error.status,

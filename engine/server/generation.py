@@ -113,7 +113,6 @@ class Choice:
     prompt_logprobs: LogprobsList | None = None
 
     def add(self, output: RequestOutput) -> None:
-        """Append one output."""
         if self.logprobs is None:
             self.logprobs = output.logprobs
         elif output.logprobs is not None:
@@ -135,7 +134,6 @@ class Choice:
         return sum(part.num_entries for part in parts if part is not None)
 
     def forget_content(self) -> None:
-        """Keep the counts only."""
         self.texts[:] = [""]
         self.token_ids.clear()
         self.logprobs = self.prompt_logprobs = None

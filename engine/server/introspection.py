@@ -22,7 +22,6 @@ _SLICE_TOKENS = 16_384
 
 
 def json_response(value: object, status: int = 200) -> Response:
-    """A JSON document."""
     return Response(encode_json(value), status_code=status, media_type="application/json")
 
 
@@ -34,12 +33,10 @@ def health(state: ServerState) -> Response:
 
 
 def version() -> Response:
-    """The engine's version."""
     return json_response({"version": __version__})
 
 
 def load(state: ServerState) -> Response:
-    """Requests in flight."""
     return json_response({"server_load": state.num_unfinished})
 
 

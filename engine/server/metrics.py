@@ -86,7 +86,6 @@ class EngineMetrics:
         self._free_blocks.set(ready.num_gpu_blocks - 1)  # all but the null block
 
     def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
-        """Add one step."""
         if scheduler is not None:
             self._record_state(scheduler)
         self._record_tokens(iteration)

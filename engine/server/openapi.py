@@ -33,7 +33,6 @@ _REF = "#/components/schemas/{model}"
 
 
 def openapi_document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """The whole document."""
     bodies = [(body, "validation") for body in _BODIES.values()]
     _, schemas = models_json_schema(bodies, ref_template=_REF)  # type: ignore[arg-type]
     paths: dict[str, dict[str, Any]] = {}

@@ -1,6 +1,5 @@
-"""The API server's engine: an AsyncLLM with metrics and throughput lines, ready to be served.
-
-Knows nothing of HTTP.
+"""The API server's engine: an AsyncLLM with metrics and throughput lines, ready to be served. Knows
+nothing of HTTP.
 """
 
 from __future__ import annotations

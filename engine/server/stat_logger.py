@@ -45,7 +45,6 @@ class StatLogger:
         self._lookups: deque[tuple[int, int]] = deque(maxlen=_HIT_RATE_LOOKUPS)
 
     def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
-        """Add one step."""
         self._prompt_tokens += iteration.num_computed_prompt_tokens
         self._generation_tokens += iteration.num_generation_tokens
         if scheduler is None:

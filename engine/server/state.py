@@ -94,7 +94,6 @@ class ServerState:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests in flight."""
         return self._services.llm.num_unfinished if self._services else 0
 
     def require_ready(self) -> Services:

@@ -52,14 +52,12 @@ class Delta:
 class AnswerFormat(Protocol):
     """How a job's answer is written: one document, or the events of a stream."""
 
-    def document(self, choices: Sequence[Choice]) -> bytes:
-        """The whole answer."""
+    def document(self, choices: Sequence[Choice]) -> bytes: ...
 
     def opening(self, index: int) -> bytes:
         """Event before a choice's first text; may be empty."""
 
-    def event(self, index: int, delta: Delta) -> bytes:
-        """Event with new text."""
+    def event(self, index: int, delta: Delta) -> bytes: ...
 
     def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """Last event of a choice: its last text and why it ended."""

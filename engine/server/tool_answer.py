@@ -17,7 +17,6 @@ class ToolAnswer:
         self._plan = plan
 
     def message(self, text: str) -> dict[str, object]:
-        """The whole answer."""
         content, calls = self._parser.parse(text)
         message: dict[str, object] = {"role": "assistant", "content": content}
         if calls:

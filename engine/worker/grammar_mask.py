@@ -28,9 +28,8 @@ class GrammarMask:
         return cls(order[np.searchsorted(rows, wanted, sorter=order)], bits.view(np.bool_))
 
     def apply(self, logits: Tensor) -> None:
-        """Change `logits` [R, vocabulary] in place.
-
-        To -inf, which is below what `logit_edits` forbids: the grammar has the last word.
+        """Change `logits` [R, vocabulary] in place: what the grammar forbids gets -inf, which is
+        below what `logit_edits` forbids, so the grammar has the last word.
         """
         rows = torch.from_numpy(self.rows).to(logits.device)
         forbidden = torch.from_numpy(self.forbidden[:, : logits.shape[1]]).to(logits.device)

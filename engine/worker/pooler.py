@@ -76,9 +76,8 @@ class Pooler:
 
 
 def _vector(prompt: _Prompt) -> bytes:
-    """Length 1, little-endian float32; empty if it is no number.
-
-    A sum has the same direction as the mean.
+    """Length 1, little-endian float32; empty if it is no number. A sum has the direction of the
+    mean, so nothing is divided by the number of tokens.
     """
     assert prompt.total is not None, "the last token's row is always asked for"
     vector = prompt.total / prompt.total.norm().clamp_min(_MIN_NORM)

@@ -28,7 +28,6 @@ class BadWords:
 
     @classmethod
     def of(cls, words: Sequence[Sequence[int]]) -> BadWords:
-        """Pack the words."""
         width = max(len(word) for word in words) - 1
         prefixes = np.full((len(words), width), -1, dtype=np.int64)
         for row, word in enumerate(words):

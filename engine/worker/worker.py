@@ -102,7 +102,6 @@ class Worker:
             ) from error
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
         return self._runner.execute(scheduler_output)
 
     def _select_kernels(self) -> KernelSet | NativeKernels:

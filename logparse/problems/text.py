@@ -112,7 +112,6 @@ _TRANSLATIONS = {"sglang": _SGLANG_FLAGS, "llama.cpp": _LLAMACPP_FLAGS}
 
 
 def to_problem(cause: Cause, facts: Facts, engine: str | None) -> Problem:
-    """The cause in words."""
     rule, shown = cause.rule, cause.key_line
     values = {key: safe_text(value, 500) for key, value in cause.values.items()}
     values = {**_context(facts, engine, values), **values}

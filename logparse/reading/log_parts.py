@@ -79,7 +79,6 @@ class _Joined(io.RawIOBase):
         self._files = deque(files)
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def readinto(self, buffer: object) -> int:

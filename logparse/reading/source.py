@@ -138,7 +138,6 @@ class _Rejoined(io.RawIOBase):
         self._rest = rest
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def readinto(self, buffer: object) -> int:

@@ -58,7 +58,6 @@ class PhaseTracker:
             self._last_end = at
 
     def complete(self, at: float | None, line: int) -> list[Event]:
-        """The server is ready."""
         if self._is_over:
             return []
         self._is_over = True

@@ -30,7 +30,6 @@ _TEXT_UNITS = {Unit.TEXT: "", Unit.FLAG: "yes or no", Unit.COUNT: "", Unit.NUMBE
 
 
 def rules_document() -> str:
-    """The whole document."""
     parts = [_HEAD]
     for number, name in enumerate(PHASE_NAMES, start=1):
         parts.append(_section(f"Phase {number}: {name}", _of_phase(number)))

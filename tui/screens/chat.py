@@ -127,7 +127,6 @@ class ChatScreen(Screen[None]):
             await self._ask(line)
 
     async def on_chat_input_edit_asked(self) -> None:
-        """As the key."""
         await self._command("/edit")
 
     def on_text_area_changed(self) -> None:
@@ -148,25 +147,20 @@ class ChatScreen(Screen[None]):
             self.action_begin("/")
 
     def on_chat_settings_system_changed(self, message: ChatSettings.SystemChanged) -> None:
-        """From now on."""
         self._session.change(system=message.text)
         self._show_state()
 
     def on_chat_settings_parameters_changed(self, message: ChatSettings.ParametersChanged) -> None:
-        """From now on."""
         self._session.change(parameters=message.parameters)
         self._show_state()
 
     async def on_chat_settings_json_chosen(self, message: ChatSettings.JsonChosen) -> None:
-        """As the command."""
         await self._command(f"/json {'on' if message.is_on else 'off'}")
 
     def on_chat_list_searched(self, message: ChatList.Searched) -> None:
-        """Look it up."""
         self._list(message.text)
 
     async def on_chat_list_chosen(self, message: ChatList.Chosen) -> None:
-        """Open it."""
         await self._command(f"/open {message.conversation_id}")
         if not self.query_one(ChatStatus).is_error:
             self.query_one(ChatList).remove_class("-open")

@@ -24,12 +24,10 @@ class ConfirmScreen(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """One box."""
         with Vertical(id="confirm") as box:
             box.border_title = "Sure?"
             yield Static(self._question, markup=False)
             yield Static("y: yes    n, Esc: no", id="confirm-keys", markup=False)
 
     def action_answer(self, is_yes: bool) -> None:
-        """Close with the answer."""
         self.dismiss(is_yes)

@@ -244,7 +244,6 @@ class DashboardScreen(Screen[None]):
         self.notify(f"Window: {formatting.window(self._window_s)}", timeout=2)
 
     def action_poll_now(self) -> None:
-        """Sample at once."""
         self.poller.poll_now()
 
     def action_save_picture(self) -> None:
@@ -278,7 +277,6 @@ class DashboardScreen(Screen[None]):
         return super().check_action(action, parameters)
 
     def action_show_page(self, page: int) -> None:
-        """Overview, engine or machine."""
         self._page = page
         self._show_page()
         self.refresh_bindings()

@@ -56,7 +56,6 @@ class _Watch:
         return True
 
     async def run(self, interval_s: float) -> None:
-        """Scrape until cancelled."""
         if self.server.past is not None and not self.history.num_points:
             await self._take_past()
         self._is_fresh = False  # others may have added to the history
@@ -141,7 +140,6 @@ class FleetScreen(Screen[None]):
         yield KeyBar()
 
     def on_mount(self) -> None:
-        """Start every poller."""
         for watch in self._watches:
             self._start(watch)
         self.set_interval(_REDRAW_S, self._redraw)
@@ -174,18 +172,15 @@ class FleetScreen(Screen[None]):
         watch.worker = self.run_worker(partial(watch.run, self._interval_s), name="fleet-poller")
 
     def on_data_table_row_highlighted(self, _message: DataTable.RowHighlighted) -> None:
-        """Another server is selected."""
         self._show_detail()
 
     def on_data_table_row_selected(self, message: DataTable.RowSelected) -> None:
-        """Enter on a row."""
         message.stop()
         number = self.query_one(FleetTable).selected
         if number is not None:
             self.post_message(ServerChosen(number))
 
     def action_poll_now(self) -> None:
-        """Scrape all at once."""
         for watch in self._watches:
             if watch.poller is not None:
                 watch.poller.poll_now()

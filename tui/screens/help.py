@@ -47,7 +47,6 @@ class HelpScreen(ModalScreen[None]):
         self._key_bindings = [binding for binding in bindings if binding.description]
 
     def compose(self) -> ComposeResult:
-        """One scrollable box."""
         with VerticalScroll(id="help") as box:
             box.border_title = f"Help: {self._title}" if self._title else "Help"
             box.border_subtitle = "Esc closes"

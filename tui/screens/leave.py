@@ -34,11 +34,9 @@ class LeaveScreen(ModalScreen[str | None]):
             yield Static(_KEYS, id="confirm-keys", markup=False)
 
     def action_answer(self, answer: str) -> None:
-        """Close with the answer."""
         self.dismiss(answer)
 
     def action_stay(self) -> None:
-        """Back to the dashboard."""
         self.dismiss(None)
 
 

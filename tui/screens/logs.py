@@ -112,7 +112,6 @@ class LogScreen(Screen[None]):
         yield KeyBar()
 
     def on_mount(self) -> None:
-        """Start to read."""
         self.run_worker(self._read, thread=True, name="log reader")
 
     def on_unmount(self) -> None:
@@ -141,7 +140,6 @@ class LogScreen(Screen[None]):
     # -- messages ------------------------------------------------------------
 
     def on_log_grew(self, message: LogGrew) -> None:
-        """Show what is new."""
         self._report, self._is_read = message.report, message.is_at_end
         self._lines.catch_up(follow=self._is_following)
         self._show_state()
@@ -154,7 +152,6 @@ class LogScreen(Screen[None]):
         self._show_status()
 
     def on_phase_list_phase_chosen(self, message: PhaseList.PhaseChosen) -> None:
-        """As the key."""
         self.action_phase(message.phase)
 
     def on_input_submitted(self, message: Input.Submitted) -> None:
@@ -167,7 +164,6 @@ class LogScreen(Screen[None]):
     # -- actions -------------------------------------------------------------
 
     def action_search(self) -> None:
-        """Ask what for."""
         field = self.query_one("#log-search", Input)
         field.add_class("-open")
         field.value = self._needle
@@ -305,7 +301,6 @@ class WholeLog(LogScreen):
         self.dismiss()
 
     def action_log_help(self) -> None:
-        """Explain the keys."""
         bindings = (*WholeLog.BINDINGS, *LogScreen.BINDINGS)
         keys = (binding for binding in bindings if isinstance(binding, Binding))
         self.app.push_screen(HelpScreen(keys, LOG_READING))

@@ -52,7 +52,6 @@ class RequestScreen(ModalScreen[None]):
         self._reason = "" if source else "a recording holds no times of requests"
 
     def compose(self) -> ComposeResult:
-        """One scrollable box."""
         with VerticalScroll(id="request") as box:
             box.border_title = "Request"
             box.border_subtitle = "Esc closes"

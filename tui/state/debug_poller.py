@@ -29,8 +29,7 @@ class DebugSampleSource(Protocol):
     async def cancel(self, request_id: str) -> None:
         """End one request, or ClientError."""
 
-    async def aclose(self) -> None:
-        """Give the connection back."""
+    async def aclose(self) -> None: ...
 
 
 class DebugPoller:

@@ -77,7 +77,6 @@ class LogIndex:
         self._number_of_starts = getattr(self, "_number_of_starts", 0) + 1
 
     def close(self) -> None:
-        """Give the files back."""
         with self._lock:
             self._text.close()
             if self._packed is not None:

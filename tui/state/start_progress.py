@@ -98,7 +98,6 @@ class StartProgress:
         return self._parser.report()
 
     def rows(self, now_s: float) -> list[PhaseRow]:
-        """The five phases."""
         rows = []
         for phase in self.report().phases:
             detail = self._detail if phase.state == "running" else ""

@@ -34,7 +34,6 @@ class Panel(RowWidget, can_focus=True):
         self._caption = ""
 
     def show(self, snapshot: Snapshot | None) -> None:
-        """Draw another snapshot."""
         self.snapshot = snapshot
         self.redraw()
 

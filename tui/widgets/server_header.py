@@ -71,7 +71,6 @@ class ServerHeader(RowWidget):
         self.state = state
 
     def show(self, state: HeaderState) -> None:
-        """Draw another state."""
         self.state = state
         self.set_class(state.connection is Connection.DISCONNECTED, "-disconnected")
         self.set_class(state.connection is Connection.PAUSED, "-paused")

@@ -46,7 +46,6 @@ class AnswerBuilder:
         self._asked_at_s = self.clock()
 
     def feed(self, delta: ChatDelta) -> AnswerPiece:
-        """Take one delta in."""
         self.usage = delta.usage or self.usage
         self.finish_reason = delta.finish_reason or self.finish_reason
         for piece in delta.tool_calls:

@@ -169,7 +169,6 @@ class ConversationStore:
             raise _no_conversation(conversation_id)
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     @contextlib.contextmanager

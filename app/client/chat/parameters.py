@@ -35,7 +35,6 @@ class ParameterRule:
         return value
 
     def range_text(self) -> str:
-        """The limits in words."""
         kind = "a whole number" if self.is_whole else "a number"
         if self.high is None:
             return f"{kind} from {self.low:g} up"

@@ -138,10 +138,9 @@ class Conversation:
     id: int | None = None
 
     def messages(self) -> list[dict[str, object]]:
-        """Everything the server is to see.
-
-        A call without a result gets one that says so; a question that got no answer is left out,
-        since many chat templates want the roles to take turns.
+        """Everything the server is to see: a call without a result gets one that says so, a
+        question that got no answer is left out, since many chat templates want the roles to take
+        turns.
         """
         messages = list(self._turn_messages())
         if self.system:

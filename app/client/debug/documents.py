@@ -179,7 +179,6 @@ class DebugSource:
         return await self._json("GET", "/slots")
 
     async def aclose(self) -> None:
-        """Close the connection."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
@@ -215,7 +214,6 @@ def read_debug(documents: Mapping[str, Any], time_s: float) -> DebugSample:
 
 
 def read_scheduler(document: Any) -> SchedulerState:
-    """The answer of /debug/scheduler."""
     try:
         step = document["last_step"]
         return SchedulerState(
@@ -266,7 +264,6 @@ def _read_request(entry: Any) -> LiveRequest:
 
 
 def read_block_map(document: Any) -> BlockMap:
-    """The answer of /debug/blocks."""
     try:
         counts: dict[str, Any] = {
             key: int(document[key]) for key in ("num_blocks", "block_size", "num_used")

@@ -49,7 +49,6 @@ class TracedRequest:
 
     @property
     def hops(self) -> tuple[Hop, ...]:
-        """All 13."""
         return walk(self.trace, self.reason)
 
 

@@ -153,7 +153,6 @@ class PrometheusSource:
             await asyncio.sleep(self._interval_s)
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._client.aclose()
 
     def _matchers(self) -> str:

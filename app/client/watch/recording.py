@@ -115,7 +115,6 @@ class RecordingWriter:
         self._note(server, time_s, {"debug": _without_free_text(documents)})
 
     def close(self) -> None:
-        """End the file."""
         self._file.close()
         self._below.close()  # gzip leaves open what it was given
 

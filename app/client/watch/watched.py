@@ -33,8 +33,7 @@ class SampleSource(Protocol):
     async def scrape(self) -> MetricsSample:
         """One sample, or ClientError."""
 
-    async def aclose(self) -> None:
-        """Give the connection back."""
+    async def aclose(self) -> None: ...
 
 
 @runtime_checkable

@@ -53,7 +53,6 @@ class Formats(enum.Enum):
         return cls.BF16 if (quantization, cache_dtype_bytes) == ("none", 2) else cls.ALL
 
     def flags(self, isa: InstructionSet) -> list[str]:
-        """For the compiler."""
         if self is Formats.BF16:
             return [*_FLAGS, *isa.flags, *isa.quick, "-DSTOKER_BF16_ONLY"]
         return [*_FLAGS, *isa.flags, "-O3"]

@@ -26,7 +26,6 @@ class LimitPanel(Panel):
     """Of this machine, where the server runs here."""
 
     def show(self, snapshot: Snapshot | None) -> None:
-        """Draw another snapshot."""
         flag = limit_from_metrics(snapshot, self.core_load)[1] if snapshot else "-"
         self.caption("" if flag == "-" else f"moved by {flag}")
         super().show(snapshot)

@@ -27,7 +27,6 @@ class MetricTile(Panel):
         self._counter = counter
 
     def show(self, snapshot: Snapshot | None) -> None:
-        """Draw another snapshot."""
         self.show_window(snapshot)
         super().show(snapshot)
 

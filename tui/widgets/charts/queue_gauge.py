@@ -26,7 +26,6 @@ class QueueGauge(Panel):
     )
 
     def show(self, snapshot: Snapshot | None) -> None:
-        """Draw another snapshot."""
         self.show_window(snapshot)
         super().show(snapshot)
 

@@ -25,7 +25,6 @@ class ChatHeader(Static):
         super().__init__(id=id, markup=False)
 
     def show(self, session: ChatSession) -> None:
-        """As the session stands."""
         conversation = session.conversation
         parts = [
             strip_escapes(session.target.model.shown_name),

@@ -72,7 +72,6 @@ class ChatList(Vertical):
         yield OptionList(id="list-entries", compact=True)
 
     def show(self, entries: Sequence[ConversationEntry]) -> None:
-        """Draw the list anew."""
         self._entries = entries
         entry_list = self.query_one(OptionList)
         entry_list.clear_options()
@@ -83,14 +82,12 @@ class ChatList(Vertical):
             entry_list.highlighted = 0
 
     def search_for(self, text: str) -> None:
-        """Open with a search."""
         field = self.query_one(Input)
         field.value = text
         field.focus()
 
     @property
     def search(self) -> str:
-        """What is looked for."""
         return self.query_one(Input).value
 
     def on_input_changed(self, message: Input.Changed) -> None:
@@ -104,12 +101,10 @@ class ChatList(Vertical):
         self.query_one(OptionList).action_select()
 
     def on_option_list_option_selected(self, message: OptionList.OptionSelected) -> None:
-        """Enter or a click."""
         message.stop()
         self.post_message(self.Chosen(int(message.option.id or 0)))
 
     def action_delete(self) -> None:
-        """Ask for it."""
         row = self.query_one(OptionList).highlighted
         if row is not None and row < len(self._entries):
             entry = self._entries[row]

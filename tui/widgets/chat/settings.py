@@ -73,7 +73,6 @@ class ChatSettings(VerticalScroll):
         yield Static(id="settings-note", markup=False)
 
     def show(self, system: str, parameters: ChatParameters) -> None:
-        """Fill the fields."""
         self._system, self._parameters = system, parameters
         self.query_one("#settings-system", TextArea).load_text(system)
         for rule in RULES:
@@ -92,7 +91,6 @@ class ChatSettings(VerticalScroll):
         self._note(f"{rule.meaning}\n{rule.range_text()}" if rule else "")
 
     def on_descendant_blur(self, event: events.DescendantBlur) -> None:
-        """Take what was typed."""
         if isinstance(event.widget, Input):
             self._take(event.widget)
         elif isinstance(event.widget, TextArea):
@@ -105,7 +103,6 @@ class ChatSettings(VerticalScroll):
             self.screen.focus_next()
 
     def on_checkbox_changed(self, message: Checkbox.Changed) -> None:
-        """Tell."""
         message.stop()
         _name_state(message.checkbox)
         self.post_message(self.JsonChosen(message.value))

@@ -47,7 +47,6 @@ class ChatTranscript(VerticalScroll):
             self.turn = turn
 
     async def show(self, conversation: Conversation, hint: str) -> None:
-        """Draw another conversation."""
         await self.remove_children()
         turns = conversation.turns
         hidden = max(0, len(turns) - _MOST_SHOWN)
@@ -113,7 +112,6 @@ class ChatTranscript(VerticalScroll):
             self.selected.fold()
 
     def action_use(self, use: str) -> None:
-        """Tell the screen."""
         self.post_message(self.Used(use, self.selected.turn if self.selected else None))
 
     def _mark(self, wanted: TurnView) -> None:

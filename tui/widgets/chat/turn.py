@@ -52,16 +52,13 @@ class ReasoningBox(Static):
         self.is_folded = is_folded
 
     def on_mount(self) -> None:
-        """Draw what there is."""
         self.draw()
 
     def add(self, piece: str) -> None:
-        """More of it."""
         self.text += piece
         self.draw()
 
     def fold(self, is_folded: bool) -> None:
-        """Close or open it."""
         self.is_folded = is_folded
         self.draw()
 
@@ -73,7 +70,6 @@ class ReasoningBox(Static):
         self.update(Content(head if self.is_folded else f"{head}\n{self.text.strip()}"))
 
     def on_click(self) -> None:
-        """As the key."""
         self.fold(not self.is_folded)
 
 

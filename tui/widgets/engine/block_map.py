@@ -89,7 +89,6 @@ class BlockMapPanel(Panel):
         self.redraw()
 
     def select(self, request_id: str | None) -> None:
-        """Mark another request's blocks."""
         self._selected = request_id
         self.redraw()
 

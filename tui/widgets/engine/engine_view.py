@@ -78,7 +78,6 @@ class EngineView(Vertical):
         return self.display and (self._source is None or self._worker is not None)
 
     def open(self) -> None:
-        """Come on screen."""
         self.display = True
         if not self.children:
             self._fill()
@@ -142,13 +141,11 @@ class EngineView(Vertical):
         self.app.push_screen(ConfirmScreen(question), answered)
 
     def on_details_asked(self, message: DetailsAsked) -> None:
-        """Show one request's walk."""
         message.stop()
         source = self._source if isinstance(self._source, TraceSource) else None
         self.app.push_screen(RequestScreen(message.request_id, source, self._request))
 
     def on_filter_asked(self, message: FilterAsked) -> None:
-        """Let the user type."""
         message.stop()
         filter_input = self.query_one("#request-filter", Input)
         filter_input.display = True

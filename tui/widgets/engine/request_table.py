@@ -106,7 +106,6 @@ class RequestTable(DataTable[Text]):
         self.border_title = self._what
 
     def on_mount(self) -> None:
-        """The columns."""
         self._make_columns(self.app.size.width)
 
     def on_resize(self) -> None:
@@ -156,7 +155,6 @@ class RequestTable(DataTable[Text]):
         self._redraw()
 
     def action_reverse(self) -> None:
-        """Turn the order round."""
         self._is_reversed = not self._is_reversed
         self._redraw()
 

@@ -30,7 +30,6 @@ class StepPanel(Panel):
         self.state = EngineState()
 
     def show_state(self, state: EngineState) -> None:
-        """Draw another state."""
         self.state = state
         self.redraw()
 

@@ -37,12 +37,10 @@ class FleetRow:
 
     @property
     def sample(self) -> MetricsSample | None:
-        """The newest sample."""
         return self.snapshot.sample if self.snapshot else None
 
     @property
     def state(self) -> str:
-        """Sign and word."""
         if self.reason:
             return f"✖ {self.supervised}" if self.supervised else AWAY
         if self.sample is None:
@@ -216,7 +214,6 @@ class FleetTable(DataTable[Text]):
         self._redraw()
 
     def action_reverse(self) -> None:
-        """Turn the order round."""
         self._is_reversed = not self._is_reversed
         self._redraw()
 

@@ -45,7 +45,6 @@ class HostPanel(Panel):
         self._is_shown = asyncio.Event()
 
     def on_mount(self) -> None:
-        """Start to read."""
         if self._read is not None:
             self.run_worker(self._poll(self._read), name="host")
 

@@ -43,15 +43,12 @@ class LogPane(RowWidget):
         self._has_caught_up = False
 
     def on_mount(self) -> None:
-        """Start to follow."""
         self.run_worker(self._follow(), exclusive=True)
 
     def on_unmount(self) -> None:
-        """Give the file back."""
         self._tailer.close()
 
     def take(self, lines: list[str]) -> None:
-        """Append and draw."""
         for text in lines:
             level = level_of(text)
             if is_routine(text):

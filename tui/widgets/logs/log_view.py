@@ -147,15 +147,12 @@ class LogView(ScrollView, can_focus=True):
         )
 
     def go_to_row(self, row: int) -> None:
-        """Put the cursor there."""
         self._move_to(row, by_hand=True)
 
     def action_move(self, rows: int) -> None:
-        """By lines."""
         self._move_to(self._cursor + rows, by_hand=True)
 
     def action_page(self, pages: int) -> None:
-        """By screens."""
         self._move_to(self._cursor + pages * max(1, self._height - 1), by_hand=True)
 
     def action_go(self, row: int) -> None:

@@ -34,7 +34,6 @@ class PhaseList(Widget):
         self._chosen: int | None = None
 
     def show(self, report: LogReport | None, chosen: int | None) -> None:
-        """Draw another state."""
         self._report, self._chosen = report, chosen
         self.refresh()
 
@@ -45,7 +44,6 @@ class PhaseList(Widget):
             self.post_message(self.PhaseChosen(row.y + 1))
 
     def render(self) -> Text:
-        """One row a phase."""
         if self._report is None:
             return Text("reading ...")
         rows = [self._phase(number) for number in range(5)]
