@@ -60,6 +60,7 @@ COMMANDS = (
     CommandEntry("paths", "Watch", "Where Stoker keeps its files.", "app.commands.paths:paths"),
     CommandEntry("config", "Watch", "Settings, and where they are.", "app.commands.config:app"),
 )
+_COMPLETER = "app.completion.answers:print_answers"
 
 # What docker, ollama and their like call it.
 _MODELS = "`stoker models list` lists models, `stoker ps` servers"
@@ -186,9 +187,7 @@ def _dispatch(invocation: _Invocation) -> int:
         print("\n".join(f"{code:>8}  {meaning}" for code, meaning in EXIT_CODE_MEANINGS))
         return ExitCode.OK
     if args[0] == "__complete":  # asked by the shells' scripts at a key press
-        from app.completion.answers import print_answers
-
-        return print_answers(args[1:])
+        return int(_load(_COMPLETER)(args[1:]))
     if args[0] == "help":
         args = (*args[1:], "--help")
     entry = _find_command(args[0])
@@ -259,8 +258,13 @@ def load_command(entry: CommandEntry) -> Any:
     """The click command behind a line of the table."""
     from app.command_line import build_command
 
-    module_name, _, attribute = entry.target.partition(":")
-    return build_command(getattr(importlib.import_module(module_name), attribute))
+    return build_command(_load(entry.target))
+
+
+def _load(target: str) -> Any:
+    """What `module:name` says. Commands use this module, which knows them by these names alone."""
+    module_name, _, name = target.partition(":")
+    return getattr(importlib.import_module(module_name), name)
 
 
 def _command_path(error: CommandLineError, entry: CommandEntry) -> str:

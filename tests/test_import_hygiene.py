@@ -125,6 +125,9 @@ def test_checking_a_command_line_loads_no_engine_part_behind_the_facade() -> Non
 
 
 def test_doctor_runs_without_heavy_modules() -> None:
-    modules = loaded_by("from app.doctor.report import run_checks; run_checks()")
+    modules = loaded_by(
+        "from app.doctor.gather import *; from app.doctor.report import check_facts; "
+        "check_facts(gather(Question()))"
+    )
 
     assert top_level(modules) & set(HEAVY) == set()

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.bench.round import Target, scrape
 from app.client.errors import BadStatus, ClientError
-from app.server_errors import client_errors
+from app.targets.server_errors import client_errors
 
 
 def proved_target(

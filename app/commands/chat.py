@@ -88,8 +88,8 @@ def chat(
     """
     from app.client.chat.session import ChatSession, ChatTarget
     from app.client.metrics.served_model import served_model
-    from app.server_errors import client_errors
     from app.targets.prompt_words import chat_words
+    from app.targets.server_errors import client_errors
     from app.targets.servers import api_key_from, find_target
 
     word, prompt = chat_words(words or (), has_message=message is not None)
@@ -201,7 +201,7 @@ def _attach(session: ChatSession, paths: list[Path] | None) -> None:
 def _print_one(session: ChatSession) -> None:
     from app.client.chat.answers import AnswerBuilder
     from app.output import say
-    from app.server_errors import client_errors
+    from app.targets.server_errors import client_errors
     from app.views.chat_lines import print_answer
 
     builder = AnswerBuilder()
@@ -222,7 +222,7 @@ def _converse_in_lines(session: ChatSession) -> int:
 
 def _explain(target: ChatTarget) -> Callable[[ClientError], str]:
     """How an error reads inside a conversation, which goes on after it."""
-    from app.server_errors import explained
+    from app.targets.server_errors import explained
 
     def explain(error: ClientError) -> str:
         known = explained(error, target.api_key)

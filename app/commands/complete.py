@@ -56,7 +56,7 @@ def complete(
     from app.client.chat.completions import stream_completion
     from app.client.metrics.served_model import served_model
     from app.client.terminal_text import strip_escapes
-    from app.server_errors import client_errors
+    from app.targets.server_errors import client_errors
     from app.targets.servers import api_key_from, find_target
     from app.views.chat_lines import print_answer
 

@@ -32,7 +32,7 @@ class ServeCommand(GroupedCommand):
     @property
     def setting_defaults(self) -> dict[str, Any]:
         """What settings can give beside our own options."""
-        from app.settings.engine_flags import engine_setting_defaults
+        from app.launch.engine_flags import engine_setting_defaults
 
         return engine_setting_defaults()
 
@@ -53,13 +53,13 @@ class ServeCommand(GroupedCommand):
     @property
     def setting_schemas(self) -> dict[str, Any]:
         """What these are, as JSON Schema."""
-        from app.settings.engine_flags import engine_setting_schemas
+        from app.launch.engine_flags import engine_setting_schemas
 
         return engine_setting_schemas()
 
     def check_setting(self, key: str, setting: Setting) -> None:
         """StokerError for one of these that the engine would refuse."""
-        from app.settings.engine_flags import check_engine_setting
+        from app.launch.engine_flags import check_engine_setting
 
         check_engine_setting(key, setting)
 
@@ -268,7 +268,7 @@ def _with_settings(ctx: typer.Context, words: list[str]) -> list[str]:
     """MODEL and engine flags: those of files and variables before those of the command line."""
     if ctx.obj is None or not ctx.obj.extra:
         return words
-    from app.settings.engine_flags import with_engine_settings
+    from app.launch.engine_flags import with_engine_settings
 
     return with_engine_settings(words, ctx.obj.extra)
 

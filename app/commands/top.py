@@ -297,7 +297,7 @@ def _recorder(
     targets: Sequence[ServerTarget], path: Path, interval_s: float
 ) -> Iterator[RecordingWriter]:
     from app.client.watch.recording import RecordingWriter
-    from app.server_errors import client_errors
+    from app.targets.server_errors import client_errors
 
     with client_errors():
         names = [target.name for target in targets]
@@ -312,7 +312,7 @@ def _replay(path: Path | None, speed: float, form: str | None) -> int:
     from app.client.watch.recording import read_recording
     from app.client.watch.replay import Replay
     from app.client.watch.watched import watch_replay
-    from app.server_errors import client_errors
+    from app.targets.server_errors import client_errors
 
     with client_errors():
         recording = read_recording(path or DEMO)
@@ -331,7 +331,7 @@ def _print(servers: Sequence[WatchedServer], form: str, is_list: bool) -> int:
     from app.client.watch.watched import scrape_all
     from app.errors import ExitCode
     from app.output import printable
-    from app.server_errors import explained
+    from app.targets.server_errors import explained
     from app.views.samples import print_samples_json, print_samples_plain
 
     found = asyncio.run(scrape_all(servers))

@@ -44,8 +44,8 @@ def trace(
     """
     from app.client.debug.traced_request import trace_request
     from app.errors import UsageError
-    from app.server_errors import client_errors
     from app.targets.prompt_words import server_and_text
+    from app.targets.server_errors import client_errors
     from app.targets.servers import api_key_from, find_target
 
     server, prompt = server_and_text(words) if len(words) > 1 else (None, words[0])

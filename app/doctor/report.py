@@ -82,13 +82,6 @@ def check_facts(facts: Facts, families: Sequence[str] = FAMILIES) -> tuple[Check
     return tuple(check for family in families for check in _family(family)(facts))
 
 
-def run_checks() -> tuple[Check, ...]:
-    """Every check on this machine."""
-    from app.doctor.gather import Question, gather
-
-    return check_facts(gather(Question()))
-
-
 def worst_result(checks: Sequence[Check]) -> Result:
     """PROBLEM before WARNING before OK; skipped checks do not count."""
     results = {check.result for check in checks}

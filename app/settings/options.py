@@ -201,13 +201,13 @@ def _for_click(section: Section, key: str, setting: Setting, param: Any) -> Any:
 
 
 def _try_option(command: Any, section: Section, key: str, setting: Setting, param: Any) -> None:
-    from app.command_line import CommandLineError
+    import typer
 
     is_variable = setting.origin == variable(section, key)
     value = setting.value if is_variable else _for_click(section, key, setting, param)
     context = command.make_context("stoker", [], resilient_parsing=True)
     try:
         param.process_value(context, value)
-    except CommandLineError as error:
+    except typer.BadParameter as error:
         message = f"{setting.origin}: {error.format_message().rstrip('.')}"
         raise UsageError(message) from error

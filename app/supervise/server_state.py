@@ -154,7 +154,7 @@ def describe_address(url: str, api_key: str | None) -> tuple[ServerState, dict[s
     """
     from app.client.errors import ClientError
     from app.client.server import HealthStatus, check_health, first_model
-    from app.server_errors import client_errors
+    from app.targets.server_errors import client_errors
 
     health, model = check_health(url, api_key=api_key), None
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
 from app.registry.server_registry import FAILED, ServerRecord, open_registry
+from app.targets.server_errors import START_ONE, client_errors, running_hint
 
 _URL_VARIABLE = "STOKER_URL"
 # host:port, :port, a dotted name or number, localhost: what nobody calls a server or asks a model.
@@ -57,7 +58,7 @@ def find_target(
     if records:
         return _target(_only(records))
     if must_run_here:
-        raise StokerError("no server runs now", hint=_START_ONE, exit_code=ExitCode.UNREACHABLE)
+        raise StokerError("no server runs now", hint=START_ONE, exit_code=ExitCode.UNREACHABLE)
     return _address(DEFAULT_URL, records)
 
 
@@ -77,7 +78,7 @@ def find_record(word: str | None, *, failed_too: bool = False) -> ServerRecord:
         set_by = "" if word else f"{_URL_VARIABLE} says so: "
         raise StokerError(
             f"{set_by}{target.url} is no server that `stoker serve` runs on this machine",
-            hint=f"{_running_hint(_records(failed_too))}; `stoker top {target.url}` watches it",
+            hint=f"{running_hint(_records(failed_too))}; `stoker top {target.url}` watches it",
             exit_code=ExitCode.UNREACHABLE,
         )
     return target.record
@@ -88,27 +89,12 @@ def is_server_word(word: str) -> bool:
     return bool(_ADDRESS.fullmatch(word)) or _match(word, _records(True)) is not None
 
 
-def absent_hint(error: str) -> str:
-    """What to type when nothing answers: the servers that do run here, or how to start one."""
-    records = _records(False)
-    if not records:
-        return f"{_START_ONE}, or give the address of another: http://HOST:PORT"
-    for record in records:
-        if record.url in error:
-            return f"`stoker status {record.name}` says how it is"
-    return _running_hint(records)
-
-
 def api_key_from(key_file: Path | None) -> str | None:
     """The API key of a file or the environment; StokerError for a file that holds none."""
     from app.client.credentials import find_api_key
-    from app.server_errors import client_errors
 
     with client_errors():
         return find_api_key(key_file, os.environ)
-
-
-_START_ONE = "start one with `stoker serve`"
 
 
 def _records(failed_too: bool) -> tuple[ServerRecord, ...]:
@@ -126,7 +112,7 @@ def _named(word: str, records: tuple[ServerRecord, ...], *, is_ours: bool = Fals
         return _address(word, records)
     names = [record.name for record in records]
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else _running_hint(records)
+    hint = f"did you mean {near[0]}?" if near else running_hint(records)
     if not is_ours and re.fullmatch(r"[A-Za-z0-9-]+", word):
         hint += f" (an address has a port: {word}:8000)"
     raise StokerError(f"no server is called {word}", hint=hint, exit_code=ExitCode.UNREACHABLE)
@@ -158,7 +144,6 @@ def _match(word: str, records: tuple[ServerRecord, ...]) -> ServerRecord | None:
 
 def _address(word: str, records: tuple[ServerRecord, ...]) -> ServerTarget:
     from app.client.transport import normalise_base_url
-    from app.server_errors import client_errors
 
     with client_errors():
         url = normalise_base_url(word)
@@ -182,10 +167,4 @@ def _only(records: tuple[ServerRecord, ...]) -> ServerRecord:
 
 
 def _several(records: Sequence[ServerRecord], message: str) -> StokerError:
-    return UsageError(message, hint=_running_hint(records))
-
-
-def _running_hint(records: Sequence[ServerRecord]) -> str:
-    if not records:
-        return f"none runs now; {_START_ONE}"
-    return f"servers: {', '.join(f'{record.name} ({record.url})' for record in records)}"
+    return UsageError(message, hint=running_hint(records))

@@ -46,7 +46,7 @@ def watch_prometheus(
 
     from app.client.credentials import read_key_file
     from app.client.metrics.prometheus import PrometheusServer
-    from app.server_errors import client_errors
+    from app.targets.server_errors import client_errors
 
     key = f"token or USER:PASSWORD into {_LOGIN_VARIABLE}"
     absent = "give the address of a Prometheus server: --prometheus http://HOST:9090"

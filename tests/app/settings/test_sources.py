@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from app.command_line import build_command, run_command
 from app.commands.serve import app as serve_app
 from app.errors import StokerError
+from app.launch.engine_flags import with_engine_settings
 from app.launch.launch_specs import ServeRequest, parse_serve_request
-from app.settings.engine_flags import with_engine_settings
 from app.settings.options import effective_settings, settings_for
 from app.settings.sources import (
     Settings,

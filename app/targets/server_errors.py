@@ -6,7 +6,7 @@ The client itself (app.client) knows neither exit codes nor the names of our opt
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from app.client.errors import (
     BadStatus,
@@ -19,10 +19,11 @@ from app.client.errors import (
     Unreachable,
 )
 from app.errors import ExitCode, StokerError, UsageError
-from app.targets.servers import absent_hint
+from app.registry.server_registry import ServerRecord, open_registry
 
 API_KEY = "API key into STOKER_API_KEY, or into a file for --api-key-file"
 LOADING = "the server is there and loads its model: ask again in a moment"
+START_ONE = "start one with `stoker serve`"
 _MISTAKES = (InvalidUrl, InvalidKeyFile, InvalidRecording)
 
 
@@ -64,6 +65,24 @@ def explained(
     if isinstance(error, BadStatus) and error.status == 404 and "model" in error.detail:
         return StokerError(str(error), hint="leave --model out to take the server's first one")
     return StokerError(str(error))
+
+
+def absent_hint(error: str) -> str:
+    """What to type when nothing answers: the servers that do run here, or how to start one."""
+    records = open_registry().running()
+    if not records:
+        return f"{START_ONE}, or give the address of another: http://HOST:PORT"
+    for record in records:
+        if record.url in error:
+            return f"`stoker status {record.name}` says how it is"
+    return running_hint(records)
+
+
+def running_hint(records: Sequence[ServerRecord]) -> str:
+    """The servers that a word could have meant."""
+    if not records:
+        return f"none runs now; {START_ONE}"
+    return f"servers: {', '.join(f'{record.name} ({record.url})' for record in records)}"
 
 
 def _without_metrics(error: BadStatus) -> StokerError:

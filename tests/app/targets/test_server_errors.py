@@ -12,7 +12,7 @@ from app.client.errors import (
     status_error,
 )
 from app.errors import ExitCode, StokerError
-from app.server_errors import client_errors, explained
+from app.targets.server_errors import client_errors, explained
 
 SERVER = "http://127.0.0.1:9"
 
