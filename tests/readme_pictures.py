@@ -26,9 +26,8 @@ from textual.widgets import Input, TextArea
 from app.client.chat.session import ChatSession, ChatTarget
 from app.client.chat.turns import Conversation, turn_from_document
 from app.client.metrics.served_model import ServedModel
-from app.client.watch.demo import DEMO
 from app.client.watch.recording import read_recording
-from app.client.watch.replay import Replay
+from app.client.watch.replay import DEMO, Replay
 from app.client.watch.watched import watch_replay
 from app.views.start import StartView
 from logparse import LogParser

@@ -308,9 +308,8 @@ def _recorder(
 
 def _replay(path: Path | None, speed: float, form: str | None) -> int:
     """A recording on the screen, or each of its steps on stdout; without a path the built-in."""
-    from app.client.watch.demo import DEMO
     from app.client.watch.recording import read_recording
-    from app.client.watch.replay import Replay
+    from app.client.watch.replay import DEMO, Replay
     from app.client.watch.watched import watch_replay
     from app.targets.server_errors import client_errors
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from app.client.chat.answers import AnswerBuilder
-from app.client.chat.commands import Next, Outcome, help_text, question_text, run_command
+from app.client.chat.commands import Next, Reply, help_text, question_text, run_command
 from app.client.chat.context_use import ContextLevel
 from app.client.chat.conversations import StoreError
 from app.client.chat.session import ChatError, ChatSession
@@ -104,7 +104,7 @@ class LineChat:
         self._follow(outcome)
         return outcome.next is not Next.QUIT
 
-    def _follow(self, outcome: Outcome) -> None:
+    def _follow(self, outcome: Reply) -> None:
         if outcome.next is Next.ANSWER:
             self._answer()
         elif outcome.next is Next.HELP:

@@ -24,7 +24,7 @@ from engine.server.debug import check_debug_access
 from tests.sched.workload import Run, make_request, make_scheduler
 from tests.server.fake_core import FakeCore
 from tests.server.serving import MODEL, serving, until
-from tui.state.engine_state import Activity, EngineState, after_failure
+from tui.state.engine_state import EngineActivity, EngineState, after_failure
 
 PATHS = ("/debug/scheduler", "/debug/requests", "/debug/blocks")
 
@@ -146,7 +146,7 @@ async def test_engine_that_is_in_a_long_step(
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_in_step"
     # The dashboard tells such an engine from one that is away by these words.
-    assert after_failure(EngineState(), caught.value, "stoker").activity is Activity.STALLED
+    assert after_failure(EngineState(), caught.value, "stoker").activity is EngineActivity.STALLED
 
 
 def test_open_port_without_a_key_is_refused() -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.client.watch.demo import DEMO
 from app.client.watch.recording import RecordingWriter, read_recording
-from app.client.watch.replay import Replay
+from app.client.watch.replay import DEMO, Replay
 from app.client.watch.watched import WatchedServer, watch_replay
 from tests.tui.scripted import screen_text, settled, until
 from tui.app import DashboardApp, FleetApp

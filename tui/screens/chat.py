@@ -20,7 +20,7 @@ from textual.widget import Widget
 from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
 from app.client.chat.answers import AnswerBuilder
-from app.client.chat.commands import Next, Outcome, find_command, question_text, run_command
+from app.client.chat.commands import Next, Reply, find_command, question_text, run_command
 from app.client.chat.conversations import StoreError
 from app.client.chat.session import ChatError, ChatSession
 from app.client.chat.turns import STOPPED, Turn
@@ -302,10 +302,10 @@ class ChatScreen(Screen[None]):
 
     # -- commands ------------------------------------------------------------
 
-    def _run(self, line: str) -> Outcome | None:
+    def _run(self, line: str) -> Reply | None:
         command = find_command(line)
         if self.is_answering and command and command.needs_idle:
-            return Outcome("one answer at a time: Esc stops this one", is_error=True)
+            return Reply("one answer at a time: Esc stops this one", is_error=True)
         return run_command(self._session, line)
 
     async def _command(self, line: str) -> None:
@@ -313,7 +313,7 @@ class ChatScreen(Screen[None]):
         if outcome is not None:
             await self._follow(outcome)
 
-    async def _follow(self, outcome: Outcome) -> None:
+    async def _follow(self, outcome: Reply) -> None:
         text = outcome.text
         if outcome.next is Next.CONFIRM:
             self._confirm(text, outcome.payload)

@@ -62,7 +62,7 @@ QUIET_S = 5.0
 _PAGES = {1: "#body", 2: "#engine", 3: "#machine"}
 
 
-class Body(VerticalScroll):
+class Overview(VerticalScroll):
     """The overview; a tall one has room for the machine and for more history."""
 
     def on_resize(self, event: Resize) -> None:
@@ -126,7 +126,7 @@ class DashboardScreen(Screen[None]):
         """Top to bottom: server, cache, traffic, latency, limit, machine, log, keys."""
         yield ServerHeader(self._header_state())
         yield StartPanel(id="start")
-        with Body(id="body", can_focus=False):
+        with Overview(id="body", can_focus=False):
             yield KVCacheBar(id="kv-cache")
             with Horizontal(id="traffic"):
                 yield QueueGauge(id="requests")

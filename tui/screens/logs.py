@@ -19,7 +19,7 @@ from logparse import LogReport, explain
 from logparse.report.line_meaning import explain_line
 from tui.screens.help import HelpScreen
 from tui.state.log_index import LineFilter, LogIndex
-from tui.state.log_text import Level
+from tui.state.log_text import LogLevel
 from tui.widgets.key_bar import KeyBar
 from tui.widgets.logs.log_view import LogView
 from tui.widgets.logs.phase_list import PhaseList
@@ -28,9 +28,9 @@ _POLL_S = 0.25
 _TELL_EVERY_S = 0.2
 _PAUSE_S = 0.003  # after each piece, so that a key never waits for the reader
 _LEVEL_NAMES = {
-    Level.OTHER: "all levels",
-    Level.WARNING: "warnings and errors",
-    Level.ERROR: "errors",
+    LogLevel.OTHER: "all levels",
+    LogLevel.WARNING: "warnings and errors",
+    LogLevel.ERROR: "errors",
 }
 
 
@@ -198,7 +198,7 @@ class LogScreen(Screen[None]):
 
     def action_level(self) -> None:
         """The next of the three."""
-        levels = list(Level)
+        levels = list(LogLevel)
         after = levels[(levels.index(self._filter.level) + 1) % len(levels)]
         self._apply(replace(self._filter, level=after))
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from app.client import formatting
-from app.client.debug.documents import DebugSample, SchedulerState, Step
+from app.client.debug.documents import DebugSample, EngineStep, SchedulerState
 from app.client.errors import BadStatus, ClientError, EngineInStep, Unauthorized
 from app.client.metrics.sample import MetricsSample
 from tui.state.limits import COMPUTE_FLAGS, kv_flag
@@ -15,7 +15,7 @@ from tui.widgets.server_header import ENGINE_NAMES
 STALL_S = 5.0
 
 
-class Activity(enum.Enum):
+class EngineActivity(enum.Enum):
     """Whether the engine steps; the value is what the screen says, sign first."""
 
     IDLE = "○ idle"
@@ -35,17 +35,17 @@ class EngineState:
     is_in_step: bool = False  # the engine has not ended a step for so long that it did not answer
 
     @property
-    def activity(self) -> Activity | None:
+    def activity(self) -> EngineActivity | None:
         """Stalled means: requests are there, and no step ends or begins."""
         if self.is_in_step:
-            return Activity.STALLED
+            return EngineActivity.STALLED
         if self.sample is None or self.reason:
             return None
         scheduler = self.sample.scheduler
         if not scheduler.num_unfinished:
-            return Activity.IDLE
+            return EngineActivity.IDLE
         is_stalled = scheduler.last_step_age_s >= STALL_S
-        return Activity.STALLED if is_stalled else Activity.BUSY
+        return EngineActivity.STALLED if is_stalled else EngineActivity.BUSY
 
 
 def after_failure(state: EngineState, error: ClientError, engine: str | None) -> EngineState:
@@ -76,7 +76,7 @@ def activity_text(state: EngineState) -> str:
     counts = f"{scheduler.num_running} running, {scheduler.num_waiting} waiting"
     if scheduler.num_waiting_for_grammar:
         counts += f", {scheduler.num_waiting_for_grammar} for a grammar"
-    if activity is Activity.STALLED:
+    if activity is EngineActivity.STALLED:
         counts += f", no step for {formatting.age(scheduler.last_step_age_s)}"
     return f"{activity.value} · {counts}"
 
@@ -119,7 +119,7 @@ def limit_text(scheduler: SchedulerState, sample: MetricsSample | None = None) -
     return f"{step.limit}, {step.num_waiting} wait", "-"
 
 
-def _memory_evidence(step: Step) -> str:
+def _memory_evidence(step: EngineStep) -> str:
     # Blocks that only hold a cached prefix can be handed out too, so this is not the map's "free".
     free = f"{step.num_free_blocks:,} blocks left"
     if step.num_preempted:

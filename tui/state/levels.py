@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.client.metrics.thresholds import Finding, Level, findings, level_of, readings_of
+from app.client.metrics.thresholds import Level, ThresholdFinding, findings, level_of, readings_of
 from tui.state.history import Snapshot
 from tui.widgets.rows import Row, styled
 
@@ -22,7 +22,7 @@ def readings_in(snapshot: Snapshot, core_load: float | None = None) -> dict[str,
     }
 
 
-def findings_in(snapshot: Snapshot | None) -> tuple[Finding, ...]:
+def findings_in(snapshot: Snapshot | None) -> tuple[ThresholdFinding, ...]:
     """What is not as it should be, the worst first.
 
     Cores that work are what a server on a CPU is for: they are the limit panel's to tell.

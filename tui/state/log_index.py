@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 from logparse import LogParser, LogReport, safe_text
 from logparse.reading.log_parts import open_parts
 from logparse.reading.source import decoded_lines
-from tui.state.log_text import LEVELS, Level
+from tui.state.log_text import LEVELS, LogLevel
 
 _CHUNK = 1 << 17
 _LONGEST_TEXT = 4000
@@ -34,7 +34,7 @@ _PACKED = (b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\xfe\xff")
 class LineFilter:
     """Which lines are shown; None is all of them."""
 
-    level: Level = Level.OTHER  # the least that is shown
+    level: LogLevel = LogLevel.OTHER  # the least that is shown
     process: str | None = None
     phase: int | None = None
 
@@ -142,7 +142,7 @@ class LogIndex:
         owner = lines.codes.get(process)
         if owner is None:
             owner = self._new_owner(process)
-        level = LEVELS.get(newest.level or "", Level.OTHER) if newest is not None else Level.OTHER
+        level = LEVELS.get(newest.level or "", LogLevel.OTHER) if newest else LogLevel.OTHER
         if newest is not None and newest.level is None:
             level = self._level_of_plain(owner, newest.message)
         lines.levels.append(level)
@@ -158,17 +158,17 @@ class LogIndex:
         lines.codes[process] = len(lines.names) - 1
         return lines.codes[process]
 
-    def _level_of_plain(self, owner: int, message: str) -> Level:
+    def _level_of_plain(self, owner: int, message: str) -> LogLevel:
         """A traceback goes from its first line to the exception's, which is not indented."""
         open_ones = self._lines.tracebacks
         if _TRACEBACK in message[:200]:
             open_ones.add(owner)
-            return Level.ERROR
+            return LogLevel.ERROR
         if owner not in open_ones:
-            return Level.OTHER
+            return LogLevel.OTHER
         if message[:1] not in (" ", ""):
             open_ones.discard(owner)
-        return Level.ERROR
+        return LogLevel.ERROR
 
     # -- the screen ----------------------------------------------------------
 
@@ -192,10 +192,10 @@ class LogIndex:
         with self._lock:
             return self._parser.report()
 
-    def level(self, line: int) -> Level:
+    def level(self, line: int) -> LogLevel:
         """Of a line, counted from 0."""
         levels = self._lines.levels
-        return Level(levels[line]) if line < len(levels) else Level.OTHER
+        return LogLevel(levels[line]) if line < len(levels) else LogLevel.OTHER
 
     def text(self, line: int) -> str:
         """A line as it may be shown: no control characters, secrets masked."""

@@ -22,7 +22,7 @@ _BARE_LEVEL = re.compile(r"[^A-Za-z]{0,40}(WARNING|ERROR|CRITICAL)\b")
 """The first word of a line whose prefix is nobody's that we know."""
 
 
-class Level(enum.IntEnum):
+class LogLevel(enum.IntEnum):
     """Of a line; one without a level is OTHER."""
 
     OTHER = 0
@@ -30,16 +30,16 @@ class Level(enum.IntEnum):
     ERROR = 2
 
 
-LEVELS = {"WARNING": Level.WARNING, "ERROR": Level.ERROR, "CRITICAL": Level.ERROR}
+LEVELS = {"WARNING": LogLevel.WARNING, "ERROR": LogLevel.ERROR, "CRITICAL": LogLevel.ERROR}
 """Levels by the words of vLLM, our engine and SGLang."""
 
 
-def level_of(text: str) -> Level:
+def level_of(text: str) -> LogLevel:
     """By the line's own prefix."""
     level = _parts(text).level
     if level is None and (match := _BARE_LEVEL.match(text)) is not None:
         level = match[1]
-    return LEVELS.get(level or "", Level.OTHER)
+    return LEVELS.get(level or "", LogLevel.OTHER)
 
 
 def is_routine(text: str) -> bool:
@@ -48,7 +48,7 @@ def is_routine(text: str) -> bool:
     return match is not None and (match["status"] or match["other"]).startswith("2")
 
 
-def shortened(text: str, level: Level) -> str:
+def shortened(text: str, level: LogLevel) -> str:
     """Clock, level, process and message; a line without any prefix as it is."""
     parts = _parts(text)
     if parts.stamp is None and parts.level is None and parts.process is None:

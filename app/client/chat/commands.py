@@ -33,7 +33,7 @@ class Next(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Reply:
     """`text` is for the user; an error when `is_error`."""
 
     text: str = ""
@@ -49,7 +49,7 @@ class Command:
     name: str
     arguments: str
     meaning: str
-    run: Callable[[ChatSession, str], Outcome]
+    run: Callable[[ChatSession, str], Reply]
     other_names: tuple[str, ...] = ()
     needs_idle: bool = False  # not while an answer comes
 
@@ -65,7 +65,7 @@ def find_command(line: str) -> Command | None:
     return next(known, None)
 
 
-def run_command(session: ChatSession, line: str) -> Outcome | None:
+def run_command(session: ChatSession, line: str) -> Reply | None:
     """Do what `line` says; None when it is a question and no command.
 
     `//text` asks `/text`; a path such as `/etc/fstab` is a question too.
@@ -75,11 +75,11 @@ def run_command(session: ChatSession, line: str) -> Outcome | None:
         return None
     command = find_command(line)
     if command is None:
-        return Outcome(f"there is no command {name}; /help lists them", is_error=True)
+        return Reply(f"there is no command {name}; /help lists them", is_error=True)
     try:
         return command.run(session, rest.strip())
     except (ChatError, StoreError, AttachmentError, ParameterError) as error:
-        return Outcome(str(error), is_error=True)
+        return Reply(str(error), is_error=True)
 
 
 def question_text(line: str) -> str:
@@ -93,54 +93,54 @@ def help_text() -> str:
     return "\n".join(f"/{f'{c.name} {c.arguments}':<{width}}  {c.meaning}" for c in COMMANDS)
 
 
-def _help(_session: ChatSession, _rest: str) -> Outcome:
-    return Outcome(next=Next.HELP)
+def _help(_session: ChatSession, _rest: str) -> Reply:
+    return Reply(next=Next.HELP)
 
 
-def _quit(_session: ChatSession, _rest: str) -> Outcome:
-    return Outcome(next=Next.QUIT)
+def _quit(_session: ChatSession, _rest: str) -> Reply:
+    return Reply(next=Next.QUIT)
 
 
-def _new(session: ChatSession, _rest: str) -> Outcome:
+def _new(session: ChatSession, _rest: str) -> Reply:
     session.new()
-    return Outcome("a new conversation; the model has forgotten the old one", Next.REDRAW)
+    return Reply("a new conversation; the model has forgotten the old one", Next.REDRAW)
 
 
-def _again(session: ChatSession, _rest: str) -> Outcome:
+def _again(session: ChatSession, _rest: str) -> Reply:
     session.ask_again()
-    return Outcome(next=Next.ANSWER)
+    return Reply(next=Next.ANSWER)
 
 
-def _edit(session: ChatSession, rest: str) -> Outcome:
+def _edit(session: ChatSession, rest: str) -> Reply:
     number, _, text = rest.partition(" ")
     old = session.edit(int(number) if number.isdigit() else None)
     text = text if number.isdigit() else rest
     if not text:
-        return Outcome(next=Next.EDIT, payload=old)
+        return Reply(next=Next.EDIT, payload=old)
     session.ask(text)
-    return Outcome(next=Next.ANSWER)
+    return Reply(next=Next.ANSWER)
 
 
-def _system(session: ChatSession, rest: str) -> Outcome:
+def _system(session: ChatSession, rest: str) -> Reply:
     if not rest:
-        return Outcome(session.conversation.system or "no system prompt; `/system TEXT` sets one")
+        return Reply(session.conversation.system or "no system prompt; `/system TEXT` sets one")
     text = "" if rest in ("off", "default", "-") else rest
     session.change(system=text)
-    return Outcome("system prompt set" if text else "no system prompt from now on")
+    return Reply("system prompt set" if text else "no system prompt from now on")
 
 
-def _set(session: ChatSession, rest: str) -> Outcome:
+def _set(session: ChatSession, rest: str) -> Reply:
     parameters = session.conversation.parameters
     if not rest:
-        return Outcome("\n".join(_parameter_line(session, rule.name) for rule in RULES))
+        return Reply("\n".join(_parameter_line(session, rule.name) for rule in RULES))
     name, _, value = rest.replace("=", " ", 1).partition(" ")
     rule = find_rule(name)
     if not value.strip():
-        return Outcome(f"{_parameter_line(session, rule.name)}; `/set {name} default` resets it")
+        return Reply(f"{_parameter_line(session, rule.name)}; `/set {name} default` resets it")
     changed = parameters.with_text(name, "" if value.strip() == "default" else value)
     session.change(parameters=changed)
     text = changed.text_of(rule.name)
-    return Outcome(f"{name} {text}" if text else f"{name} is the server's default again")
+    return Reply(f"{name} {text}" if text else f"{name} is the server's default again")
 
 
 def _parameter_line(session: ChatSession, name: str) -> str:
@@ -149,7 +149,7 @@ def _parameter_line(session: ChatSession, name: str) -> str:
     return f"{name} = {value}  ({rule.range_text()}; {rule.meaning})"
 
 
-def _json(session: ChatSession, rest: str) -> Outcome:
+def _json(session: ChatSession, rest: str) -> Reply:
     parameters = session.conversation.parameters
     if rest in ("", "on"):
         wanted: dict[str, object] | None = {"type": "json_object"}
@@ -161,8 +161,8 @@ def _json(session: ChatSession, rest: str) -> Outcome:
         wanted = schema_format(Path(rest))
     session.change(parameters=replace(parameters, response_format=wanted))
     if wanted is None:
-        return Outcome("answers are free text")
-    return Outcome("answers are JSON; tell the model in words what you want in it")
+        return Reply("answers are free text")
+    return Reply("answers are JSON; tell the model in words what you want in it")
 
 
 def schema_format(path: Path) -> dict[str, object]:
@@ -177,42 +177,42 @@ def schema_format(path: Path) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
-def _model(session: ChatSession, rest: str) -> Outcome:
+def _model(session: ChatSession, rest: str) -> Reply:
     if not rest:
-        return Outcome("\n".join(session.target.model.all_ids) or session.target.model.id)
+        return Reply("\n".join(session.target.model.all_ids) or session.target.model.id)
     session.use_model(rest)
-    return Outcome(f"{rest} answers from now on")
+    return Reply(f"{rest} answers from now on")
 
 
-def _attach(session: ChatSession, rest: str) -> Outcome:
+def _attach(session: ChatSession, rest: str) -> Reply:
     if not rest:
         names = ", ".join(attachment.name for attachment in session.attachments)
-        return Outcome(names or "nothing attached; `/attach FILE` does it")
+        return Reply(names or "nothing attached; `/attach FILE` does it")
     attachment = session.attach(Path(rest))
-    return Outcome(f"{attachment.name} ({len(attachment.text):,} characters) goes with the next")
+    return Reply(f"{attachment.name} ({len(attachment.text):,} characters) goes with the next")
 
 
-def _detach(session: ChatSession, _rest: str) -> Outcome:
+def _detach(session: ChatSession, _rest: str) -> Reply:
     session.attachments.clear()
-    return Outcome("nothing attached")
+    return Reply("nothing attached")
 
 
-def _result(session: ChatSession, rest: str) -> Outcome:
+def _result(session: ChatSession, rest: str) -> Reply:
     session.answer_tool_call(rest)
     waits = session.conversation.open_call()
     if waits is not None:
-        return Outcome(f"now the result of {waits.name}", Next.REDRAW)
-    return Outcome(next=Next.ANSWER)
+        return Reply(f"now the result of {waits.name}", Next.REDRAW)
+    return Reply(next=Next.ANSWER)
 
 
-def _copy(session: ChatSession, _rest: str) -> Outcome:
+def _copy(session: ChatSession, _rest: str) -> Reply:
     answers = [turn for turn in session.conversation.turns if turn.role == "assistant"]
     if not answers:
         raise ChatError("there is no answer to copy yet")
-    return Outcome("the last answer is copied", Next.COPY, answers[-1].text)
+    return Reply("the last answer is copied", Next.COPY, answers[-1].text)
 
 
-def _export(session: ChatSession, rest: str) -> Outcome:
+def _export(session: ChatSession, rest: str) -> Reply:
     if not session.conversation.turns:
         raise ChatError("there is nothing to export yet")
     path = Path(rest) if rest else free_name(Path.cwd(), session.conversation)
@@ -220,31 +220,31 @@ def _export(session: ChatSession, rest: str) -> Outcome:
         written = write_export(session.conversation, path)
     except (OSError, ValueError) as error:
         raise ChatError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from error
-    return Outcome(f"written to {written}")
+    return Reply(f"written to {written}")
 
 
-def _list(_session: ChatSession, rest: str) -> Outcome:
-    return Outcome(next=Next.LIST, payload=rest)
+def _list(_session: ChatSession, rest: str) -> Reply:
+    return Reply(next=Next.LIST, payload=rest)
 
 
-def _open(session: ChatSession, rest: str) -> Outcome:
+def _open(session: ChatSession, rest: str) -> Reply:
     session.open(_number(rest))
-    return Outcome(f"opened: {session.conversation.shown_title()}", Next.REDRAW)
+    return Reply(f"opened: {session.conversation.shown_title()}", Next.REDRAW)
 
 
-def _delete(session: ChatSession, rest: str) -> Outcome:
+def _delete(session: ChatSession, rest: str) -> Reply:
     word, _, answer = rest.partition(" ")
     number = _number(word)
     if answer.strip() != CONFIRMED:
         question = f"Delete conversation {number}, {session.saved_title(number)!r}, for good?"
-        return Outcome(question, Next.CONFIRM, f"/delete {number} {CONFIRMED}")
+        return Reply(question, Next.CONFIRM, f"/delete {number} {CONFIRMED}")
     session.delete(number)
-    return Outcome(f"conversation {number} is deleted", Next.REDRAW)
+    return Reply(f"conversation {number} is deleted", Next.REDRAW)
 
 
-def _title(session: ChatSession, rest: str) -> Outcome:
+def _title(session: ChatSession, rest: str) -> Reply:
     session.change(title=rest)
-    return Outcome(f"title: {session.conversation.shown_title()}")
+    return Reply(f"title: {session.conversation.shown_title()}")
 
 
 def _number(text: str) -> int:

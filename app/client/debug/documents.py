@@ -90,7 +90,7 @@ class LiveRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class EngineStep:
     """The newest step, as it was planned. `limit` is what kept it from doing more."""
 
     num_requests: int
@@ -117,7 +117,7 @@ class SchedulerState:
     num_blocks: int
     num_steps: int
     last_step_age_s: float
-    step: Step | None
+    step: EngineStep | None
 
     @property
     def num_unfinished(self) -> int:
@@ -225,10 +225,10 @@ def read_scheduler(document: Any) -> SchedulerState:
         raise _bad("scheduler") from error
 
 
-def _read_step(document: Any) -> Step:
+def _read_step(document: Any) -> EngineStep:
     optional = ("next_waiting_tokens", "next_waiting_blocks")
-    return Step(
-        **_numbers(document, Step, leave_out=("limit", *optional)),
+    return EngineStep(
+        **_numbers(document, EngineStep, leave_out=("limit", *optional)),
         **_optional_numbers(document, optional),
         limit=strip_escapes(str(document["limit"])),
     )

@@ -32,14 +32,14 @@ _UNESCAPED = {"n": "\n"}
 _MOST_SERIES = 50_000
 
 
-class Sample(NamedTuple):
+class SeriesValue(NamedTuple):
     """One line: the value of a name under its labels."""
 
     labels: Mapping[str, str]
     value: float
 
 
-Once = Callable[[Iterable[Sample]], list[Sample]]
+Once = Callable[[Iterable[SeriesValue]], list[SeriesValue]]
 KnownSeries = dict[str, tuple[str, Mapping[str, str]]]
 """Name and labels by the text before a value: a server repeats them in every scrape."""
 
@@ -48,7 +48,7 @@ KnownSeries = dict[str, tuple[str, Mapping[str, str]]]
 class Exposition:
     """One scrape: samples by name in file order, and the declared type of each family."""
 
-    samples: Mapping[str, tuple[Sample, ...]]
+    samples: Mapping[str, tuple[SeriesValue, ...]]
     types: Mapping[str, str]
     num_skipped: int = 0
 
@@ -56,7 +56,7 @@ class Exposition:
         """Whether any sample's name starts with `prefix`."""
         return any(name.startswith(prefix) for name in self.samples)
 
-    def get(self, name: str) -> tuple[Sample, ...]:
+    def get(self, name: str) -> tuple[SeriesValue, ...]:
         """The samples called `name`, or that name with the `_total` of counters."""
         return self.samples.get(name) or self.samples.get(f"{name}_total") or ()
 
@@ -80,14 +80,14 @@ class Exposition:
 def parse_exposition(text: str, known: KnownSeries | None = None) -> Exposition:
     """Parse the text of one GET /metrics; `known` is kept between the scrapes of one server."""
     known = {} if known is None or len(known) > _MOST_SERIES else known
-    samples: dict[str, list[Sample]] = {}
+    samples: dict[str, list[SeriesValue]] = {}
     types: dict[str, str] = {}
     num_skipped = 0
     for line in text.split("\n"):
         head, _, number = line.rpartition(" ")
         series, value = known.get(head), _number(number)
         if series is not None and value is not None:
-            samples.setdefault(series[0], []).append(Sample(series[1], value))
+            samples.setdefault(series[0], []).append(SeriesValue(series[1], value))
         elif line.lstrip().startswith("#"):
             _note_type(line, types)
         elif line.strip() and not _note_sample(line, samples, known):
@@ -117,7 +117,7 @@ def _note_type(line: str, types: dict[str, str]) -> None:
         types[words[1]] = words[2]
 
 
-def _note_sample(line: str, samples: dict[str, list[Sample]], known: KnownSeries) -> bool:
+def _note_sample(line: str, samples: dict[str, list[SeriesValue]], known: KnownSeries) -> bool:
     match = _SAMPLE.match(line)
     if not match:
         return False
@@ -125,7 +125,7 @@ def _note_sample(line: str, samples: dict[str, list[Sample]], known: KnownSeries
     labels = _labels(match["labels"] or "")
     if value is None or labels is None:
         return False
-    samples.setdefault(match["name"], []).append(Sample(labels, value))
+    samples.setdefault(match["name"], []).append(SeriesValue(labels, value))
     head, _, number = line.rpartition(" ")
     # A time stamp or an exemplar after the value would be read as the value next time.
     if match.end("value") == len(line) and number == match["value"]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.client.errors import BadAnswer, Unreachable, status_error
 from app.client.metrics import names as metric_names
-from app.client.metrics.exposition import Exposition, Sample
+from app.client.metrics.exposition import Exposition, SeriesValue
 from app.client.metrics.sample import MetricsSample, sample_from
 from app.client.terminal_text import strip_escapes
 from app.client.transport import connection_errors, normalise_base_url, open_async_client
@@ -176,14 +176,14 @@ async def _past(open_source: partial[PrometheusSource]) -> list[MetricsSample]:
 
 def _by_time(series: list[dict[str, Any]]) -> list[tuple[float, Exposition]]:
     """The raw points regrouped: all series of one scrape have its time."""
-    scrapes: dict[float, dict[str, list[Sample]]] = {}
+    scrapes: dict[float, dict[str, list[SeriesValue]]] = {}
     try:
         for one in series:
             labels = {str(key): str(value) for key, value in one["metric"].items()}
             name = labels.pop("__name__")
             for unix_s, value in one["values"]:
                 samples = scrapes.setdefault(float(unix_s), {})
-                samples.setdefault(name, []).append(Sample(labels, float(value)))
+                samples.setdefault(name, []).append(SeriesValue(labels, float(value)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadAnswer("Prometheus answered with series that cannot be read") from error
     return [

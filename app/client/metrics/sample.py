@@ -18,7 +18,7 @@ from app.client.metrics import series
 from app.client.metrics.exposition import (
     Exposition,
     KnownSeries,
-    Sample,
+    SeriesValue,
     finite_number,
     parse_exposition,
 )
@@ -251,7 +251,7 @@ class _Reader:
             **values,
         )
 
-    def samples(self, names: Sequence[str]) -> list[Sample]:
+    def samples(self, names: Sequence[str]) -> list[SeriesValue]:
         """The finite samples of the first name that has any, each thing once."""
         for name in names:
             # A gauge has no twin with `_total`: that would be the counter of something else.
@@ -405,7 +405,7 @@ class _Reader:
     # ---- each engine ---------------------------------------------------------------------------
 
     @cached_property
-    def load_samples(self) -> dict[str, list[Sample]]:
+    def load_samples(self) -> dict[str, list[SeriesValue]]:
         names = ("running", "waiting", "kv_usage", "prompt_tokens", "generation_tokens")
         return {name: self.samples(getattr(self.names, name)) for name in names}
 
@@ -440,11 +440,11 @@ class _Reader:
 _ROUNDED_UP = 1.001
 
 
-def _as_shares(samples: list[Sample]) -> list[Sample]:
+def _as_shares(samples: list[SeriesValue]) -> list[SeriesValue]:
     """Shares of 1: some versions expose per cent under the same name.
 
     A server that reports more than 1 for one engine writes per cent for all of them.
     """
     is_percent = any(sample.value > _ROUNDED_UP for sample in samples)
     divisor = 100.0 if is_percent else 1.0
-    return [Sample(s.labels, min(1.0, s.value / divisor)) for s in samples]
+    return [SeriesValue(s.labels, min(1.0, s.value / divisor)) for s in samples]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from app.client.metrics.exposition import Sample
+from app.client.metrics.exposition import SeriesValue
 
 _ENGINE_LABELS = (
     *("engine", "engine_id", "engine_index", "dp_rank", "data_parallel_rank"),
@@ -35,7 +35,7 @@ EngineKey = tuple[tuple[str, str], ...]
 """Label and value of what tells one engine from the others."""
 
 
-def counted_once(samples: Iterable[Sample]) -> list[Sample]:
+def counted_once(samples: Iterable[SeriesValue]) -> list[SeriesValue]:
     """One sample for each thing that is counted, so that they may be added up.
 
     Of ranks that repeat one series the largest counts: a rank that is late reports less. A total
@@ -44,12 +44,12 @@ def counted_once(samples: Iterable[Sample]) -> list[Sample]:
     return _without_parts(_largest_of_ranks(samples), (_PART_LABEL,))
 
 
-def totals(samples: Iterable[Sample]) -> list[Sample]:
+def totals(samples: Iterable[SeriesValue]) -> list[SeriesValue]:
     """As `counted_once`, and a series of no engine counts instead of those of the engines."""
     return _without_parts(counted_once(samples), _ENGINE_LABELS[:5])
 
 
-def engine_labels(families: Iterable[Sequence[Sample]]) -> tuple[str, ...]:
+def engine_labels(families: Iterable[Sequence[SeriesValue]]) -> tuple[str, ...]:
     """The labels that tell engines apart: those with several values inside one name."""
     found: set[str] = set()
     for samples in families:
@@ -76,21 +76,21 @@ def natural_order(key: EngineKey) -> tuple[tuple[str, int], ...]:
     return tuple(("", int(part)) if part.isdigit() else (part, 0) for part in parts)
 
 
-def _largest_of_ranks(samples: Iterable[Sample]) -> list[Sample]:
+def _largest_of_ranks(samples: Iterable[SeriesValue]) -> list[SeriesValue]:
     samples = list(samples)
     if all(_REPEATING_LABELS.isdisjoint(sample.labels) for sample in samples):
         return samples
-    largest: dict[frozenset[tuple[str, str]], Sample] = {}
+    largest: dict[frozenset[tuple[str, str]], SeriesValue] = {}
     for sample in samples:
         own = {k: v for k, v in sample.labels.items() if k not in _REPEATING_LABELS}
         key = frozenset(own.items())
         known = largest.get(key)
         if known is None or sample.value > known.value:
-            largest[key] = Sample(own, sample.value)
+            largest[key] = SeriesValue(own, sample.value)
     return list(largest.values())
 
 
-def _without_parts(samples: list[Sample], labels: Sequence[str]) -> list[Sample]:
+def _without_parts(samples: list[SeriesValue], labels: Sequence[str]) -> list[SeriesValue]:
     """Without the series that have one of the labels, where one without it has all the others."""
     for label in labels:
         if any(sample.labels.get(label) for sample in samples):
@@ -101,5 +101,5 @@ def _without_parts(samples: list[Sample], labels: Sequence[str]) -> list[Sample]
     return samples
 
 
-def _others(sample: Sample, label: str) -> frozenset[tuple[str, str]]:
+def _others(sample: SeriesValue, label: str) -> frozenset[tuple[str, str]]:
     return frozenset((k, v) for k, v in sample.labels.items() if k != label)

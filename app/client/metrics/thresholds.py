@@ -54,7 +54,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ThresholdFinding:
     """One reading that is not OK: `text` is the reading, `reason` says the limit too."""
 
     name: str
@@ -72,7 +72,7 @@ def level_of(name: str, value: float | None) -> Level:
     return Level.ALARM if is_alarm else Level.WARN
 
 
-def findings(readings: Mapping[str, float | None]) -> tuple[Finding, ...]:
+def findings(readings: Mapping[str, float | None]) -> tuple[ThresholdFinding, ...]:
     """Every reading that is not OK, the worst first."""
     found = [_finding(name, value) for name, value in readings.items() if level_of(name, value)]
     return tuple(sorted(found, key=lambda finding: -finding.level))
@@ -93,14 +93,14 @@ def readings_of(sample: MetricsSample) -> dict[str, float | None]:
     }
 
 
-def worst(found: tuple[Finding, ...]) -> Level:
+def worst(found: tuple[ThresholdFinding, ...]) -> Level:
     """The level of the whole."""
     return max((finding.level for finding in found), default=Level.OK)
 
 
-def _finding(name: str, value: float | None) -> Finding:
+def _finding(name: str, value: float | None) -> ThresholdFinding:
     threshold, level = THRESHOLDS[name], level_of(name, value)
     since = threshold.alarm if level is Level.ALARM else threshold.warn
     word = "alarm" if level is Level.ALARM else "warning"
     text = f"{threshold.label} {threshold.text(value)}"
-    return Finding(name, level, text, f"{text} ({word} from {threshold.text(since)})")
+    return ThresholdFinding(name, level, text, f"{text} ({word} from {threshold.text(since)})")

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from app.client.debug.documents import DebugSample, read_debug
 from app.client.errors import BadAnswer, BadStatus, ClientError, Unreachable
@@ -17,11 +18,14 @@ from app.client.metrics.slots import Slot, read_slots
 from app.client.server import sample_of
 from app.client.watch.recording import Entry, Recording
 
+DEMO = Path(__file__).with_name("demo.jsonl.gz")
+"""The built-in recording that `stoker top --mock` plays."""
+
 _TICK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReplayStep:
     """What one scrape of the recording gave: a sample, or why there is none."""
 
     time_s: float
@@ -31,7 +35,7 @@ class Step:
     debug: DebugSample | None = None
 
 
-def steps(recording: Recording) -> Iterator[Step]:
+def steps(recording: Recording) -> Iterator[ReplayStep]:
     """Every scrape in order, with the /debug answer that belongs to it."""
     entries = recording.entries
     for number, entry in enumerate(entries):
@@ -40,9 +44,9 @@ def steps(recording: Recording) -> Iterator[Step]:
         following = entries[number + 1] if number + 1 < len(entries) else None
         debug = _debug_of(following) if following and following.server == entry.server else None
         try:
-            yield Step(entry.time_s, entry.server, _sample(entry, 0.0), debug=debug)
+            yield ReplayStep(entry.time_s, entry.server, _sample(entry, 0.0), debug=debug)
         except ClientError as error:
-            yield Step(entry.time_s, entry.server, None, error=str(error))
+            yield ReplayStep(entry.time_s, entry.server, None, error=str(error))
 
 
 class Replay:

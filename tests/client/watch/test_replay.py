@@ -8,7 +8,7 @@ import pytest
 
 from app.client.errors import BadStatus, Unreachable
 from app.client.watch.recording import Entry, Recording
-from app.client.watch.replay import Replay, Step, steps
+from app.client.watch.replay import Replay, ReplayStep, steps
 
 
 def entry(time_s: float, running: int, server: int = 0) -> Entry:
@@ -94,7 +94,7 @@ def test_steps_give_every_scrape_of_every_server() -> None:
     ]
 
 
-def _said(step: Step) -> float | str | None:
+def _said(step: ReplayStep) -> float | str | None:
     return step.sample.running if step.sample else step.error
 
 

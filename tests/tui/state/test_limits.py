@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.client.debug.documents import SchedulerState, Step
+from app.client.debug.documents import EngineStep, SchedulerState
 from app.client.metrics.sample import EngineLoad, MetricsSample
 from tui.state.engine_state import limit_text
 from tui.state.history import MetricHistory
@@ -76,7 +76,7 @@ def test_one_full_engine_is_the_limit_whatever_the_mean_says() -> None:
 
 
 def test_a_fixed_number_of_blocks_moves_our_own_limit_too() -> None:
-    step = Step(
+    step = EngineStep(
         num_requests=1, num_decode_tokens=1, num_prefill_tokens=0, num_preempted=0,
         num_running=1, num_waiting=2, num_free_blocks=0, limit="kv_memory",
         next_waiting_tokens=None, next_waiting_blocks=4,

@@ -13,7 +13,7 @@ from textual.widgets import DataTable
 
 from app.client import formatting
 from app.client.metrics.sample import MetricsSample
-from app.client.metrics.thresholds import Finding, Level, worst
+from app.client.metrics.thresholds import Level, ThresholdFinding, worst
 from tui.state.history import Snapshot
 from tui.state.levels import findings_in
 from tui.widgets.server_header import ENGINE_NAMES
@@ -53,7 +53,7 @@ class FleetRow:
         return f"{word} {worst(self.findings).sign}".rstrip()
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[ThresholdFinding, ...]:
         """What is not as it should be; nothing of a server that is away."""
         return () if self.reason else findings_in(self.snapshot)
 

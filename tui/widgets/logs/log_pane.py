@@ -13,16 +13,16 @@ from typing import ClassVar
 from rich.cells import chop_cells
 
 from tui.messages import LogLinesArrived
-from tui.state.log_text import Level, is_routine, level_of, shortened
+from tui.state.log_text import LogLevel, is_routine, level_of, shortened
 from tui.state.tailer import LogTailer
 from tui.widgets.rows import Row, RowWidget, styled
 
 _POLL_S = 0.25
 _MOST_LINES = 200
 _MOST_ERRORS = 2
-_PARTS = {Level.OTHER: "text", Level.WARNING: "warning", Level.ERROR: "error"}
+_PARTS = {LogLevel.OTHER: "text", LogLevel.WARNING: "warning", LogLevel.ERROR: "error"}
 
-_Line = tuple[str, Level]
+_Line = tuple[str, LogLevel]
 
 
 class LogPane(RowWidget):
@@ -55,7 +55,7 @@ class LogPane(RowWidget):
                 continue
             line = (shortened(text, level), level)
             self._lines.append(line)
-            if level is Level.ERROR:
+            if level is LogLevel.ERROR:
                 self._errors.append(line)
                 if self._has_caught_up:
                     self.new_errors.append(line[0].split(" E ", 1)[-1])

@@ -17,10 +17,10 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from tui.state.log_index import LineFilter, LogIndex
-from tui.state.log_text import Level, shortened
+from tui.state.log_text import LogLevel, shortened
 
 _ROOM_FOR_HEADERS = 110  # below it, most of a row would be process, date and file
-_STYLES = {Level.OTHER: "text", Level.WARNING: "warning", Level.ERROR: "error"}
+_STYLES = {LogLevel.OTHER: "text", LogLevel.WARNING: "warning", LogLevel.ERROR: "error"}
 
 
 class LogView(ScrollView, can_focus=True):

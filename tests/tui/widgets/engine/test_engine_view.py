@@ -23,7 +23,13 @@ from tui.messages import DebugArrived, DebugFailed
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.help import HelpScreen
 from tui.state.debug_poller import DebugPoller
-from tui.state.engine_state import Activity, EngineState, activity_text, after_failure, limit_text
+from tui.state.engine_state import (
+    EngineActivity,
+    EngineState,
+    activity_text,
+    after_failure,
+    limit_text,
+)
 from tui.widgets.engine.block_map import draw_map
 from tui.widgets.engine.request_table import RequestTable
 
@@ -458,7 +464,7 @@ def test_failures_keep_or_drop_the_last_sample() -> None:
         URL, 503, "The engine has not ended its step for 2 s (3 requests in flight)."
     )
     in_step = after_failure(state, stuck, "stoker")
-    assert in_step.activity is Activity.STALLED
+    assert in_step.activity is EngineActivity.STALLED
     assert "3 requests in flight" in activity_text(in_step)
 
 

@@ -24,7 +24,7 @@ from tui.log_app import LogApp
 from tui.screens.help import HelpScreen
 from tui.screens.logs import LogScreen
 from tui.state.log_index import LineFilter, LogIndex
-from tui.state.log_text import Level
+from tui.state.log_text import LogLevel
 from tui.widgets.logs.log_view import LogView
 from tui.widgets.logs.phase_list import PhaseList
 
@@ -359,7 +359,7 @@ def test_many_lines_over_many_pieces(tmp_path: Path) -> None:
     assert index.find("needle", shown, 39_000, 1) is None
     assert index.find("needle", shown, 39_999, -1) == 39_000
     assert index.find("line 101 ", shown, 39_999, -1) == 101
-    assert list(index.select(LineFilter(Level.ERROR))) == [39_000]
+    assert list(index.select(LineFilter(LogLevel.ERROR))) == [39_000]
     assert list(index.select(LineFilter(process="APIServer"))) == [39_000]
     assert list(index.select(LineFilter(process="nobody"))) == []
     index.close()
@@ -408,7 +408,7 @@ def test_a_search_in_few_lines_reads_only_these(
     index = LogIndex(path)
     while index.grow():
         pass
-    shown = index.select(LineFilter(level=Level.ERROR))
+    shown = index.select(LineFilter(level=LogLevel.ERROR))
     read = 0
     read_bytes = LogIndex._bytes
 
