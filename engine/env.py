@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import ipaddress
 import os
 import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from engine.machine.nvml import ask_nvml
+from engine.machine.gpus import first_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +31,12 @@ def user_cache_dir() -> Path:
     return platformdirs.user_cache_path("stoker", appauthor=False)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def detect_device() -> HostDevice:
     """CUDA when NVML sees a GPU and the installed torch is a CUDA build; else the CPU."""
     if torch_cuda_version() is not None:
-        gpu = ask_nvml(_read_first_gpu, None)
+        gpu = first_gpu()
         if gpu is not None:
-            return gpu
+            return HostDevice("cuda", *gpu)
     return HostDevice("cpu", platform.processor() or platform.machine(), None)
 
 
@@ -62,15 +50,6 @@ def torch_cuda_version() -> str | None:
         return None
     match = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", version_file.read_text(), re.MULTILINE)
     return match.group(1) if match else None
-
-
-def _read_first_gpu(nvml: Any) -> HostDevice | None:
-    if nvml.nvmlDeviceGetCount() == 0:
-        return None
-    handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    name = nvml.nvmlDeviceGetName(handle)
-    total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return HostDevice("cuda", name if isinstance(name, str) else name.decode(), total)
 
 
 def cpu_flags() -> frozenset[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from app.client.errors import InvalidUrl, Unreachable
+from engine.machine.addresses import is_loopback, url_host
 
 if TYPE_CHECKING:
     import httpx
@@ -22,8 +23,6 @@ DEFAULT_TIMEOUT_S = 10.0
 # An answer may pause for minutes while a long prompt is computed; connecting may not.
 STREAM_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 3.0
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 _UNIX = "unix:"
 _ENDPOINT_SUFFIXES = ("/v1", "/metrics", "/health", "/v1/models", "/v1/chat/completions")
 
@@ -46,9 +45,8 @@ def normalise_base_url(text: str) -> str:
     except ValueError as error:
         raise InvalidUrl(_refusal(text, str(error))) from error
     _check(text, parts.scheme, parts.hostname, port, "@" in parts.netloc)
-    host = _ANY_ADDRESS.get(parts.hostname or "", parts.hostname or "")
-    netloc = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{netloc}{f':{port}' if port else ''}{_prefix(parts.path)}"
+    host = url_host(parts.hostname or "")
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{_prefix(parts.path)}"
 
 
 def unix_socket(base_url: str) -> str | None:
@@ -154,7 +152,7 @@ def _headers(api_key: str | None) -> dict[str, str]:
 
 def _may_use_proxy(base_url: str) -> bool:
     """A proxy from the environment cannot reach this machine's own loopback."""
-    return urlsplit(base_url).hostname not in _LOOPBACK
+    return not is_loopback(urlsplit(base_url).hostname or "")
 
 
 def _verification(base_url: str) -> ssl.SSLContext | bool:
@@ -164,7 +162,7 @@ def _verification(base_url: str) -> ssl.SSLContext | bool:
     Plain HTTP to this machine needs none; should it lead to HTTPS, nobody is trusted.
     """
     parts = urlsplit(base_url)
-    if parts.scheme == "http" and parts.hostname in _LOOPBACK:
+    if parts.scheme == "http" and is_loopback(parts.hostname or ""):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return True
 

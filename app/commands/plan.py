@@ -392,9 +392,9 @@ def _print_gpus(as_json: bool) -> int:
 
 def _device(text: str) -> PlannedGpu | None:
     """The device; None is the CPU."""
-    from app.doctor.nvml import read_gpus
     from app.output import say
     from app.planning.gpu_catalogue import find_gpu, gpu_of_reading
+    from engine.machine.gpus import read_gpus
 
     if text == "cpu":
         return None

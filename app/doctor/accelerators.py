@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.doctor.facts import AcceleratorFacts, Facts, GpuReading, HostFacts
+from app.doctor.facts import AcceleratorFacts, Facts, HostFacts
 from app.doctor.report import Check, Result
 from app.output import human_bytes
+from engine.machine.gpus import GpuReading
 
 _SALLOC = "salloc -A ACCOUNT -p gpu --gres=gpu:1 -c 8 --mem=16G -t 01:00:00"
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.machine.gpus import GpuReading
+
 Version = tuple[int, int]
 
 
@@ -92,56 +94,6 @@ class EnvironmentFacts:
     made_by: str | None = None  # uv, when the venv says so
     active_venv: str | None = None
     active_conda: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuHolder:
-    """A process that has memory on a GPU; `bytes` is None where the driver does not tell."""
-
-    pid: int
-    bytes: int | None = None
-    name: str | None = None
-    user: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU; memory in bytes. None: the driver does not tell."""
-
-    name: str
-    memory_bytes: int
-    memory_used_bytes: int
-    compute_capability: Version
-    mig: bool | None = None
-    mig_instances: int = 0
-    persistence: bool | None = None
-    ecc: bool | None = None
-    ecc_errors: int | None = None  # uncorrected ones since the last start
-    throttled_by: tuple[str, ...] = ()
-    nvlinks: int = 0
-    holders: tuple[GpuHolder, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuLink:
-    """How two GPUs reach each other: the nearest common part, and whether P2P reads work."""
-
-    first: int
-    second: int
-    path: str | None = None
-    p2p: str | None = None  # ok, or why not
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
-    """What NVML says, or why it says nothing (`error` is one word, `reason` the sentence)."""
-
-    gpus: tuple[Gpu, ...] = ()
-    links: tuple[GpuLink, ...] = ()
-    driver: str | None = None
-    cuda: str | None = None  # newest CUDA that the driver serves
-    error: str | None = None
-    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from app.doctor import environment_probe
-from app.doctor.facts import EnvironmentFacts, Facts, GpuReading, MachineFacts, PlatformFacts
+from app.doctor.facts import EnvironmentFacts, Facts, MachineFacts, PlatformFacts
 from app.doctor.facts_file import from_json
 from app.doctor.report import FAMILIES
 from app.errors import ExitCode, StokerError, UsageError
+from engine.machine.gpus import GpuReading
 from engine.machine.secrets import child_environment
 
 DEFAULT_PORT = 8000
@@ -96,7 +97,7 @@ def read_platform(
 
 
 def _read_gpus() -> GpuReading:
-    from app.doctor.nvml import read_gpus
+    from engine.machine.gpus import read_gpus
 
     return read_gpus()
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from app.doctor.accelerators import accelerator_checks
-from app.doctor.facts import Facts, Gpu, GpuReading
-from app.doctor.nvml import read_gpus
+from app.doctor.facts import Facts
 from app.doctor.report import Check, Result, command_line
 from app.output import human_bytes
+from engine.machine.gpus import Gpu, GpuReading, read_gpus
 
 __all__ = ["Gpu", "GpuReading", "checks", "read_gpus"]
 

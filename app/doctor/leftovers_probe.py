@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from app.doctor.facts import CacheFolder, GpuReading, LeftoverFacts, LeftoverFile, Orphan
+from app.doctor.facts import CacheFolder, LeftoverFacts, LeftoverFile, Orphan
 from app.supervise.ownerless_files import remove_ownerless_files
+from engine.machine.gpus import GpuReading
 from engine.machine.hub import hub_cache
 from engine.machine.orphans import find_orphans
 

@@ -21,9 +21,9 @@ from app.errors import ExitCode, StokerError, UsageError
 from app.model_store.catalogue import CATALOGUE, DEFAULT_MODEL
 from app.supervise.child_process import engine_command
 from engine.args import EngineArgs, with_dashes
-from engine.env import detect_device, is_loopback
+from engine.env import detect_device
 from engine.errors import ConfigError, ModelError, ModelNotFoundError
-from engine.machine.ports import outward_host, url_host
+from engine.machine.addresses import is_loopback, outward_host, url_host
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
 from logparse.problems.server import GONE_FLAGS

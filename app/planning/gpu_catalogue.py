@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from app.errors import StokerError, UsageError
 
 if TYPE_CHECKING:
-    from app.doctor.facts import GpuReading
+    from engine.machine.gpus import GpuReading
 
 _GIB = 1 << 30
 CUDA, ROCM, XPU = "cuda", "rocm", "xpu"

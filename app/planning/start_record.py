@@ -36,7 +36,7 @@ class MemoryBefore:
 
 def memory_before(request: ServeRequest) -> MemoryBefore:
     """The first GPU unless the flags say cpu, and the free RAM."""
-    from app.doctor.nvml import read_gpus
+    from engine.machine.gpus import read_gpus
     from engine.machine.memory import free_ram_bytes
 
     gpu = None

@@ -11,8 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from engine.gpu_processes import held_bytes
-from engine.machine.nvml import ask_nvml
+from engine.machine.gpus import read_holders
 
 _POLL_S = 0.1
 
@@ -70,15 +69,11 @@ class GpuWitness:
         return key in self._strangers or (hold.pid in pids and key not in self._before)
 
     def _read(self) -> list[GpuHold]:
-        return ask_nvml(_holds, [], self._nvml)
-
-
-def _holds(nvml: Any) -> list[GpuHold]:
-    return [
-        GpuHold(gpu, pid, size)
-        for gpu in range(nvml.nvmlDeviceGetCount())
-        for pid, size in held_bytes(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu)).items()
-    ]
+        return [
+            GpuHold(gpu, pid, size)
+            for gpu, held in enumerate(read_holders(self._nvml))
+            for pid, size in held.items()
+        ]
 
 
 def _exists(pid: int) -> bool:

@@ -1,7 +1,4 @@
-"""NVML for the length of one question: found, started, asked, and let go whatever happens.
-
-The dashboard's machine page keeps its own open, since a start takes long and it asks every second.
-"""
+"""NVML for the length of one question: found, started, asked, and let go whatever happens."""
 
 from __future__ import annotations
 
@@ -46,3 +43,11 @@ def ask_nvml(question: Callable[[Any], _T], otherwise: _T, nvml: Any | None = No
             return question(nvml)
     except nvml.NVMLError:
         return otherwise
+
+
+def optional(nvml: Any, read: Callable[..., Any]) -> Any:
+    """What `read` returns, or None where this card, driver or pynvml cannot tell."""
+    try:
+        return read()
+    except (nvml.NVMLError, AttributeError):
+        return None

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.machine.ports import Listener, answers_http, read_listeners, url_host
+from engine.machine.addresses import url_host
+from engine.machine.ports import Listener, answers_http, read_listeners
 from engine.machine.processes import (
     SERVER_MARK,
     engine_kind,

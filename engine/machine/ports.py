@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import random
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from engine.env import is_loopback
 
 if TYPE_CHECKING:
     import psutil
@@ -44,40 +41,47 @@ class Listener:
 
 def read_listeners() -> tuple[Listener, ...]:
     """Listening sockets whose process this user may see."""
+    return tuple(Listener(*one, _words(one[0])) for one in _listening())
+
+
+def listening_pid(port: int) -> int | None:
+    """The process that listens on the port, if this user may see it."""
+    return next((pid for pid, _, its_port in _listening() if its_port == port), None)
+
+
+def _listening() -> list[tuple[int, str, int]]:
+    """(pid, address, port); some systems tell it to root only."""
     import psutil
 
     try:
         connections = psutil.net_connections(kind="tcp")
-    except (psutil.AccessDenied, PermissionError):
-        return ()
-    found = {
-        (one.pid, one.laddr.ip, one.laddr.port)
-        for one in connections
-        if one.status == psutil.CONN_LISTEN and one.pid and one.laddr
-    }
-    return tuple(Listener(pid, address, port, _words(pid)) for pid, address, port in sorted(found))
+    except (psutil.Error, PermissionError):
+        return []
+    return sorted(
+        {
+            (one.pid, one.laddr.ip, one.laddr.port)
+            for one in connections
+            if one.status == psutil.CONN_LISTEN and one.pid and one.laddr
+        }
+    )
 
 
 def port_holder(port: int) -> tuple[int, str] | None:
     """(pid, program) of the process that listens on the port, if this user may see it."""
     import psutil
 
-    for one in read_listeners():
-        if one.port == port:
-            try:
-                return one.pid, _program(psutil.Process(one.pid))
-            except psutil.Error:
-                return None
-    return None
+    pid = listening_pid(port)
+    try:
+        return None if pid is None else (pid, _program(psutil.Process(pid)))
+    except psutil.Error:
+        return None
 
 
 def answers_http(host: str, port: int, timeout_s: float) -> bool:
     """Whether a new connection gets any answer to a question in HTTP, whatever it says."""
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
-            connection.sendall(
-                b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            )
+            connection.sendall(_QUESTION)
             return connection.recv(1) != b""
     except OSError:
         return False
@@ -87,30 +91,6 @@ def describe_holder(port: int) -> str:
     """`ollama (pid 12)`, or nothing when this user may not see it."""
     holder = port_holder(port)
     return "" if holder is None else f"{holder[1]} (pid {holder[0]})"
-
-
-def url_host(host: str) -> str:
-    """The host to connect to for a server that listens on `host`, written as in a URL."""
-    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{reachable}]" if ":" in reachable else reachable
-
-
-def outward_host(host: str) -> str | None:
-    """Where other machines find a server that listens on `host`, written as in a URL.
-
-    None for the loopback, and where this machine has no way to another one.
-    """
-    if is_loopback(host):
-        return None
-    if host not in ("0.0.0.0", "", "::"):
-        return url_host(host)
-    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        if family == socket.AF_INET6 and host != "::":
-            continue
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
-            route.connect((far, 9))  # of a datagram nothing is sent: the kernel picks the way
-            return url_host(route.getsockname()[0])
-    return None
 
 
 def _program(process: psutil.Process) -> str:

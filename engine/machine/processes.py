@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ SERVER_MARK = "STOKER_SERVER_MARK"
 """Variable in the environment of all that Stoker starts as a server: `TOKEN@PID@IDENTITY`, the
 last two being the supervisor's."""
 
+_ROLES = {"serve": "APIServer", "core": "EngineCore"}
 _ADOPTERS = ("systemd", "init", "launchd", "tini", "dumb-init", "docker-init", "catatonit")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 19  # of /proc/PID/stat, counted behind the name
@@ -49,6 +51,24 @@ def is_engine_child(words: Sequence[str]) -> bool:
         return True
     is_ours = engine_kind(words) == "stoker"
     return is_ours and ("core" in words[1:6] or (words[-1] == "grammars" and len(words) < 4))
+
+
+def role_of(words: Sequence[str]) -> str:
+    """What a process of a server does, by its command line; "" where that does not tell.
+
+    vLLM and SGLang write it into the title, our engine is started with it as its first argument.
+    """
+    title = words[0] if words else ""
+    if title.startswith(("VLLM::", "sglang::")):
+        return title.partition("::")[2].split()[0]
+    for word, following in pairwise(words):
+        if word.endswith("engine/__main__.py"):
+            return _ROLES.get(following, "")
+        if word == "-m" and following.startswith(("vllm.", "sglang.")):
+            return "APIServer"
+    if "vllm" in [word.rsplit("/", 1)[-1] for word in words[:2]] and "serve" in words[:3]:
+        return "APIServer"
+    return "resource tracker" if "resource_tracker" in " ".join(words[:6]) else ""
 
 
 def process_identity(pid: int) -> str:

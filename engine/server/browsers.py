@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.args import EngineArgs
-from engine.env import is_loopback
+from engine.machine.addresses import is_loopback
 from engine.server.errors import ApiError, error_response
 
 _ANY = "*"

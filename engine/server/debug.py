@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from engine.args import EngineArgs
-from engine.env import is_loopback
 from engine.errors import ConfigError
 from engine.frontend.async_llm import AsyncLLM
+from engine.machine.addresses import is_loopback
 from engine.server.errors import ApiError, unavailable
 from engine.server.introspection import json_response
 from engine.server.state import Services

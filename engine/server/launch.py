@@ -19,10 +19,10 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from engine.args import EngineArgs
-from engine.env import is_loopback
 from engine.errors import ConfigError, EngineError
 from engine.frontend.engine_start import ClientFactory, real_client
 from engine.logger import get_logger, setup_logging
+from engine.machine.addresses import is_loopback
 from engine.machine.heap import Heap
 from engine.server.api import create_app
 from engine.server.binding import bind_socket, explain_bind_error, socket_url

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from engine.config import CacheConfig
 from engine.errors import MemoryBudgetError
-from engine.gpu_processes import GpuProcess, describe, read_other_processes
 from engine.kv_sizing import GIB, KVCacheSpec, format_gib, requested_memory
+from engine.machine.gpus import GpuHolder, read_other_processes
 
 _CPU_CAP_BYTES = 4 * GIB
+_SHOWN_HOLDERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,14 @@ def require_requested_memory(
     total: int,
     free: int,
     utilization: float,
-    read_processes: Callable[[], Sequence[GpuProcess]] = read_other_processes,
+    read_processes: Callable[[], Sequence[GpuHolder]] = read_other_processes,
 ) -> None:
     """Raise MemoryBudgetError when other processes hold too much of the device, and name them."""
     requested = requested_memory(total, utilization)
     if free >= requested:
         return
     holders = read_processes()
-    held_by = f" Memory is held by: {describe(holders)}." if holders else ""
+    held_by = f" Memory is held by: {describe_holders(holders)}." if holders else ""
     # Only a pid that could be looked up here is certain to be the process that is meant.
     named = next((holder.pid for holder in holders if holder.name is not None), None)
     advice = "Stop the other processes on this GPU"
@@ -50,6 +51,20 @@ def require_requested_memory(
         f"than desired GPU memory utilization ({utilization}, {format_gib(requested)} GiB)."
         f"{held_by} {advice}."
     )
+
+
+def describe_holders(holders: Sequence[GpuHolder]) -> str:
+    """`pid 1234 python (12.3 GiB), pid 77 (size unknown)`."""
+    shown = [_describe(holder) for holder in holders[:_SHOWN_HOLDERS]]
+    if len(holders) > _SHOWN_HOLDERS:
+        shown.append(f"{len(holders) - _SHOWN_HOLDERS} more")
+    return ", ".join(shown)
+
+
+def _describe(holder: GpuHolder) -> str:
+    label = f"{holder.pid}" if holder.name is None else f"{holder.pid} {holder.name}"
+    size = "size unknown" if holder.bytes is None else f"{format_gib(holder.bytes)} GiB"
+    return f"pid {label} ({size})"
 
 
 def gpu_available_bytes(profile: GpuMemoryProfile, cache: CacheConfig) -> int:

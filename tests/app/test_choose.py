@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.doctor.facts import AcceleratorFacts, Facts, Gpu, GpuReading, MachineFacts
+from app.doctor.facts import AcceleratorFacts, Facts, MachineFacts
 from app.errors import ExitCode, StokerError
 from app.planning.choosing import (
     RULES,
@@ -20,6 +20,7 @@ from app.planning.choosing import (
     read_needs,
     start_command,
 )
+from engine.machine.gpus import Gpu, GpuReading
 
 NEED = Need(
     name="box",

@@ -15,14 +15,12 @@ from app.doctor.facts import (
     Distribution,
     EnvironmentFacts,
     Facts,
-    Gpu,
-    GpuReading,
     HostFacts,
     PackageFolder,
     PciGpu,
 )
-from app.doctor.nvml import read_gpus
 from app.doctor.report import Check, Result
+from engine.machine.gpus import Gpu, GpuReading, read_gpus
 
 GIB = 1 << 30
 T = TypeVar("T")

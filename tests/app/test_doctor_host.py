@@ -21,8 +21,6 @@ from app.doctor.facts import (
     CacheFolder,
     Facts,
     FolderFacts,
-    Gpu,
-    GpuReading,
     HostFacts,
     LeftoverFacts,
     LeftoverFile,
@@ -30,6 +28,7 @@ from app.doctor.facts import (
     TokenFacts,
 )
 from app.doctor.report import Check, Result
+from engine.machine.gpus import Gpu, GpuReading
 from engine.machine.ports import Listener, free_port
 from engine.machine.processes import engine_kind, is_engine_child
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.doctor.facts import Gpu, GpuReading
 from app.errors import StokerError
 from app.planning.gguf_shape import read_gguf
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu, gpu_of_reading
@@ -33,6 +32,7 @@ from app.planning.weight_counts import count_weights
 from app.planning.weight_sizes import device_bytes
 from engine.errors import CorruptModelError
 from engine.kv_sizing import GIB
+from engine.machine.gpus import Gpu, GpuReading
 from logparse import Facts, LogReport, parse_lines
 from tests.default_model import default_gguf
 

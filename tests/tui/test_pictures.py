@@ -14,6 +14,7 @@ import tui.app
 from app.client.errors import Unreachable
 from app.client.metrics.histograms import Histogram
 from app.client.metrics.sample import MetricsSample
+from app.client.watch.host import GpuHolder, GpuUse, HostSample, ProcessUse
 from tests.tui.engine_script import ScriptedDebug, sample_of
 from tests.tui.picture import check_picture
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until
@@ -21,7 +22,6 @@ from tui.app import WatchApp
 from tui.log_app import LogApp
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
 from tui.screens.dashboard import DashboardScreen
-from tui.state.host_sample import GpuUse, HostSample, ProcessUse
 from tui.theme import Appearance
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
@@ -39,7 +39,7 @@ GPU = GpuUse(
     temperature_c=71,
     throttle="power cap",
     server_bytes=69 << 30,
-    processes=((7, 69 << 30),),
+    processes=(GpuHolder(7, 69 << 30),),
 )
 HOST = HostSample(
     time_s=NOW_S,

@@ -6,11 +6,12 @@ import pytest
 
 from engine.config import CacheConfig
 from engine.errors import MemoryBudgetError
-from engine.gpu_processes import GpuProcess
 from engine.kv_sizing import GIB, KVCacheSpec, format_gib
+from engine.machine.gpus import GpuHolder
 from engine.worker.memory import (
     GpuMemoryProfile,
     cpu_available_bytes,
+    describe_holders,
     gpu_available_bytes,
     require_requested_memory,
 )
@@ -44,7 +45,7 @@ def test_an_occupied_gpu_is_refused_with_both_numbers() -> None:
 
 
 def test_who_holds_the_gpu_is_named_with_what_to_type() -> None:
-    holders = (GpuProcess(77, GIB), GpuProcess(1234, int(12.3 * GIB), "python"))
+    holders = (GpuHolder(77, GIB), GpuHolder(1234, int(12.3 * GIB), "python"))
     with pytest.raises(MemoryBudgetError) as caught:
         require_requested_memory(24 * GIB, 10 * GIB, 0.92, lambda: holders)
     assert str(caught.value).endswith(
@@ -57,7 +58,7 @@ def test_who_holds_the_gpu_is_named_with_what_to_type() -> None:
 
 def test_a_pid_that_cannot_be_looked_up_is_never_offered_to_kill() -> None:
     with pytest.raises(MemoryBudgetError, match=r"pid 77 \(1\.0 GiB\)") as caught:
-        require_requested_memory(24 * GIB, 10 * GIB, 0.92, lambda: [GpuProcess(77, GIB)])
+        require_requested_memory(24 * GIB, 10 * GIB, 0.92, lambda: [GpuHolder(77, GIB)])
     assert "kill" not in str(caught.value)
 
 
@@ -79,3 +80,12 @@ def test_an_explicit_size_must_fit_into_free_ram() -> None:
     assert cpu_available_bytes(4 * GIB, cache, SPEC, 8192) == 3 * GIB
     with pytest.raises(MemoryBudgetError, match=r"3\.0 GiB.*2\.0 GiB"):
         cpu_available_bytes(2 * GIB, cache, SPEC, 8192)
+
+
+def test_description_of_holders() -> None:
+    processes = [GpuHolder(1234, int(12.3 * GIB), "python"), GpuHolder(77, None)]
+
+    assert describe_holders(processes) == "pid 1234 python (12.3 GiB), pid 77 (size unknown)"
+    assert describe_holders([GpuHolder(pid, GIB) for pid in range(1, 7)]).endswith(
+        "pid 4 (1.0 GiB), 2 more"
+    )

@@ -21,13 +21,13 @@ from textual.screen import Screen
 from app.client import formatting
 from app.client.errors import ClientError, ServerLoading
 from app.client.metrics.thresholds import Level, worst
+from app.client.watch.host import CoreLoad, HostSample, HostSampler, is_local
 from app.client.watch.watched import PacedSource
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
 from tui.screens.dashboard_keys import DASHBOARD_KEYS
 from tui.screens.help import READING, HelpScreen
 from tui.state.debug_poller import DebugSampleSource
 from tui.state.history import WINDOWS_S, MetricHistory, Snapshot
-from tui.state.host_sample import CoreLoad, HostSample, HostSampler, is_local
 from tui.state.levels import findings_in
 from tui.state.poller import MetricsPoller, SampleSource
 from tui.widgets.charts.cache_panel import CachePanel

@@ -19,7 +19,7 @@ from app.launch.launch_specs import (
     stoker_spec,
     with_debug_endpoints,
 )
-from engine.machine.ports import outward_host
+from engine.machine.addresses import outward_host
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.doctor.facts import GpuReading
 from app.doctor.leftovers_probe import read_leftovers
 from app.supervise.orphans import end_orphan
+from engine.machine.gpus import GpuReading
 from engine.machine.orphans import OrphanEngine, find_orphans
 from engine.machine.ports import answers_http, free_port
 from engine.machine.processes import SERVER_MARK

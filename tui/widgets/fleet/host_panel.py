@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from app.client import formatting
-from tui.state.host_sample import GpuUse, HostSample, ProcessUse
+from app.client.watch.host import GpuUse, HostSample, ProcessUse
 from tui.widgets.charts.history_graph import bar
 from tui.widgets.panel import Panel
 from tui.widgets.rows import Row, styled

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.gpu_processes import GpuProcess, describe, others, read_other_processes
 from engine.kv_sizing import GIB
+from engine.machine.gpus import GpuHolder, others, read_other_processes
 
 OWN = os.getpid()
 
@@ -77,8 +77,8 @@ def test_the_others_are_read_largest_first(monkeypatch: pytest.MonkeyPatch) -> N
 
     largest, own_parent = read_other_processes()
 
-    assert largest == GpuProcess(1 << 22, 5 * GIB, None)  # above the kernel's largest pid
-    assert (own_parent.pid, own_parent.memory_bytes) == (parent, 3 * GIB)
+    assert largest == GpuHolder(1 << 22, 5 * GIB, None)  # above the kernel's largest pid
+    assert (own_parent.pid, own_parent.bytes) == (parent, 3 * GIB)
     assert own_parent.name == Path(f"/proc/{parent}/comm").read_text().strip()
     assert nvml.starts == 0
 
@@ -133,8 +133,8 @@ def test_pids_of_another_namespace_are_not_looked_up(tmp_path: Path) -> None:
     (tmp_path / "9").mkdir()
     (tmp_path / "9" / "comm").write_text("sshd\n")
 
-    assert others({9: GIB}, 1, tmp_path) == (GpuProcess(9, GIB, None),)
-    assert others({9: GIB, 1: 5}, 1, tmp_path) == (GpuProcess(9, GIB, "sshd"),)
+    assert others({9: GIB}, 1, tmp_path) == (GpuHolder(9, GIB, None),)
+    assert others({9: GIB, 1: 5}, 1, tmp_path) == (GpuHolder(9, GIB, "sshd"),)
 
 
 def test_a_name_cannot_move_the_cursor(tmp_path: Path) -> None:
@@ -144,12 +144,3 @@ def test_a_name_cannot_move_the_cursor(tmp_path: Path) -> None:
     (process,) = others({9: None, 1: 5}, 1, tmp_path)
 
     assert process.name == "?[2Jpy\N{REPLACEMENT CHARACTER}"
-
-
-def test_description() -> None:
-    processes = [GpuProcess(1234, int(12.3 * GIB), "python"), GpuProcess(77, None)]
-
-    assert describe(processes) == "pid 1234 python (12.3 GiB), pid 77 (size unknown)"
-    assert describe([GpuProcess(pid, GIB) for pid in range(1, 7)]).endswith(
-        "pid 4 (1.0 GiB), 2 more"
-    )

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tui.state.host_sample import HostSampler, is_local, role_of
+from app.client.watch.host import HostSampler, is_local
+from engine.machine.processes import role_of
 
 SERVER = """
 import socket, subprocess, sys
@@ -127,10 +128,7 @@ def test_no_gpu_and_no_library() -> None:
         "no NVIDIA GPU is usable here (Driver Not Loaded)",
     )
 
-    def no_library() -> Any:
-        raise ImportError("pynvml")
-
-    found = HostSampler("http://127.0.0.1:9", no_library).read()
+    found = HostSampler("http://127.0.0.1:9", lambda: None).read()
     assert "nvidia-ml-py is not installed" in found.gpu_reason
 
 
