@@ -20,8 +20,8 @@ from app.client.chat.conversations import ConversationStore
 from app.paths import state_dir
 from app.registry.server_registry import ServerRecord, open_registry
 from engine.machine.processes import process_identity
-from tests.app.terminal import VARIABLES, Terminal
 from tests.client.local_server import Answer, Call, LocalServer, serving
+from tests.fakes.terminal import VARIABLES, Terminal
 
 
 def chunk(**fields: object) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.terminal import Terminal
+from tests.fakes.terminal import Terminal
 
 
 @pytest.mark.parametrize("screen", ["top", "fleet", "log"])

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from app.errors import ExitCode
-from tests.app.supervise.test_supervisor import is_running, wait_for
+from tests.fakes import serve_fake
+from tests.waiting import is_running, wait_for
 
-SCRIPT = Path(__file__).with_name("detached_fake.py")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -38,7 +38,7 @@ class Machine:
         )
 
     def serve(self, name: str, mode: str = "idle") -> subprocess.CompletedProcess[str]:
-        return self.run(str(SCRIPT), name, mode)
+        return self.run(serve_fake.__file__, "detached", name, mode)
 
     def stoker(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.run("-c", "from app.cli import main; main()", *words)
@@ -134,7 +134,7 @@ def test_an_empty_machine(machine: Machine) -> None:
 
 def test_a_server_between_two_starts_is_listed_and_can_be_stopped(machine: Machine) -> None:
     waiting = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "one", "die:1", "600"],
+        [sys.executable, serve_fake.__file__, "detached", "one", "die:1", "600"],
         env=machine.environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -198,9 +198,9 @@ def test_a_failure_of_many_lines_stands_below_the_rows(machine: Machine) -> None
 
 
 def test_a_background_start_on_a_full_disk_says_so(machine: Machine) -> None:
-    limited = "import resource, runpy, sys; sys.argv = ['x', 'one', 'idle']; "
+    limited = "import resource, runpy, sys; sys.argv = ['x', 'detached', 'one', 'idle']; "
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
-    limited += f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    limited += f"runpy.run_path({serve_fake.__file__!r}, run_name='__main__')"
     done = machine.run("-c", limited)
 
     assert done.returncode == ExitCode.USAGE

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from engine.kernels.native.instruction_sets import (
 )
 from engine.kernels.native.library import open_library
 from tests.kernels.native_models import native_library
+from tests.waiting import wait_for
 
 PORTABLE = INSTRUCTION_SETS[-1]
 
@@ -92,13 +92,6 @@ with built_library(INSTRUCTION_SETS[-1], Path({str(cache)!r})) as path:
 """
     command = [*before, sys.executable, "-c", code]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.01)
 
 
 def test_the_second_call_does_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +166,7 @@ def test_starts_at_the_same_time_build_once(
     wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, before_output=wait)))
     starts = [start_build_in_process(tmp_path / "cache") for _ in range(2)]
-    wait_for(tmp_path / "builds")
+    wait_for((tmp_path / "builds").exists)
     go.touch()
     said = [start.communicate(timeout=60)[0] for start in starts]
     paths = {text.split("BUILT ")[1] for text in said}
@@ -191,7 +184,7 @@ def test_a_child_waits_without_a_word_for_what_its_parent_builds(
     monkeypatch.setenv("STOKER_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("STOKER_NATIVE_ISA", PORTABLE.name)
     start_build(Formats.ALL)
-    wait_for(tmp_path / "builds")
+    wait_for((tmp_path / "builds").exists)
     child = start_build_in_process(tmp_path / "kernels")
     stranger = start_build_in_process(tmp_path / "kernels", "bash", "-c", '"$@"; true', "-")
     assert stranger.stdout is not None
@@ -223,7 +216,7 @@ def test_a_killed_build_is_repeated(
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, before_output=wait)))
     cache = tmp_path / "cache"
     first = start_build_in_process(cache)
-    wait_for(tmp_path / "builds")
+    wait_for((tmp_path / "builds").exists)
     first.send_signal(stop)
     first.communicate(timeout=60)
     assert len(libraries(cache)) == 1  # the folder of the build

@@ -20,17 +20,7 @@ from app.launch.launch_specs import (
     with_debug_endpoints,
 )
 from engine.machine.addresses import outward_host
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 512,
-    "eos_token_id": 2,
-}
+from tests.fakes.programs import CONFIG
 
 
 def refusal(*words: str) -> StokerError:

@@ -9,7 +9,7 @@ from app.errors import ExitCode, StokerError
 from app.launch.launch_specs import LLAMA_CPP, LaunchSpec, parse_serve_request
 from app.launch.llama_spec import find_llama_server, llama_spec, require_llama_model
 from engine.args import EngineArgs
-from tests.app.launch.test_vllm_spec import program
+from tests.fakes.programs import program
 
 ALWAYS = ["--host", "127.0.0.1", "--port", "8000", "--alias", "org/model"]
 

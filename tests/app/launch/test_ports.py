@@ -10,7 +10,7 @@ import pytest
 from app.errors import StokerError
 from app.launch.ports import require_free_port
 from app.registry.server_registry import open_registry
-from tests.app.registry.test_server_registry import record
+from tests.fakes.records import record
 
 
 def test_the_stoker_server_that_holds_a_port_is_named(

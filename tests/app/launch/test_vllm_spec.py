@@ -8,6 +8,7 @@ import pytest
 from app.errors import ExitCode, StokerError
 from app.launch.launch_specs import VLLM, LaunchSpec, parse_serve_request
 from app.launch.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
+from tests.fakes.programs import program
 
 
 def spec(*words: str, api_key: str | None = None) -> LaunchSpec:
@@ -28,13 +29,6 @@ def refusal(*words: str) -> StokerError:
         spec("org/model", *words)
     assert caught.value.exit_code == ExitCode.USAGE
     return caught.value
-
-
-def program(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
 
 
 def test_address_and_name_are_always_said() -> None:

@@ -10,7 +10,7 @@ from app.errors import StokerError
 from app.model_store.files import count_parameters, describe_model, find_local_model
 from app.model_store.store import ModelStore
 from engine.errors import CorruptModelError
-from tests.app.launch.test_launch_specs import CONFIG
+from tests.fakes.programs import CONFIG
 
 
 def write_weights(path: Path, shapes: dict[str, list[int]]) -> None:

@@ -21,10 +21,9 @@ from app.model_store.store import (
     StoreProgress,
     list_hub_models,
 )
-from tests.app.supervise.test_supervisor import is_running, wait_for
 from tests.app.tiny_wheels import GGUF, converter, fill, make_index
-
-MAKER = Path(__file__).parents[1] / "make_tiny_model.py"
+from tests.fakes import make_tiny_model
+from tests.waiting import is_running, wait_for
 
 
 @pytest.fixture
@@ -255,5 +254,11 @@ def test_the_catalogue_pins_what_it_downloads() -> None:
 
 def start_maker(model: BuiltinModel, root: Path, mode: str) -> subprocess.Popen[str]:
     entry = json.dumps(dataclasses.asdict(model))
-    command = [sys.executable, str(MAKER), str(root), entry, json.dumps(converter(mode))]
+    command = [
+        sys.executable,
+        make_tiny_model.__file__,
+        str(root),
+        entry,
+        json.dumps(converter(mode)),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

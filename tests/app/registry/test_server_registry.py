@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,8 @@ import psutil
 import pytest
 
 from app.errors import StokerError
-from app.registry.server_registry import ServerRecord, ServerRegistry
-from engine.machine.processes import process_identity
-
-
-def record(name: str, *, pid: int | None = None, identity: str | None = None) -> ServerRecord:
-    return ServerRecord(
-        name=name,
-        pid=os.getpid() if pid is None else pid,
-        create_time=time.time(),
-        identity=process_identity(os.getpid()) if identity is None else identity,
-        supervisor_pid=os.getpid(),
-        url="http://127.0.0.1:8000",
-        model="m",
-        engine="stoker",
-        log_path="/tmp/x.log",
-    )
+from app.registry.server_registry import ServerRegistry
+from tests.fakes.records import record
 
 
 def test_a_running_server_is_listed_until_removed(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from app.registry.server_registry import READY_STATES, ServerRegistry, open_regi
 from app.selftest.run import Trial, fake_spec, run_trial
 from app.selftest.trials import terminal_trials
 from app.supervise.stopping import stop_server
-from tests.app.terminal import Terminal
+from tests.fakes import serve_fake
+from tests.fakes.terminal import Terminal
 
 
 @pytest.mark.parametrize("trial", terminal_trials(show_dashboard), ids=lambda trial: trial.title)
@@ -39,7 +40,9 @@ def serve(registry: ServerRegistry) -> Iterator[Open]:
     opened: list[Terminal] = []
 
     def open_terminal(mode: str) -> Terminal:
-        opened.append(Terminal("it", mode, columns=100, rows=30, module="tests.app.front_fake"))
+        opened.append(
+            Terminal("terminal", "it", mode, columns=100, rows=30, module=serve_fake.__name__)
+        )
         return opened[-1]
 
     yield open_terminal

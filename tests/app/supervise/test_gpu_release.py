@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from app.supervise.gpu_release import GpuHold, GpuWitness
-from tests.app.test_doctor_gpu import GIB, Card, ScriptedNvml
+from tests.fakes.nvml import GIB, Card, ScriptedNvml
 
 NOBODY = 2**22 + 1  # no pid of this machine: a process as the host counts it
 

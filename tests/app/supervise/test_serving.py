@@ -19,11 +19,10 @@ from app.errors import ExitCode, StokerError
 from app.registry.server_registry import ServerRegistry
 from app.supervise.steady_output import NOBODY_READS
 from app.views.serve import read_report, say_warnings
-from engine.machine.ports import is_port_free
-from tests.app.registry.test_server_registry import record
-from tests.app.supervise.test_supervisor import free_port, is_running, wait_for
-
-SCRIPT = Path(__file__).parents[1] / "serve_fake.py"
+from engine.machine.ports import free_port, is_port_free
+from tests.fakes import serve_fake
+from tests.fakes.records import record
+from tests.waiting import is_running, wait_for
 
 
 class Serving:
@@ -36,7 +35,7 @@ class Serving:
         self.state = state
         environment = {**os.environ, "STOKER_STATE_DIR": str(state)}
         words = [str(self.port), mode, str(timeout_s), str(restarts)]
-        command = [*wrapper, sys.executable, str(SCRIPT), *words]
+        command = [*wrapper, sys.executable, serve_fake.__file__, "foreground", *words]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )

@@ -12,7 +12,7 @@ import pytest
 
 from app.supervise.child_process import kill_session, spawn, start_guard, tell_guard
 from app.supervise.process_tree import ProcessTree
-from tests.app.supervise.test_supervisor import wait_for
+from tests.waiting import wait_for
 
 MARK = "STOKER_SERVER_MARK=of-this-test"
 FAMILY = "sleep 600 & sleep 600"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from app.supervise.shared_files import SharedFiles
-from tests.app.supervise.test_supervisor import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(not psutil.LINUX, reason="looks into /proc")
 

@@ -3,8 +3,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,21 +13,14 @@ from app.errors import ExitCode, StokerError
 from app.launch.launch_specs import LaunchSpec
 from app.server_logs.log_sink import LogSink
 from app.supervise.supervisor import StopTimes, Supervisor
-from engine.machine.ports import free_port as free_port
-from engine.machine.ports import is_port_free
-from tests.app.test_doctor_gpu import GIB, Card, ScriptedNvml
+from engine.machine.ports import free_port, is_port_free
+from tests.fakes.nvml import GIB, Card, ScriptedNvml
+from tests.fakes.serve_fake import fake_engine_spec
+from tests.waiting import is_running, wait_for
 
-ENGINE = Path(__file__).parents[1] / "fake_engine.py"
 Launch = Callable[..., tuple[Supervisor, LogSink, LaunchSpec]]
 QUICK = StopTimes(grace_s=0.3, group_s=1.0, kill_s=60.0)  # with those that do not obey
 PATIENT = StopTimes(grace_s=600.0, group_s=600.0, kill_s=60.0)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -37,16 +28,7 @@ def start(tmp_path: Path) -> Iterator[Launch]:
     running: list[Supervisor] = []
 
     def launch(mode: str, times: StopTimes = PATIENT) -> tuple[Supervisor, LogSink, LaunchSpec]:
-        port = free_port()
-        spec = LaunchSpec(
-            engine="fake",
-            argv=(sys.executable, str(ENGINE), "--port", str(port), "--mode", mode),
-            model="fake",
-            host="127.0.0.1",
-            port=port,
-            shutdown_timeout_s=0.2,
-            secrets={"STOKER_API_KEY": "very-secret-key"},
-        )
+        spec = fake_engine_spec(free_port(), mode, 0.2)
         sink = LogSink(tmp_path / "engine.log", secrets=("very-secret-key",))
         supervisor = Supervisor(spec, sink, times)
         supervisor.start()
@@ -152,14 +134,7 @@ def test_the_log_is_private_and_without_the_key(
 
 def test_gpu_memory_that_stays_is_named(tmp_path: Path) -> None:
     card = Card()
-    spec = LaunchSpec(
-        engine="fake",
-        argv=(sys.executable, str(ENGINE), "--port", str(port := free_port())),
-        model="fake",
-        host="127.0.0.1",
-        port=port,
-        shutdown_timeout_s=0.2,
-    )
+    spec = fake_engine_spec(port := free_port(), "good", 0.2)
     times = dataclasses.replace(QUICK, gpu_s=0.0)
     supervisor = Supervisor(spec, LogSink(tmp_path / "x.log"), times, ScriptedNvml(card))
     supervisor.start()
@@ -198,7 +173,3 @@ def test_a_missing_program_has_its_own_code(tmp_path: Path) -> None:
         supervisor.start()
 
     assert caught.value.exit_code == ExitCode.NOT_FOUND
-
-
-def is_running(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from app.watch.idle_probe import IdleProbe
-from tests.app.supervise.test_supervisor import wait_for
+from tests.waiting import wait_for
 
 
 class Asked:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from app.launch.launch_specs import LaunchSpec
 from app.watch.ready_probe import ReadyProbe, answers_one_token
 from engine.machine.ports import free_port
+from tests.waiting import wait_for
 
 
 class Backend(ThreadingHTTPServer):
@@ -76,23 +76,13 @@ def spec_at(port: int, **more: Any) -> LaunchSpec:
     )
 
 
-def poll(probe: ReadyProbe) -> bool:
-    """Ask as the supervisor does, for a while."""
-    deadline = time.monotonic() + 60
-    while not probe.is_ready():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def test_good_health_without_a_token_is_not_ready(backend: Backend) -> None:
     backend.may_answer.clear()
     probe = ReadyProbe(spec_of(backend))
 
     assert [probe.is_ready() for _ in range(3)] == [False] * 3
     backend.may_answer.set()
-    assert poll(probe)
+    wait_for(probe.is_ready)
     assert len(backend.asked) == 1
 
 
@@ -116,7 +106,7 @@ def test_a_server_without_generation_is_ready_with_its_health(
 def test_a_failed_step_is_asked_again(backend: Backend) -> None:
     backend.statuses = [500, 503]
 
-    assert poll(ReadyProbe(spec_of(backend)))
+    wait_for(ReadyProbe(spec_of(backend)).is_ready)
     assert len(backend.asked) == 3
 
 

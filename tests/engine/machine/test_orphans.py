@@ -16,7 +16,7 @@ from engine.machine.gpus import GpuReading
 from engine.machine.orphans import OrphanEngine, find_orphans
 from engine.machine.ports import answers_http, free_port
 from engine.machine.processes import SERVER_MARK
-from tests.app.supervise.test_supervisor import is_running, wait_for
+from tests.waiting import is_running, wait_for
 
 SERVER = """
 import sys

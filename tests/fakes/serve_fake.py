@@ -1,0 +1,69 @@
+"""What `stoker serve` runs after its command line is checked, on a fake engine.
+
+`foreground PORT MODE TIMEOUT RESTARTS` is `--no-tui`, on `fake_engine`. On the engine of the
+selftest, `detached NAME MODE [DELAY]` is `--detach`, `terminal NAME MODE` the way with a dashboard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from app.cli import exit_code_of
+from app.commands.serve import _run, _run_detached, _run_with_front
+from app.launch.launch_specs import LaunchSpec
+from app.selftest.run import fake_spec
+from app.supervise.managed_server import ServerCare
+from app.supervise.restart_policy import RestartPolicy
+
+_ENGINE = Path(__file__).with_name("fake_engine.py")
+_SERVE_ARGS = ("--engine", "stoker")
+
+
+def fake_engine_spec(port: int, mode: str, shutdown_timeout_s: float) -> LaunchSpec:
+    """`fake_engine` in one of its modes, with a key."""
+    return LaunchSpec(
+        engine="fake",
+        argv=(sys.executable, str(_ENGINE), "--port", str(port), "--mode", mode),
+        model="fake",
+        host="127.0.0.1",
+        port=port,
+        shutdown_timeout_s=shutdown_timeout_s,
+        secrets={"STOKER_API_KEY": "very-secret-key"},
+    )
+
+
+def _foreground(port: str, mode: str, timeout: str, restarts: str) -> int:
+    limit = int(restarts)
+    policy = RestartPolicy(is_on=limit > 0, max_restarts=limit, first_delay_s=0.1)
+    spec = fake_engine_spec(int(port), mode, 60.0)  # for a busy machine; a stubborn one is hurried
+    return _run(spec, None, "fake", float(timeout), ServerCare(restart=policy))
+
+
+def _detached(name: str, mode: str, delay: str | None = None) -> int:
+    policy = RestartPolicy()
+    if delay is not None:
+        policy = RestartPolicy(is_on=True, first_delay_s=float(delay), longest_delay_s=float(delay))
+    care = ServerCare(_SERVE_ARGS, is_background=True, stall_s=1.0, restart=policy)
+    return _run_detached(fake_spec(mode), name, "fake", 60.0, care)
+
+
+def _terminal(name: str, mode: str) -> int:
+    spec = dataclasses.replace(fake_spec(mode), shutdown_timeout_s=2.0)
+    return _run_with_front(spec, name, "fake", 60.0, ServerCare(_SERVE_ARGS))
+
+
+def main() -> int:
+    way, *words = sys.argv[1:]
+    ways: dict[str, Callable[..., int]] = {
+        "foreground": _foreground,
+        "detached": _detached,
+        "terminal": _terminal,
+    }
+    return exit_code_of(lambda: ways[way](*words), debug=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

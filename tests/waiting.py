@@ -1,0 +1,26 @@
+"""Tests wait for a condition, never for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+
+def wait_for(
+    condition: Callable[[], bool],
+    timeout_s: float = 60.0,
+    *,
+    else_say: Callable[[], str] = lambda: "the condition was not met in time",
+) -> None:
+    """Until it is met; fails with what `else_say` then has to say."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, else_say()
+        time.sleep(0.05)
+
+
+def is_running(process: psutil.Process) -> bool:
+    """A zombie does not."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
