@@ -13,7 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core.executor import Executor, create_executor
-from engine.core.request_traces import RequestTraces, StepClock
+from engine.core.request_traces import CallTimer, RequestTraces, StepClock
 from engine.core.structured_output import StructuredOutputManager
 from engine.errors import MemoryBudgetError
 from engine.kv_sizing import (
@@ -28,7 +28,6 @@ from engine.kv_sizing import (
 )
 from engine.logger import get_logger
 from engine.messages import EngineCoreOutputs, EngineCoreRequest, HandshakeReady
-from engine.sched.kv_cache_manager import KVCacheManager
 from engine.sched.request import Request, RequestStatus
 from engine.sched.scheduler import Scheduler
 from engine.sched.scheduler_output import GrammarBitmask, SchedulerOutput
@@ -38,7 +37,6 @@ from engine.sched.snapshot import (
     requests_document,
     scheduler_document,
 )
-from engine.sched.timed_kv_cache_manager import TimedKVCacheManager
 from engine.version import __version__
 
 logger = get_logger(__name__)
@@ -81,9 +79,13 @@ class EngineCore:
             self.config.cache,
             self.capacity.num_blocks,
             self.spec.groups,
-            TimedKVCacheManager if is_watched else KVCacheManager,
         )
         self._steps = StepHistory() if is_watched else None
+        self._blocks_timer = (
+            CallTimer(self.scheduler.kv_cache_manager, "get_computed_blocks", "allocate_slots")
+            if is_watched
+            else None
+        )
         self._traces = RequestTraces() if is_watched else None
 
     @property
@@ -161,10 +163,9 @@ class EngineCore:
             result = self.executor.execute_model(scheduled).result()
             executed_s = time.monotonic()
             outputs += self.scheduler.update_from_output(scheduled, result)
-            if self._traces is not None:
-                clock = StepClock(
-                    start_s, planned_s, executed_s, time.monotonic(), self._blocks_s()
-                )
+            if self._traces is not None and self._blocks_timer is not None:
+                blocks_s = self._blocks_timer.take_s()
+                clock = StepClock(start_s, planned_s, executed_s, time.monotonic(), blocks_s)
                 self._traces.record(clock, scheduled, result, self.scheduler.requests)
                 self._traces.note_ends(outputs)
         elif self.scheduler.is_waiting_for_grammars():
@@ -174,13 +175,6 @@ class EngineCore:
             scheduler_stats=self.scheduler.make_stats(scheduled.total_num_scheduled_tokens),
             timestamp=time.monotonic(),
         )
-
-    def _blocks_s(self) -> float:
-        """Time that the KV cache manager took since this was last asked."""
-        manager = self.scheduler.kv_cache_manager
-        assert isinstance(manager, TimedKVCacheManager), "traces are kept"
-        spent_s, manager.spent_s = manager.spent_s, 0.0
-        return spent_s
 
     def _grammar_bitmask(self, scheduled: SchedulerOutput) -> GrammarBitmask | None:
         grammars = self.scheduler.sampling_grammars(scheduled)

@@ -1,7 +1,8 @@
 """AsyncLLM: the front end's one object; requests go in, RequestOutputs come out.
 
 Owns the task that reads EngineCore's outputs, and aborts what nobody waits for. Starting and ending
-the EngineCore process is the client's business.
+the EngineCore process is the client's business. `start_async_llm` is the one way to such an object,
+for the API server and the offline LLM.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.args import EngineArgs
+from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError, GenerationError
+from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.engine_start import load_model
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import IterationStats, ParentRequest, StatSink
 from engine.frontend.output_processor import OutputProcessor
@@ -86,8 +91,6 @@ class AsyncLLM:
 
         Raises the EngineError that ended the start.
         """
-        from engine.frontend.engine_start import start_async_llm
-
         started = await start_async_llm(model, args or EngineArgs())
         try:
             yield started.llm
@@ -231,3 +234,64 @@ class AsyncLLM:
     def _note_idle(self) -> None:
         if not self._processor.num_unfinished:
             self._idle.set()
+
+
+ClientFactory = Callable[[EngineConfig], EngineCoreClient]
+MakeSinks = Callable[[EngineConfig, HandshakeReady], Sequence[StatSink]]
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """An engine that can generate; `sampling_defaults` are the model's own."""
+
+    client: EngineCoreClient
+    llm: AsyncLLM
+    config: EngineConfig
+    chat_template: ChatTemplate | None
+    sampling_defaults: Mapping[str, float]
+
+    async def shutdown(self) -> None:
+        """End everything; requests in flight are cut off. Returns when the process is gone."""
+        await self.llm.shutdown(EngineDeadError("The engine was shut down."))
+        await self.client.shutdown(0.0)
+
+
+def real_client(config: EngineConfig) -> EngineCoreClient:
+    """The client that starts an EngineCore process."""
+    from engine.core.client import AsyncMPClient
+
+    return AsyncMPClient(config)
+
+
+async def start_async_llm(
+    model: str,
+    args: EngineArgs,
+    *,
+    client_factory: ClientFactory = real_client,
+    make_sinks: MakeSinks | None = None,
+) -> StartedEngine:
+    """Everything up to the engine's ready message; raises the EngineError that ended the start.
+
+    A cancellation leaves no process behind.
+    """
+    loaded = await load_model(model, args)
+    client = client_factory(loaded.config)
+    try:
+        ready = await client.start()
+    except BaseException:
+        await client.shutdown(0.0)
+        raise
+    observability = loaded.config.observability
+    llm = AsyncLLM(
+        client,
+        loaded.tokenizer,
+        loaded.input_processor(ready.max_model_len, args.max_logprobs),
+        make_sinks(loaded.config, ready) if make_sinks else (),
+        FrontendTraces(keeps_prompts=observability.show_prompts)
+        if observability.debug_endpoints
+        else None,
+    )
+    llm.start()
+    return StartedEngine(
+        client, llm, loaded.config, loaded.chat_template, loaded.sampling_defaults.settings
+    )

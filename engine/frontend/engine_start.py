@@ -1,102 +1,58 @@
-"""From a model's name to an AsyncLLM: find it, read it, configure, start EngineCore.
+"""From a model's name to a configured front end: find it, read it, configure.
 
 Owns the lines that a start writes to the log. Shared by the API server and the offline LLM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.args import EngineArgs
 from engine.config import EngineConfig
 from engine.env import detect_device, user_cache_dir
-from engine.errors import EngineDeadError
-from engine.frontend.async_llm import AsyncLLM, EngineCoreClient
 from engine.frontend.builtin_model import fetch_builtin
 from engine.frontend.chat_template import ChatTemplate, load_chat_template
 from engine.frontend.daemon_thread import in_daemon_thread
 from engine.frontend.input_processor import InputProcessor
-from engine.frontend.iteration_stats import StatSink
-from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.sampling_defaults import SamplingDefaults, load_sampling_defaults
 from engine.frontend.tokenizer import Tokenizer
 from engine.logger import get_logger
-from engine.messages import HandshakeReady
 from engine.model_config import ModelConfig
 
 logger = get_logger(__name__)
 
-ClientFactory = Callable[[EngineConfig], EngineCoreClient]
-MakeSinks = Callable[[EngineConfig, HandshakeReady], Sequence[StatSink]]
-
 
 @dataclass(frozen=True, slots=True)
-class StartedEngine:
-    """An engine that can generate; `sampling_defaults` are the model's own."""
+class LoadedModel:
+    """All of a model that the front end needs: everything but its weights."""
 
-    client: EngineCoreClient
-    llm: AsyncLLM
     config: EngineConfig
+    tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    sampling_defaults: Mapping[str, float]
+    sampling_defaults: SamplingDefaults
 
-    async def shutdown(self) -> None:
-        """End everything; requests in flight are cut off. Returns when the process is gone."""
-        await self.llm.shutdown(EngineDeadError("The engine was shut down."))
-        await self.client.shutdown(0.0)
+    def input_processor(self, max_model_len: int, max_logprobs: int) -> InputProcessor:
+        """What makes requests of prompts; `max_model_len` is the one that fits the KV cache."""
+        return InputProcessor(
+            vocab_size=self.config.model.vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=_eos_token_ids(self.config, self.tokenizer),
+            max_logprobs=max_logprobs,
+            default_max_tokens=self.sampling_defaults.max_tokens,
+            max_chars_per_token=self.tokenizer.max_chars_per_token,
+        )
 
 
-def real_client(config: EngineConfig) -> EngineCoreClient:
-    """The client that starts an EngineCore process."""
-    from engine.core.client import AsyncMPClient
-
-    return AsyncMPClient(config)
-
-
-async def start_async_llm(
-    model: str,
-    args: EngineArgs,
-    *,
-    client_factory: ClientFactory = real_client,
-    make_sinks: MakeSinks | None = None,
-) -> StartedEngine:
-    """Everything up to the engine's ready message; raises the EngineError that ended the start.
-
-    A cancellation leaves no process behind.
-    """
+async def load_model(model: str, args: EngineArgs) -> LoadedModel:
+    """Find the model, read it and configure the engine; EngineError says what is wrong with it."""
     folder = await in_daemon_thread(lambda: _resolve(model))
     config = _create_config(folder, model, args)
     defaults = _load_sampling_defaults(folder, args.generation_config)
     tokenizer, chat_template = await in_daemon_thread(
         lambda: _load_frontend(folder, args.chat_template)
     )
-    client = client_factory(config)
-    try:
-        ready = await client.start()
-    except BaseException:
-        await client.shutdown(0.0)
-        raise
-    processor = InputProcessor(
-        vocab_size=config.model.vocab_size,
-        max_model_len=ready.max_model_len,
-        eos_token_ids=_eos_token_ids(config, tokenizer),
-        max_logprobs=args.max_logprobs,
-        default_max_tokens=defaults.max_tokens,
-        max_chars_per_token=tokenizer.max_chars_per_token,
-    )
-    llm = AsyncLLM(
-        client,
-        tokenizer,
-        processor,
-        make_sinks(config, ready) if make_sinks else (),
-        FrontendTraces(keeps_prompts=config.observability.show_prompts)
-        if config.observability.debug_endpoints
-        else None,
-    )
-    llm.start()
-    return StartedEngine(client, llm, config, chat_template, defaults.settings)
+    return LoadedModel(config, tokenizer, chat_template, defaults)
 
 
 def _resolve(model: str) -> Path:

@@ -22,10 +22,9 @@ from typing import Any, TypeVar
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, RequestError
 from engine.frontend import outputs
-from engine.frontend.async_llm import EngineCoreClient
+from engine.frontend.async_llm import EngineCoreClient, StartedEngine, start_async_llm
 from engine.frontend.chat_template import ChatMessage, plain_text
 from engine.frontend.embeddings import check_dimensions, embed_all
-from engine.frontend.engine_start import StartedEngine, start_async_llm
 from engine.frontend.input_processor import tokenize_bad_words
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.loop_thread import LoopThread

@@ -54,11 +54,10 @@ class Scheduler:
         cache: CacheConfig,
         num_blocks: int,
         groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
-        manager_type: type[KVCacheManager] = KVCacheManager,
     ) -> None:
         self.config = config
         self.block_size = cache.block_size
-        self.kv_cache_manager = manager_type(
+        self.kv_cache_manager = KVCacheManager(
             num_blocks,
             cache.block_size,
             enable_caching=cache.enable_prefix_caching,

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 
 from engine.args import EngineArgs
 from engine.errors import ConfigError, EngineError
-from engine.frontend.engine_start import ClientFactory, real_client
+from engine.frontend.async_llm import ClientFactory, real_client
 from engine.logger import get_logger, setup_logging
 from engine.machine.addresses import is_loopback
 from engine.machine.heap import Heap

@@ -15,8 +15,13 @@ from engine.config import EngineConfig, ObservabilityConfig
 from engine.core.grammar import GrammarModel
 from engine.core.grammar_checker import GrammarChecker
 from engine.errors import ConfigError
-from engine.frontend.async_llm import AsyncLLM, EngineCoreClient
-from engine.frontend.engine_start import ClientFactory, StartedEngine, start_async_llm
+from engine.frontend.async_llm import (
+    AsyncLLM,
+    ClientFactory,
+    EngineCoreClient,
+    StartedEngine,
+    start_async_llm,
+)
 from engine.frontend.iteration_stats import StatSink
 from engine.frontend.tokenizer import read_tokenizer_config
 from engine.messages import HandshakeReady
