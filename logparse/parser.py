@@ -33,15 +33,9 @@ from logparse.records import (
 from logparse.redact import safe_text
 from logparse.report.insight import UNLEVELLED_STARTS
 from logparse.report.phases import PHASE_NAMES
-from logparse.rules.llamacpp import LLAMACPP_RULES
 from logparse.rules.rule import LETTERS, Mark, Rule, RuleIndex
-from logparse.rules.sglang import SGLANG_RULES
-from logparse.rules.stoker import STOKER_RULES
-from logparse.rules.unled import UNLED_RULES
-from logparse.rules.vllm import VLLM_RULES
+from logparse.rules.table import LED_RULES
 
-LED_RULES = (*VLLM_RULES, *STOKER_RULES, *LLAMACPP_RULES, *SGLANG_RULES)
-ALL_RULES: tuple[Rule, ...] = (*LED_RULES, *UNLED_RULES)
 _candidates = RuleIndex(LED_RULES).for_letters
 
 _CUT = re.compile(
@@ -519,4 +513,4 @@ def parse_lines(lines: Iterable[str]) -> LogReport:
     return parser.report()
 
 
-__all__ = ["ALL_RULES", "PHASE_NAMES", "LogParser", "parse_lines"]
+__all__ = ["PHASE_NAMES", "LogParser", "parse_lines"]

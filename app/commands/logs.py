@@ -145,7 +145,7 @@ def _show_table(line: str | None, form: str) -> None:
     from app.views import logs as log_views
 
     if line is None:
-        from logparse.parser import ALL_RULES
+        from logparse.rules.table import ALL_RULES
 
         log_views.show_rules(ALL_RULES, form=form)
         return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from logparse.parser import LED_RULES
 from logparse.problems.failures import problem_of
 from logparse.reading.line import LogLine, split_line
 from logparse.redact import safe_text
 from logparse.report.insight import request_error_of, warning_of
 from logparse.report.phases import PHASE_NAMES
 from logparse.rules.rule import LETTERS, Rule, RuleIndex, Value, shown_values
+from logparse.rules.table import LED_RULES
 from logparse.rules.unled import UNLED_RULES
 
 _INDEX = RuleIndex(LED_RULES)

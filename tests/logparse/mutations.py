@@ -7,9 +7,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from logparse.parser import ALL_RULES
 from logparse.redact import strip_ansi
 from logparse.rules.rule import Mark
+from logparse.rules.table import ALL_RULES
 from tests.logparse.wrappings import WRAPPINGS
 
 Lines = list[str]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from logparse import LogParser
-from logparse.parser import ALL_RULES
 from logparse.rules.rule import shown_values
+from logparse.rules.table import ALL_RULES
 
 V1 = "Initializing a V1 LLM engine (v0.12.0) with config: model='o/m', dtype=torch.bfloat16, "
 ENGINE = (

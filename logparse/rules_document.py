@@ -1,4 +1,4 @@
-"""The rule tables as a document: `python -m logparse.rules.document > docs/startup-log.md`.
+"""The rule tables as a document: `python -m logparse.rules_document > docs/startup-log.md`.
 
 Owns the layout only; all that it prints is in the tables.
 """
@@ -8,18 +8,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from logparse.parser import ALL_RULES
 from logparse.problems.problem import ProblemRule
 from logparse.problems.request_errors import REQUEST_ERRORS
 from logparse.problems.table import LAST_RESORTS, PROBLEM_RULES
 from logparse.problems.warnings import WARNING_RULES, WarningRule
 from logparse.report.phases import PHASE_NAMES
 from logparse.rules.rule import Rule, Unit
+from logparse.rules.table import ALL_RULES
 
 _HEAD = """\
 # What `stoker logs` knows of a start-up log
 
-Made from the tables in `logparse/` by `python -m logparse.rules.document`; do not edit it here.
+Made from the tables in `logparse/` by `python -m logparse.rules_document`; do not edit it here.
 A new line of a server is one entry in a table and one test line.
 
 `stoker logs --explain-line 'TEXT'` says what any one line means; `stoker logs --rules` lists these
