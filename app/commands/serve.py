@@ -295,7 +295,7 @@ def _ledger_note(request: ServeRequest, spec: LaunchSpec) -> Callable[[ManagedSe
 
 def _repeatable_args(ctx: typer.Context, words: list[str]) -> tuple[str, ...]:
     """The options and words that `stoker restart` serves again; never a key."""
-    from app.watch.start_words import without_api_key
+    from app.launch.launch_specs import without_api_key
 
     options = []
     for key, value in ctx.params.items():
@@ -311,7 +311,7 @@ def _print_launch(spec: LaunchSpec) -> int:
     """The command as a shell would take it; what Stoker adds to the environment before it."""
     import shlex
 
-    from app.watch.start_words import without_api_key
+    from app.launch.launch_specs import without_api_key
 
     added = {
         key: value for key, value in spec.environment().items() if os.environ.get(key) != value

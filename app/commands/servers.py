@@ -314,7 +314,7 @@ def _serve_again(record: ServerRecord) -> str:
 def _stop_orphans(yes: bool) -> int:
     from app.errors import ExitCode, StokerError, UsageError
     from app.output import confirm, is_interactive, say
-    from app.supervise.orphans import end_orphan
+    from app.supervise.stopping import end_orphan
     from engine.machine.orphans import find_orphans
 
     found = find_orphans()

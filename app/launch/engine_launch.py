@@ -5,11 +5,12 @@ Everything that can be refused is refused here, before a process exists; cheap c
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import StokerError, UsageError
+from app.errors import ExitCode, StokerError, UsageError
 from app.launch.launch_specs import (
     LLAMA_CPP,
     STOKER,
@@ -25,10 +26,10 @@ from app.launch.llama_spec import (
     llama_spec,
     require_llama_model,
 )
-from app.launch.ports import require_free_port
 from app.launch.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
 from app.model_store.store import ModelStore, OnProgress
 from app.supervise.child_process import require_engine_extra
+from engine.machine.ports import bind_error, describe_holder
 
 OpenStore = Callable[[], ModelStore]
 """Makes the folder of the models, so it is called when all cheap checks are through."""
@@ -131,3 +132,42 @@ def _unused(option: str, engine: str) -> StokerError:
         VLLM: "name the Python that has vLLM: --engine-python ENVIRONMENT/bin/python",
     }[engine]
     return UsageError(f"{option} says nothing to --engine {engine}", hint=hint)
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise StokerError naming who holds the port, or why it cannot be used at all."""
+    problem = bind_error(host, port)
+    if problem is None:
+        return
+    if problem == errno.EADDRINUSE:
+        raise _in_use(port)
+    if problem == errno.EACCES:
+        raise StokerError(
+            f"this user may not listen on port {port}",
+            hint="use a port from 1024 on",
+            exit_code=ExitCode.ENGINE_FAILED_TO_START,
+        )
+    raise UsageError(
+        f"this machine has no address {host} to listen on",
+        hint="--host 127.0.0.1 (this machine only) or --host 0.0.0.0 (open to the network)",
+    )
+
+
+def _in_use(port: int) -> StokerError:
+    """A server of ours is named, and can be stopped by that name."""
+    from app.registry.server_registry import open_registry
+
+    another = f"--port {port + 1 if port < 65535 else port - 1}"
+    ours = [one for one in open_registry().running() if one.address[1] == port]
+    if ours:
+        name = ours[0].name
+        what = f"port {port} is in use by the Stoker server {name}, {ours[0].model}"
+        hint = f"use another one: {another}, or end it: stoker stop {name}"
+    else:
+        what = f"port {port} is in use{_by(describe_holder(port))}"
+        hint = f"use another one: {another}"
+    return StokerError(what, hint=hint, exit_code=ExitCode.ENGINE_FAILED_TO_START)
+
+
+def _by(holder: str) -> str:
+    return f" by {holder}" if holder else ""

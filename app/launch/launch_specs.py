@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -351,6 +351,18 @@ def require_model_name(model: str) -> None:
     near = difflib.get_close_matches(model, builtins, n=1, cutoff=0.5)
     hint = "give a folder, a .gguf file, or a Hugging Face id like org/name"
     raise _usage(f"no such model: {model}", f"did you mean {near[0]}?" if near else hint)
+
+
+def without_api_key(words: Iterable[str]) -> tuple[str, ...]:
+    """Words that may be kept or shown: without `--api-key KEY` or `--api-key=KEY`."""
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        flag = word.partition("=")[0].replace("_", "-")
+        if not is_value and flag not in _SECRET_FLAGS:
+            kept.append(word)
+        is_value = not is_value and word.replace("_", "-") in _SECRET_FLAGS
+    return tuple(kept)
 
 
 def _usage(message: str, hint: str | None = None) -> StokerError:

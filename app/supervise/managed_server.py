@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from app.errors import StokerError
-from app.launch.launch_specs import LaunchSpec
+from app.launch.launch_specs import LaunchSpec, without_api_key
 from app.registry.server_registry import (
     FAILED,
     RESTARTING,
@@ -32,12 +32,9 @@ from app.supervise.restart_policy import RestartPolicy
 from app.supervise.status_endpoint import StatusEndpoint
 from app.supervise.status_pages import SupervisorStatus, page
 from app.supervise.supervisor import StopReport, StopTimes
-from app.watch.activity_watch import ActivityWatch
+from app.watch.activity_watch import DEFAULT_IDLE_PROBE_S, ActivityWatch, IdleProbe
 from app.watch.forward_progress import DEFAULT_STALL_S, Verdict
-from app.watch.idle_probe import DEFAULT_IDLE_PROBE_S, IdleProbe
-from app.watch.readiness import StartOutcome, wait_until_ready
-from app.watch.ready_probe import answers_one_token
-from app.watch.start_words import without_api_key
+from app.watch.readiness import StartOutcome, answers_one_token, wait_until_ready
 from engine.machine.processes import process_identity
 from logparse import Event, LogReport
 

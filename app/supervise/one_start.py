@@ -14,8 +14,7 @@ from pathlib import Path
 from app.launch.launch_specs import LaunchSpec
 from app.server_logs.log_sink import LogSink
 from app.supervise.supervisor import StopTimes, Supervisor
-from app.watch.ready_probe import ReadyProbe
-from app.watch.start_progress import ProgressClock, bar_in_units
+from app.watch.readiness import ProgressClock, ReadyProbe, bar_in_units
 from engine.machine.secrets import secret_values
 from logparse import Event, LogParser, LogReport, ProgressMade
 

@@ -1,4 +1,7 @@
-"""Stops servers from outside: asks their supervisor, else ends the processes, and proves it."""
+"""Stops servers from outside: asks their supervisor, else ends the processes, and proves it.
+
+Also engines that nobody looks after; what counts as one, `engine.machine.orphans` says.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from app.supervise.ownerless_files import remove_ownerless_files
 from app.supervise.process_tree import ProcessTree
 from app.supervise.shared_files import SharedFiles
 from app.supervise.supervisor import StopReport, StopTimes
+from engine.machine.orphans import OrphanEngine
 from engine.machine.ports import describe_holder, is_port_free
+from engine.machine.processes import is_same_process
 
 _POLL_S = 0.05
 _HURRY_AFTER_S = 0.3  # two equal signals at once would arrive as one
@@ -98,3 +103,13 @@ def _wait(is_done: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def end_orphan(orphan: OrphanEngine, times: StopTimes | None = None) -> tuple[int, ...]:
+    """End it with its children; pids of what survived even SIGKILL."""
+    if not is_same_process(orphan.pid, orphan.identity):
+        return ()  # the pid belongs to somebody else by now
+    tree = ProcessTree(orphan.pid)
+    tree.refresh()
+    end_processes(tree, times or StopTimes())
+    return tuple(process.pid for process in tree.alive())

@@ -1,12 +1,32 @@
-"""Waits for a started server until it is ready, gone, late or no longer wanted."""
+"""A start as it is watched: ready, gone, late or no longer wanted, and whether anything moves.
+
+Ready is a token that came back after /health was good. A server without text generation
+(embeddings only) is ready with /health; it refuses the question.
+"""
 
 from __future__ import annotations
 
 import enum
+import http.client
+import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
 
-POLL_S = 0.1
+from app.client.errors import ClientError
+from app.client.transport import connection_errors, open_client
+from app.launch.launch_specs import LaunchSpec
+from logparse import Event, FactFound, PhaseFinished, PhaseStarted, ProgressMade, ServerReady
+
+_POLL_S = 0.1
+_HEALTH_TIMEOUT_S = 1.0
+_TOKEN_TIMEOUT_S = 60.0  # the first step may compile, on a CPU for a while
+_MOMENT_S = 0.1
+_NO_SUCH_METHOD = 501
+# A download counts bytes (`45%|####   | 1.2G/2.6G`), so that only its percentage can be used.
+_BAR_IN_UNITS = re.compile(r"(?P<title>[^|%\r]{0,80}?)[: ]*\b(?P<percent>\d{1,3})%\|[^|]{0,200}\|")
+_STEPS = (PhaseStarted, PhaseFinished, FactFound, ServerReady)
 
 
 class StartOutcome(enum.Enum):
@@ -42,4 +62,92 @@ def wait_until_ready(
             return StartOutcome.READY
         if still_s() >= timeout_s:
             return StartOutcome.TIMED_OUT
-        sleep(POLL_S)
+        sleep(_POLL_S)
+
+
+class ReadyProbe:
+    """Ask `is_ready` again and again; a thread waits for the token, the caller a moment at most."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
+        self._has_answered = False
+        self._asking: threading.Thread | None = None
+
+    def is_ready(self) -> bool:
+        """True from the first token on, as long as /health agrees."""
+        if not _is_healthy(self._spec):
+            return False
+        if not self._has_answered and (self._asking is None or not self._asking.is_alive()):
+            self._asking = threading.Thread(target=self._ask, name="ready-probe", daemon=True)
+            self._asking.start()
+            self._asking.join(_MOMENT_S)
+        return self._has_answered
+
+    def _ask(self) -> None:
+        self._has_answered = answers_one_token(self._spec)
+
+
+def _is_healthy(spec: LaunchSpec) -> bool:
+    """Asked ten times a second while the server wants every core: no client is set up for it."""
+    parts = urlsplit(spec.url)
+    connection = http.client.HTTPConnection(
+        parts.hostname or "", parts.port, timeout=_HEALTH_TIMEOUT_S
+    )
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def answers_one_token(spec: LaunchSpec, timeout_s: float = _TOKEN_TIMEOUT_S) -> bool:
+    """True when one token came, or when this server generates no text at all."""
+    body: dict[str, object] = {"prompt": "Hello", "max_tokens": 1, "temperature": 0}
+    if spec.served_name is not None:
+        body["model"] = spec.served_name
+    client = open_client(spec.url, api_key=spec.api_key, timeout_s=timeout_s)
+    try:
+        with connection_errors(spec.url), client:
+            response = client.post("/v1/completions", json=body)
+    except ClientError:
+        return False
+    return response.status_code < 500 or response.status_code == _NO_SUCH_METHOD
+
+
+class ProgressClock:
+    """Feed it what each line told. Lines that tell nothing are no progress: a hung start prints."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._moved_at = clock()
+        self._bar: tuple[str, int, int] | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since something moved."""
+        return self._clock() - self._moved_at
+
+    def note(self, events: Iterable[Event]) -> None:
+        """Take the events of one line."""
+        for event in events:
+            if isinstance(event, ProgressMade):
+                bar = (event.text, event.done, event.total)
+                if bar == self._bar:
+                    continue
+                self._bar = bar
+            elif not isinstance(event, _STEPS):
+                continue
+            self._moved_at = self._clock()
+
+
+def bar_in_units(line: str, line_number: int) -> ProgressMade | None:
+    """The last state of a bar whose numbers carry units, in percent."""
+    if "%|" not in line:
+        return None
+    found = list(_BAR_IN_UNITS.finditer(line))
+    if not found:
+        return None
+    title = found[-1]["title"].strip()
+    return ProgressMade(line_number, title, int(found[-1]["percent"]), 100)

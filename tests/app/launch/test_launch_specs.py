@@ -18,6 +18,7 @@ from app.launch.launch_specs import (
     parse_serve_request,
     stoker_spec,
     with_debug_endpoints,
+    without_api_key,
 )
 from engine.machine.addresses import outward_host
 from tests.fakes.programs import CONFIG
@@ -238,3 +239,21 @@ def test_the_address_for_other_machines() -> None:
 def test_serve_says_so_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", str(tmp_path), "--host", "0.0.0.0"]) != 0
     assert "warning: --host 0.0.0.0 without a key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["m", "--api-key", "secret", "--port", "1"],
+        ["m", "--api-key=secret", "--port", "1"],
+        ["m", "--api_key", "secret", "--port", "1"],
+        ["m", "--port", "1", "--api-key"],
+        ["--hf-token", "secret", "m", "--port", "1"],
+    ],
+)
+def test_a_key_is_dropped_with_its_flag(words: list[str]) -> None:
+    assert without_api_key(words) == ("m", "--port", "1")
+
+
+def test_a_key_file_is_kept() -> None:
+    assert without_api_key(["--api-key-file", "k"]) == ("--api-key-file", "k")

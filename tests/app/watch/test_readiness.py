@@ -1,10 +1,26 @@
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
-from app.watch.readiness import StartOutcome, wait_until_ready
+from app.launch.launch_specs import LaunchSpec
+from app.watch.readiness import (
+    ProgressClock,
+    ReadyProbe,
+    StartOutcome,
+    answers_one_token,
+    bar_in_units,
+    wait_until_ready,
+)
+from engine.machine.ports import free_port
+from logparse import Event, PhaseStarted, ProblemFound, ProgressMade
+from logparse.records import Problem
+from tests.waiting import wait_for
 
 
 def script(*answers: bool) -> Callable[[], bool]:
@@ -62,3 +78,144 @@ def test_an_answer_on_the_port_of_a_dead_server_is_not_readiness() -> None:
     )
 
     assert outcome is StartOutcome.EXITED
+
+
+class Backend(ThreadingHTTPServer):
+    """An HTTP server whose /health is good; `statuses` are its answers to completions, in turn."""
+
+    daemon_threads = True
+
+    def __init__(self, *statuses: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.statuses = list(statuses)
+        self.asked: list[tuple[str | None, Any]] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Backend
+
+    def do_GET(self) -> None:
+        self._answer(200)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.headers["Authorization"], body))
+        self.server.may_answer.wait(60)
+        self._answer(self.server.statuses.pop(0) if self.server.statuses else 200)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    server = Backend()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.may_answer.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def spec_of(backend: Backend, **more: Any) -> LaunchSpec:
+    return spec_at(backend.server_port, **more)
+
+
+def spec_at(port: int, **more: Any) -> LaunchSpec:
+    return LaunchSpec(
+        engine="fake",
+        argv=("fake",),
+        model="m",
+        host="127.0.0.1",
+        port=port,
+        shutdown_timeout_s=0,
+        **more,
+    )
+
+
+def test_good_health_without_a_token_is_not_ready(backend: Backend) -> None:
+    backend.may_answer.clear()
+    probe = ReadyProbe(spec_of(backend))
+
+    assert [probe.is_ready() for _ in range(3)] == [False] * 3
+    backend.may_answer.set()
+    wait_for(probe.is_ready)
+    assert len(backend.asked) == 1
+
+
+def test_one_token_is_asked_by_name_and_key(backend: Backend) -> None:
+    spec = spec_of(backend, served_name="tiny", secrets={"SOME_KEY": "sk-1"})
+
+    assert answers_one_token(spec)
+    key, body = backend.asked[0]
+    assert key == "Bearer sk-1"
+    assert (body["model"], body["max_tokens"]) == ("tiny", 1)
+
+
+@pytest.mark.parametrize("status", [404, 400, 501])
+def test_a_server_without_generation_is_ready_with_its_health(
+    backend: Backend, status: int
+) -> None:
+    backend.statuses = [status]
+    assert answers_one_token(spec_of(backend))
+
+
+def test_a_failed_step_is_asked_again(backend: Backend) -> None:
+    backend.statuses = [500, 503]
+
+    wait_for(ReadyProbe(spec_of(backend)).is_ready)
+    assert len(backend.asked) == 3
+
+
+def test_nobody_there_is_not_ready() -> None:
+    spec = spec_at(free_port())
+
+    assert not answers_one_token(spec, timeout_s=1)
+    assert not ReadyProbe(spec).is_ready()
+
+
+def test_phases_and_bars_that_move_are_progress_and_nothing_else() -> None:
+    now = [0.0]
+    clock = ProgressClock(lambda: now[0])
+
+    def age_after(*events: Event) -> float:
+        now[0] += 10.0
+        clock.note(events)
+        return clock.age_s
+
+    problem = Problem("G1", "t", "w", (), "k", 1, None, True)
+    assert age_after() == 10.0
+    assert age_after(PhaseStarted(1, "serving", None)) == 0.0
+    assert age_after(ProgressMade(2, "shards", 1, 4)) == 0.0
+    assert age_after(ProgressMade(3, "shards", 1, 4)) == 10.0, "it stands still"
+    assert age_after(ProblemFound(4, problem)) == 20.0
+    assert age_after(ProgressMade(5, "shards", 2, 4)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("line", "bar"),
+    [
+        (
+            "model.safetensors:  45%|####5     | 1.2G/2.6G [00:01<00:02, 700MB/s]",
+            ("model.safetensors", 45),
+        ),
+        ("a:   1%| | 1M/2G\ra:   2%| | 2M/2G", ("a", 2)),
+        ("100%|##########| 12.0/12.0 [00:00<00:00]", ("", 100)),
+        ("KV cache usage: 45% | waiting", None),
+        ("nothing", None),
+    ],
+)
+def test_bars_whose_numbers_carry_units(line: str, bar: tuple[str, int] | None) -> None:
+    found = bar_in_units(line, 7)
+
+    assert (None if found is None else (found.text, found.done)) == bar
+    assert found is None or (found.total, found.line_number) == (100, 7)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from app.doctor.leftovers_probe import read_leftovers
-from app.supervise.orphans import end_orphan
+from app.supervise.stopping import end_orphan
 from engine.machine.gpus import GpuReading
 from engine.machine.orphans import OrphanEngine, find_orphans
 from engine.machine.ports import answers_http, free_port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from app.watch.idle_probe import IdleProbe
+from app.watch.activity_watch import IdleProbe
 from tests.waiting import wait_for
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import StokerError
-from app.launch.ports import require_free_port
+from app.launch.engine_launch import require_free_port
 from app.registry.server_registry import open_registry
 from tests.fakes.records import record
 
