@@ -11,7 +11,10 @@ import re
 from dataclasses import dataclass
 
 _SHORTEST = 4
-_QUANTIFIERS = frozenset("?*{")
+_LITERAL = r"(?:[^\\()\[{|^$.?*+]|\\[^A-Za-z0-9])+(?![?*{])"  # without one that may be missing
+_CLASS = r"\[\^?\]?(?:[^\]\\]|\\.)*\]"  # a ] that comes first is a member
+_PIECE = re.compile(rf"({_LITERAL})|\\.|{_CLASS}|\{{[^}}]*\}}|.", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,62 +47,27 @@ def clued(source: str) -> CluedPattern:
 
 @functools.cache
 def _clues_of(source: str) -> tuple[str, ...]:
-    found = [_longest_literal(part) for part in _alternatives(source)]
+    found = _longest_literals(source)
     return tuple(found) if all(len(clue) >= _SHORTEST for clue in found) else ()
 
 
-def _alternatives(source: str) -> list[str]:
-    """The source split at each `|` that is in no group and no class."""
-    parts, start, at = [], 0, 0
-    while at < len(source):
-        if source[at] == "|":
-            parts.append(source[start:at])
-            start = at + 1
-        at = _end_of_item(source, at)
-    return [*parts, source[start:]]
+def _longest_literals(source: str) -> list[str]:
+    """Of each alternative, split at each `|` that is in no group and no class."""
+    found, longest, depth = [], "", 0
+    for piece in _PIECE.finditer(source):
+        literal = piece[1]
+        if literal is not None:
+            if not depth and len(literal) > len(longest):
+                longest = literal
+        elif (mark := piece[0]) == "(":
+            depth += 1
+        elif mark == ")":
+            depth -= 1
+        elif mark == "|" and not depth:
+            found.append(_without_escapes(longest))
+            longest = ""
+    return [*found, _without_escapes(longest)]
 
 
-def _longest_literal(source: str) -> str:
-    runs, at = [""], 0
-    while at < len(source):
-        end = _end_of_item(source, at)
-        text = _literal(source[at:end])
-        if text is None or source[end : end + 1] in _QUANTIFIERS:
-            runs.append("")
-        else:
-            runs[-1] += text
-        at = end
-    return max(runs, key=len)
-
-
-def _literal(item: str) -> str | None:
-    """The character that an item stands for, None when it may stand for several."""
-    if item.startswith("\\"):
-        return None if item[1:].isalnum() else item[1:]
-    return None if len(item) > 1 or item in "^$.?*+{|" else item
-
-
-def _end_of_item(source: str, at: int) -> int:
-    """Behind the character, escape, class, group or quantifier that begins at `at`."""
-    char = source[at]
-    if char == "\\":
-        return at + 2
-    if char == "[":
-        first = at + 2 if source[at + 1] != "^" else at + 3  # a ] that comes first is a member
-        return _find(source, first, "]") + 1
-    if char == "{":
-        return source.index("}", at) + 1
-    return _end_of_group(source, at) if char == "(" else at + 1
-
-
-def _end_of_group(source: str, at: int) -> int:
-    at += 1
-    while source[at] != ")":
-        at = _end_of_item(source, at)
-    return at + 1
-
-
-def _find(source: str, at: int, wanted: str) -> int:
-    while source[at] != wanted:
-        at += 2 if source[at] == "\\" else 1
-    return at
+def _without_escapes(literal: str) -> str:
+    return _ESCAPED.sub(r"\1", literal)

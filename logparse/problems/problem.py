@@ -135,7 +135,7 @@ def is_wrapper(text: str) -> bool:
 
 
 # Wrappers that quote what they wrap.
-_QUOTED = re.compile(
+_QUOTED = (
     r"Worker failed with error (?P<quote>['\"])(?P<quoted>.{3,2000})(?P=quote), please check"
     r"|Exception in worker \w{1,60} while processing method \w{1,60}: (?P<method>[^\n]{3,2000}?)"
     r"(?:, Traceback|$)"
@@ -146,7 +146,7 @@ _QUOTED = re.compile(
 
 def quoted_cause(text: str) -> str | None:
     """The words of a cause inside of a wrapper's, None if it only points elsewhere."""
-    match = _QUOTED.search(text)
+    match = re.search(_QUOTED, text)
     inner = match["quoted"] or match["method"] or match["said"] if match is not None else None
     return inner if inner is not None and not is_wrapper(inner) else None
 
@@ -254,7 +254,7 @@ def is_server_program(program: str) -> bool:
 
 
 # What a shell or the kernel prints when a process is gone without a word of its own.
-_DEATH_LINES = re.compile(
+_DEATH_LINES = (
     r"(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|Illegal instruction)(?: \(core "
     r"dumped\))?\s{0,9}$"
     r"|\S{0,200}: line \d{1,9}:\s{1,9}\d{1,9} (?:Killed|Segmentation fault|Bus error|Aborted|"
@@ -280,11 +280,11 @@ def is_death(text: str) -> bool:
         or "Killed" in text  # by the kernel
         or "kill" in text  # by its OOM killer
         or " exited" in text
-    ) and _DEATH_LINES.match(text) is not None
+    ) and re.match(_DEATH_LINES, text) is not None
 
 
 # Lines without a level that end a start: llama-server's own, and those of compiled code.
-_PLAIN_FAILURES = re.compile(
+_PLAIN_FAILURES = (
     r"(?:[\w.()]{1,80}:? {1,4}){0,3}"
     r"(?:error loading model\b|failed to load model\b|exiting due to model loading error"
     r"|failed to (?:open GGUF|allocate |initialize (?:the context|router models)|"
@@ -307,7 +307,7 @@ _PLAIN_FAILURES = re.compile(
 
 def is_plain_failure(text: str) -> bool:
     """Whether a line without a level ends a start."""
-    return _PLAIN_FAILURES.match(text) is not None
+    return re.match(_PLAIN_FAILURES, text) is not None
 
 
 def is_loud(text: str) -> bool:

@@ -19,13 +19,9 @@ class Kind:
     """
 
     name: str
-    raised: re.Pattern[str] | None
-    frames: re.Pattern[str] | None
+    raised: str | None
+    frames: str | None
     fixes: tuple[tuple[str, str | None], ...]
-
-
-def _words(text: str) -> re.Pattern[str]:
-    return re.compile(text, re.IGNORECASE)
 
 
 _EAGER = ("see whether it runs without compilation and graphs", "{serve} --enforce-eager")
@@ -36,7 +32,7 @@ _CACHES = (
 KINDS = (
     Kind(
         "a package: one is missing, or two do not fit together",
-        _words(
+        (
             r"^(?:ImportError|ModuleNotFoundError|\S*PackageNotFoundError|\S*VersionConflict)"
             r"|has no attribute '\w+'$|unexpected keyword argument|missing \d+ required positional"
             r"|undefined symbol|cannot open shared object|takes \d+ positional arguments? but"
@@ -53,11 +49,11 @@ KINDS = (
     ),
     Kind(
         "the network or a hub",
-        _words(
+        (
             r"ConnectionError|ConnectTimeout|ReadTimeout|HTTPError|HfHub|SSLError|ProxyError"
             r"|URLError|NameResolution|gaierror|ClientError|HTTPStatusError|Max retries"
         ),
-        _words(r"/(?:requests|urllib3?|httpx|httpcore|aiohttp|huggingface_hub|modelscope)/"),
+        r"/(?:requests|urllib3?|httpx|httpcore|aiohttp|huggingface_hub|modelscope)/",
         (
             ("see whether the hub answers here", "curl -sI https://huggingface.co"),
             ("serve what is in the cache", "HF_HUB_OFFLINE=1 {serve}"),
@@ -66,11 +62,11 @@ KINDS = (
     ),
     Kind(
         "the GPU, its driver or its memory",
-        _words(
+        (
             r"\b(?:CUDA|HIP|ROCm|cuBLAS|CUBLAS|cuDNN|CUDNN|NVML|XPU|NPU|Ascend|ACL|HPU)\b"
             r"|cuda\w*error|hip\w*error|AcceleratorError|device-side|GPU"
         ),
-        _words(r"/torch/(?:cuda|xpu|npu|accelerator)/|/torch_npu/|/habana|/pynvml|/amdsmi"),
+        r"/torch/(?:cuda|xpu|npu|accelerator)/|/torch_npu/|/habana|/pynvml|/amdsmi",
         (
             ("see what the driver says", "nvidia-smi"),
             ("find the place", "CUDA_LAUNCH_BLOCKING=1 {serve} --enforce-eager"),
@@ -79,10 +75,8 @@ KINDS = (
     ),
     Kind(
         "processes that talk to each other",
-        _words(r"\b(?:NCCL|RCCL|HCCL|Gloo|TCPStore|rendezvous)\b|Dist\w*Error|zmq|RayTaskError"),
-        _words(
-            r"/torch/distributed/|/ray/|parallel_state|device_communicators|shm_broadcast|/zmq/"
-        ),
+        r"\b(?:NCCL|RCCL|HCCL|Gloo|TCPStore|rendezvous)\b|Dist\w*Error|zmq|RayTaskError",
+        (r"/torch/distributed/|/ray/|parallel_state|device_communicators|shm_broadcast|/zmq/"),
         (
             ("let the library say why", "NCCL_DEBUG=INFO {serve}"),
             ("see how large the shared memory is", "df -h /dev/shm"),
@@ -91,8 +85,8 @@ KINDS = (
     ),
     Kind(
         "a kernel that is compiled at run time",
-        _words(r"triton|inductor|dynamo|ptxas|nvcc|ninja|\bPTX\b|LLVM|tilelang|cutlass|deep_?gemm"),
-        _words(
+        r"triton|inductor|dynamo|ptxas|nvcc|ninja|\bPTX\b|LLVM|tilelang|cutlass|deep_?gemm",
+        (
             r"/triton/|/_inductor/|/_dynamo/|flashinfer/jit|/deep_gemm/|/tilelang/|/cutlass/"
             r"|aiter/jit|torch/utils/cpp_extension|/tvm"
         ),
@@ -104,8 +98,8 @@ KINDS = (
     ),
     Kind(
         "the tokenizer or the chat template",
-        _words(r"tokeniz|sentencepiece|tiktoken|chat.?template|jinja|vocab"),
-        _words(r"tokeniz|/sentencepiece/|/tiktoken/|mistral_common|/jinja2/|chat_utils"),
+        r"tokeniz|sentencepiece|tiktoken|chat.?template|jinja|vocab",
+        r"tokeniz|/sentencepiece/|/tiktoken/|mistral_common|/jinja2/|chat_utils",
         (
             ("take the base model's", "{serve} --tokenizer <org/base-model>"),
             ("use newer packages", "pip install -U tokenizers sentencepiece tiktoken transformers"),
@@ -113,10 +107,8 @@ KINDS = (
     ),
     Kind(
         "the inputs other than text (images, audio, video)",
-        _words(r"image|video|audio|multi.?modal|pixel|processor"),
-        _words(
-            r"/multimodal/|processing_\w+\.py|image_processing|/PIL/|/torchvision/|/torchaudio/"
-        ),
+        r"image|video|audio|multi.?modal|pixel|processor",
+        (r"/multimodal/|processing_\w+\.py|image_processing|/PIL/|/torchvision/|/torchaudio/"),
         (
             ("serve text alone", '{serve} --limit-mm-per-prompt \'{{"image": 0, "video": 0}}\''),
             NEWER_PACKAGES,
@@ -124,8 +116,8 @@ KINDS = (
     ),
     Kind(
         "the quantisation of the checkpoint",
-        _words(r"quanti[sz]|\b(?:fp8|awq|gptq|marlin|nvfp4|mxfp4|int4|int8|bitsandbytes)\b"),
-        _words(r"/quantization/|compressed_tensors|/bitsandbytes/|/gptqmodel/"),
+        r"quanti[sz]|\b(?:fp8|awq|gptq|marlin|nvfp4|mxfp4|int4|int8|bitsandbytes)\b",
+        r"/quantization/|compressed_tensors|/bitsandbytes/|/gptqmodel/",
         (
             ("leave --quantization out", "{serve} ~--quantization"),
             ("use another checkpoint of the model", None),
@@ -134,8 +126,8 @@ KINDS = (
     ),
     Kind(
         "the weights: how they are read, or how they fit into the model",
-        _words(r"safetensor|checkpoint|state_dict|weight|\bshard"),
-        _words(r"model_loader|weight_utils|load_weights|weight_loader|/safetensors/|\.gguf|gguf"),
+        r"safetensor|checkpoint|state_dict|weight|\bshard",
+        r"model_loader|weight_utils|load_weights|weight_loader|/safetensors/|\.gguf|gguf",
         (
             ("make sure that the download is complete", "hf download {repo_id}"),
             NEWER_PACKAGES,
@@ -144,7 +136,7 @@ KINDS = (
     ),
     Kind(
         "a file or a folder",
-        _words(r"^\S*(?:FileNotFound|Permission|IsADirectory|NotADirectory|FileExists|OS|IO)Error"),
+        r"^\S*(?:FileNotFound|Permission|IsADirectory|NotADirectory|FileExists|OS|IO)Error",
         None,
         (
             ("see who may read it, and whether it is there", "ls -l {path}"),
@@ -153,10 +145,8 @@ KINDS = (
     ),
     Kind(
         "a setting: a flag, or the model's config.json",
-        _words(
-            r"config|argument|--\w|_(?:size|len|parallel)\b|must be|is not supported|Unsupported"
-        ),
-        _words(r"/config/|arg_utils|server_args|configuration_\w+\.py|model_config|/pydantic"),
+        (r"config|argument|--\w|_(?:size|len|parallel)\b|must be|is not supported|Unsupported"),
+        r"/config/|arg_utils|server_args|configuration_\w+\.py|model_config|/pydantic",
         (
             ("see the flags that this version knows", "{program} --help"),
             ("start with the model alone, and add the flags one by one", "{program} {model}"),
@@ -166,7 +156,7 @@ KINDS = (
     Kind(
         "the model's own code in this release",
         None,
-        _words(r"model_executor/models/|srt/models/|transformers/models/|transformers_modules/"),
+        r"model_executor/models/|srt/models/|transformers/models/|transformers_modules/",
         (
             NEWER_PACKAGES,
             ("try Transformers' own implementation", "{serve} --model-impl transformers"),
@@ -176,15 +166,20 @@ KINDS = (
 _PATH = re.compile(r"['\"](/[^'\"\n]{1,300})['\"]")
 
 
+def _holds(words: str | None, text: str) -> bool:
+    # Compiled when they are needed: few failures are unknown.
+    return words is not None and re.search(words, text, re.IGNORECASE) is not None
+
+
 def kind_of(text: str, *frames: str | None) -> Kind | None:
     """By the exception's own words first, then by the frames, the deepest first."""
     said = text[:600]
     for kind in KINDS:
-        if kind.raised is not None and kind.raised.search(said):
+        if _holds(kind.raised, said):
             return kind
     for frame in frames:
         for kind in KINDS if frame else ():
-            if kind.frames is not None and kind.frames.search(frame or ""):
+            if _holds(kind.frames, frame or ""):
                 return kind
     return None
 
