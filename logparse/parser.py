@@ -329,6 +329,8 @@ class LogParser:
         assert self._interrupted is not None
         before = self._interrupted
         message = line[4]
+        if not rules and _ACCESS not in message:
+            return  # nobody knows this line
         known = [rule for rule in rules if message.startswith(rule.starts) and rule.find(message)]
         if any(rule.mark is _BEGINS or rule.mark is _VERSION for rule in known):
             self._interrupted = None

@@ -26,7 +26,7 @@ from engine.errors import ConfigError, ModelError, ModelNotFoundError
 from engine.machine.addresses import is_loopback, outward_host, url_host
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
-from logparse.problems.server import GONE_FLAGS
+from logparse.problems.flags import GONE_FLAGS
 
 STOKER, VLLM, LLAMA_CPP = "stoker", "vllm", "llama.cpp"
 ENGINES = (STOKER, VLLM, LLAMA_CPP)

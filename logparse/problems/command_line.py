@@ -43,7 +43,7 @@ class Flag:
 
 def given_flags(printed: str | None) -> tuple[Flag, ...]:
     """What the user gave, from the arguments that a start printed."""
-    found = differing_arguments(printed or "")
+    found = dict(differing_arguments(printed or ""))
     if found.get("port") == _USUAL_PORT and not (printed or "").startswith("ServerArgs"):
         del found["port"]
     flags = (_typed(name, value) for name, value in found.items() if name not in _NOT_FLAGS)

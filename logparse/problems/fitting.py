@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from logparse.problems.problem import Values
 from logparse.records import Facts
@@ -72,7 +73,7 @@ def _promised_gib(facts: Facts) -> float | None:
 
 
 def _share_values(
-    facts: Facts, given: dict[str, str], values: Values, weights: float | None
+    facts: Facts, given: Mapping[str, str], values: Values, weights: float | None
 ) -> Values:
     share = number(given.get("gpu_memory_utilization")) or facts.gpu_memory_utilization
     share = share if share is not None and share <= 1 else _DEFAULT_SHARE
@@ -116,7 +117,7 @@ def _holds(size: float, weights: float) -> bool:
     return size >= weights + _LEAST_CACHE_GIB
 
 
-def _step_values(facts: Facts, given: dict[str, str]) -> Values:
+def _step_values(facts: Facts, given: Mapping[str, str]) -> Values:
     """A smaller step: a budget below the one used, and above what requests and length need."""
     budget = facts.max_num_batched_tokens or number(given.get("max_num_batched_tokens")) or 8192
     seqs = int(number(given.get("max_num_seqs")) or 256)
@@ -128,7 +129,7 @@ def _step_values(facts: Facts, given: dict[str, str]) -> Values:
     return {**found, "seqs_half": str(fewer)} if fewer >= 1 else found
 
 
-def _length_values(facts: Facts, given: dict[str, str]) -> Values:
+def _length_values(facts: Facts, given: Mapping[str, str]) -> Values:
     length = facts.max_model_len or facts.requested_max_model_len
     length = length or int(number(given.get("max_model_len")) or 0) or None
     if length is None:
@@ -136,7 +137,7 @@ def _length_values(facts: Facts, given: dict[str, str]) -> Values:
     return {"len_half": str(length // 2)} if length // 2 >= _LEAST_LENGTH else {}
 
 
-def _sglang_values(given: dict[str, str]) -> Values:
+def _sglang_values(given: Mapping[str, str]) -> Values:
     fraction = number(given.get("mem_fraction_static")) or _SGLANG_FRACTION
     found = {"fraction_down": f"{fraction - 0.08:.2f}"} if fraction > 0.3 else {}
     higher = min(fraction + 0.05, 0.95)

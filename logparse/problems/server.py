@@ -3,41 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 
+from logparse.problems.flags import GONE_FLAGS, VLLM_FLAGS
 from logparse.problems.problem import ASK_CLI, MORE_TIME, WHO_STOPS, ProblemRule, Values, patterns
-
-# Flags people mistype, and flags that are gone by 0.30 with what replaces them.
-_FLAG_TEXT = """
---model --host --port --api-key --served-model-name --max-model-len --max-num-seqs
---max-num-batched-tokens --gpu-memory-utilization --kv-cache-memory-bytes --kv-cache-dtype
---tensor-parallel-size --pipeline-parallel-size --data-parallel-size --dtype
---quantization --enforce-eager --enable-prefix-caching --no-enable-prefix-caching
---enable-chunked-prefill --trust-remote-code --tokenizer --tokenizer-mode --chat-template
---download-dir --load-format --config-format --revision --hf-token --hf-overrides
---block-size --seed --cpu-offload-gb --enable-lora --max-loras --max-lora-rank
---lora-modules --enable-auto-tool-choice --tool-call-parser --reasoning-parser
---attention-backend --speculative-config --limit-mm-per-prompt --generation-config
---disable-log-stats --shutdown-timeout --distributed-executor-backend --runner --convert
---max-cudagraph-capture-size --structured-outputs-config --enable-expert-parallel
---scheduling-policy
-"""
-_FLAGS = tuple(_FLAG_TEXT.split())
-# Flags that vLLM 0.30 has no longer, and what took their place.
-GONE_FLAGS: dict[str, str | None] = {
-    "--swap-space": None,
-    "--device": None,
-    "--use-v2-block-manager": None,
-    "--num-scheduler-steps": None,
-    "--preemption-mode": None,
-    "--enable-reasoning": "--reasoning-parser",
-    "--disable-log-requests": "--no-enable-log-requests",
-    "--guided-decoding-backend": "--structured-outputs-config",
-    "--task": "--runner",
-    "--max-seq-len-to-capture": "--max-cudagraph-capture-size",
-    "--worker-use-ray": "--distributed-executor-backend ray",
-    "--rope-scaling": "--hf-overrides",
-    "--rope-theta": "--hf-overrides",
-}
 
 
 def _nearest_flag(values: Values) -> Values:
@@ -51,13 +20,19 @@ def _nearest_flag(values: Values) -> Values:
         if replacement := GONE_FLAGS[flag]:
             found["replacement"] = replacement
         return found
-    close = difflib.get_close_matches(flag[:80], _FLAGS, n=1, cutoff=0.75)
-    if close and close[0] != flag:
-        found["meant"] = close[0]
+    meant = _close_to(flag[:80])
+    if meant is not None and meant != flag:
+        found["meant"] = meant
         rest = given[given.index(flag) + 1 :] if flag in given else []
         value = rest[0] if rest and not rest[0].startswith("-") else ""
-        found["meant_with_value"] = f"{close[0]} {value}".strip()
+        found["meant_with_value"] = f"{meant} {value}".strip()
     return found
+
+
+@functools.lru_cache(maxsize=32)  # a cause is asked for again and again while a log is read
+def _close_to(flag: str) -> str | None:
+    close = difflib.get_close_matches(flag, VLLM_FLAGS, n=1, cutoff=0.75)
+    return close[0] if close else None
 
 
 def _first_sentence(values: Values) -> Values:

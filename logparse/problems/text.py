@@ -10,6 +10,7 @@ import shlex
 from logparse.problems.command_line import Flag, added_flags, given_flags, typed_command
 from logparse.problems.failures import Cause
 from logparse.problems.fitting import tuned
+from logparse.problems.flags import OWN_FLAGS, SGLANG_FLAGS, SGLANG_VALUES, TRANSLATIONS
 from logparse.problems.problem import ProblemRule, Values
 from logparse.problems.unknown import Kind, kind_of, path_in
 from logparse.records import Facts, Fix, Problem
@@ -35,25 +36,6 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "llama.cpp": ("llama.cpp", None),
     "sglang": ("SGLang", "sglang"),
 }
-# All engine flags that our own server takes (a test compares them with the engine's); fixes that
-# need others are left out for it.
-_OWN_FLAG_TEXT = """
---allow-credentials --allowed-headers --allowed-hosts --allowed-methods --allowed-origins
---api-key --attention-backend --block-size --chat-template --convert --cudagraph-capture-sizes
---device --disable-log-stats --disable-uvicorn-access-log --dtype --enable-auto-tool-choice
---enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-prefix-caching
---enable-tokenizer-info-endpoint --enforce-eager --generation-config --gpu-memory-utilization
---host --kernels --kv-cache-dtype --kv-cache-memory-bytes --long-prefill-token-threshold
---max-cudagraph-capture-size --max-logprobs --max-model-len --max-num-batched-tokens
---max-num-seqs --model-impl --no-allow-credentials --no-disable-log-stats
---no-disable-uvicorn-access-log --no-enable-auto-tool-choice --no-enable-chunked-prefill
---no-enable-debug-endpoints --no-enable-log-requests --no-enable-prefix-caching
---no-enable-tokenizer-info-endpoint --no-enforce-eager --no-show-prompts --num-gpu-blocks-override
---num-threads --optimization-level --pooler-config --port --quantization --runner
---scheduling-policy --seed --served-model-name --show-prompts --shutdown-timeout
---tool-call-parser
-"""
-OWN_FLAGS = frozenset(_OWN_FLAG_TEXT.split())
 # Values of vLLM's that our server does not take, and its short forms.
 _NOT_OWN = ("--quantization fp8", "--attention-backend ", " -cc.")
 _OTHER_ENGINE = re.compile(r"^stoker serve .* --engine [a-z.]+$")
@@ -77,38 +59,6 @@ _REPO_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 _BARE = re.compile(r"[\w.]{1,200}:?(?: '?[\w.-]{0,60}'?)?")
 _PLACEHOLDER = re.compile(r"\{(\w{1,40})\}")
 _UNKNOWN_WHY = "not known: no rule describes this failure. It is the first exception that names one"
-# What other engines call vLLM's flags. A fix with a flag that has no name there is left out.
-_SGLANG_FLAGS = {
-    "--max-model-len": "--context-length",
-    "--gpu-memory-utilization": "--mem-fraction-static",
-    "--tensor-parallel-size": "--tp-size",
-    "--pipeline-parallel-size": "--pp-size",
-    "--max-num-seqs": "--max-running-requests",
-    "--max-num-batched-tokens": "--chunked-prefill-size",
-    "--enforce-eager": "--disable-cuda-graph",
-    "--disable-custom-all-reduce": "--disable-custom-all-reduce",
-    "--trust-remote-code": "--trust-remote-code",
-    "--quantization": "--quantization",
-    "--dtype": "--dtype",
-    "--port": "--port",
-    "--host": "--host",
-    "--attention-backend": "--attention-backend",
-    "--model-impl": "--model-impl",
-    "--tokenizer": "--tokenizer-path",
-    "--reasoning-parser": "--reasoning-parser",
-    "--tool-call-parser": "--tool-call-parser",
-    "--chat-template": "--chat-template",
-    "--served-model-name": "--served-model-name",
-    "--kv-cache-dtype": "--kv-cache-dtype",
-    "--hf-overrides": "--json-model-override-args",
-}
-_SGLANG_VALUES = {
-    "TRITON_ATTN": "triton",
-    "FLASH_ATTN": "fa3",
-    "--kv-cache-dtype fp8": "--kv-cache-dtype fp8_e5m2",
-}
-_LLAMACPP_FLAGS = {"--max-model-len": "--ctx-size", "--port": "--port", "--host": "--host"}
-_TRANSLATIONS = {"sglang": _SGLANG_FLAGS, "llama.cpp": _LLAMACPP_FLAGS}
 
 
 def to_problem(cause: Cause, facts: Facts, engine: str | None) -> Problem:
@@ -239,7 +189,7 @@ def _filled(
     is_translated: bool,
 ) -> tuple[Fix, ...]:
     """Each that can be filled in and typed for this engine, with the user's own flags."""
-    flags = _TRANSLATIONS.get(engine or "") if is_translated else None
+    flags = TRANSLATIONS.get(engine or "") if is_translated else None
     given = given_flags(facts.non_default_args)
     found: dict[str, Fix] = {}
     for text, command in templates:
@@ -294,7 +244,7 @@ def _translated(template: str, flags: dict[str, str]) -> str | None:
         if flag not in flags and flag != "--help":
             return None
         template = template.replace(flag, flags.get(flag, flag), 1)
-    for theirs, ours in _SGLANG_VALUES.items() if flags is _SGLANG_FLAGS else ():
+    for theirs, ours in SGLANG_VALUES.items() if flags is SGLANG_FLAGS else ():
         template = template.replace(theirs, ours)
     return template
 
@@ -307,7 +257,7 @@ def _can_be_typed(command: str, facts: Facts, engine: str | None) -> bool:
         return False
     if engine != "sglang" and "SGLANG_" in command:
         return False
-    if engine in _TRANSLATIONS and ("VLLM_" in command or _VLLM_WORD.search(command)):
+    if engine in TRANSLATIONS and ("VLLM_" in command or _VLLM_WORD.search(command)):
         return False
     if engine != "stoker" or _OTHER_ENGINE.search(command):
         return True

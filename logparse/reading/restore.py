@@ -98,7 +98,8 @@ def _outermost(lines: list[str]) -> Layer | None:
         return lambda line: _without(prefix, line)
     if _has_visible_escapes(lines):
         return _with_escapes
-    if sum(_HALF_COLOUR.search(line) is not None for line in lines) >= _FEWEST:
+    coloured = [line for line in lines if "0m" in line or "m(" in line]
+    if sum(_HALF_COLOUR.search(line) is not None for line in coloured) >= _FEWEST:
         return _without_half_colours
     if sum(_OTHER_OWNER.match(line) is not None for line in lines) >= _FEWEST:
         return _with_usual_owner
@@ -129,7 +130,13 @@ def _apart(line: str) -> str:
 
 def _is_from_a_page(lines: list[str]) -> bool:
     """Entities, hard spaces or tags; few are enough where what they stand for is nowhere."""
-    marked = [line for line in lines if "\xa0" in line or _ENTITY.search(line) or _TAG.search(line)]
+    marked = [
+        line
+        for line in lines
+        if "\xa0" in line
+        or ("&" in line and _ENTITY.search(line))
+        or ("<" in line and _TAG.search(line))
+    ]
     return (
         len(marked) >= _FEWEST
         or 1 < len(marked) == len(lines)

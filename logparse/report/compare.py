@@ -4,6 +4,7 @@ the values are those of the reports.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from logparse.records import LogReport
@@ -78,7 +79,7 @@ def _arguments(left: LogReport, right: LogReport) -> list[ComparedRow]:
     ]
 
 
-def _given(report: LogReport) -> dict[str, str]:
+def _given(report: LogReport) -> Mapping[str, str]:
     printed = report.facts.non_default_args
     return differing_arguments(printed) if printed else {}
 

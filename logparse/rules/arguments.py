@@ -6,8 +6,11 @@ Owns reading them and telling which differ from the defaults; never runs anythin
 from __future__ import annotations
 
 import ast
+import functools
 import re
+import types
 import warnings
+from collections.abc import Mapping
 
 from logparse.redact import printable
 
@@ -100,7 +103,8 @@ _MASKED = re.compile(r"(?<=: )\*{3}(?=[,}])")  # a secret, of which the quotes w
 _MAX_ITEMS = 600
 
 
-def differing_arguments(printed: str) -> dict[str, str]:
+@functools.lru_cache(maxsize=16)  # each part of a report asks for those of its start
+def differing_arguments(printed: str) -> Mapping[str, str]:
     """Names (with underscores) and values as text, in the order in which they were printed."""
     is_sglang = printed.startswith("ServerArgs")
     text = printed.removeprefix("ServerArgs")
@@ -116,7 +120,7 @@ def differing_arguments(printed: str) -> dict[str, str]:
     pairs = {name: value for name, value in pairs.items() if not value.startswith("<")}
     if pairs.get("model") == pairs.get("model_tag"):
         pairs.pop("model_tag", None)
-    return {name: value.strip("'") for name, value in pairs.items()}
+    return types.MappingProxyType({name: value.strip("'") for name, value in pairs.items()})
 
 
 def _dict_items(printed: str) -> dict[str, str] | None:

@@ -21,7 +21,7 @@ from logparse import (
     explain,
     parse_lines,
 )
-from logparse.problems.text import OWN_FLAGS
+from logparse.problems.flags import OWN_FLAGS
 from logparse.report.line_meaning import explain_line
 
 START = (Path(__file__).parents[1] / "data" / "own_engine_start.log").read_text().splitlines()
