@@ -17,6 +17,12 @@ _PIECE = re.compile(rf"({_LITERAL})|\\.|{_CLASS}|\{{[^}}]*\}}|.", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
+@functools.cache
+def compiled(source: str, flags: int = 0) -> re.Pattern[str]:
+    """As re.compile, which forgets patterns beyond 512: some would be compiled at each line."""
+    return re.compile(source, flags)
+
+
 @dataclass(frozen=True, slots=True)
 class CluedPattern:
     """`search` looks for the clues first; without clues it always tries the pattern."""
@@ -37,7 +43,7 @@ class CluedPattern:
         else:
             if clues:
                 return None
-        return re.compile(self.source).search(text)  # re keeps what it compiled
+        return compiled(self.source).search(text)
 
 
 def clued(source: str) -> CluedPattern:

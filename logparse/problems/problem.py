@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from logparse.problems.clues import CluedPattern, clued
+from logparse.problems.clues import CluedPattern, clued, compiled
 
 Values = dict[str, str]
 
@@ -146,7 +146,7 @@ _QUOTED = (
 
 def quoted_cause(text: str) -> str | None:
     """The words of a cause inside of a wrapper's, None if it only points elsewhere."""
-    match = re.search(_QUOTED, text)
+    match = compiled(_QUOTED).search(text)
     inner = match["quoted"] or match["method"] or match["said"] if match is not None else None
     return inner if inner is not None and not is_wrapper(inner) else None
 
@@ -192,11 +192,11 @@ _LAUNCHERS = (
 def announces_end(text: str, level: str | None) -> bool:
     """Whether an ERROR line, or one without a level, tells that a start or a part of it ended."""
     head = text[:600]
-    if level is None and re.match(_LAUNCHERS, head):
+    if level is None and compiled(_LAUNCHERS).match(head):
         return True
     if level is None and not _is_said_by_engine(head):
         return False
-    return re.match(_ANNOUNCED, head) is not None
+    return compiled(_ANNOUNCED).match(head) is not None
 
 
 # What programs say that start a server for somebody else.
@@ -210,7 +210,7 @@ def _is_said_by_engine(text: str) -> bool:
     return (
         " hit an exception" in text
         or any(known in text for known in _WRAPPER_TEXTS)
-        or (" failed to start" in text and re.match(_NAMED_SERVER, text) is not None)
+        or (" failed to start" in text and compiled(_NAMED_SERVER).match(text) is not None)
     )
 
 
@@ -230,7 +230,7 @@ _TOOL_FAILURES = (
 
 def is_tool_failure(text: str) -> bool:
     """Whether a line without a level is a compiler's, a linker's or a build's complaint."""
-    return re.match(_TOOL_FAILURES, text) is not None
+    return compiled(_TOOL_FAILURES).match(text) is not None
 
 
 # Who refuses a command line and is a server; others do so beside one.
@@ -244,13 +244,13 @@ _SERVER_PROGRAM = (
 
 def usage_program(text: str) -> str | None:
     """The program that refuses its arguments in this line, None if none does."""
-    match = re.match(_USAGE, text) if ": error: " in text[:160] else None
+    match = compiled(_USAGE).match(text) if ": error: " in text[:160] else None
     return match["program"] if match is not None else None
 
 
 def is_server_program(program: str) -> bool:
     """Whether it starts a server."""
-    return re.fullmatch(_SERVER_PROGRAM, program) is not None
+    return compiled(_SERVER_PROGRAM).fullmatch(program) is not None
 
 
 # What a shell or the kernel prints when a process is gone without a word of its own.
@@ -280,7 +280,7 @@ def is_death(text: str) -> bool:
         or "Killed" in text  # by the kernel
         or "kill" in text  # by its OOM killer
         or " exited" in text
-    ) and re.match(_DEATH_LINES, text) is not None
+    ) and compiled(_DEATH_LINES).match(text) is not None
 
 
 # Lines without a level that end a start: llama-server's own, and those of compiled code.
@@ -307,7 +307,7 @@ _PLAIN_FAILURES = (
 
 def is_plain_failure(text: str) -> bool:
     """Whether a line without a level ends a start."""
-    return re.match(_PLAIN_FAILURES, text) is not None
+    return compiled(_PLAIN_FAILURES).match(text) is not None
 
 
 def is_loud(text: str) -> bool:

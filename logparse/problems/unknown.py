@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from logparse.problems.clues import compiled
 from logparse.problems.problem import NEWER_PACKAGES
 
 
@@ -168,7 +169,7 @@ _PATH = re.compile(r"['\"](/[^'\"\n]{1,300})['\"]")
 
 def _holds(words: str | None, text: str) -> bool:
     # Compiled when they are needed: few failures are unknown.
-    return words is not None and re.search(words, text, re.IGNORECASE) is not None
+    return words is not None and compiled(words, re.IGNORECASE).search(text) is not None
 
 
 def kind_of(text: str, *frames: str | None) -> Kind | None:
