@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _NOT_ASCII = re.compile("[^\n -~]")
+_PRIORITIES = {"error": 3, "warning": 4, "note": 5, "hint": 5}  # err, warning, notice
 _GIB = 1 << 30
 _MIB = 1 << 20
 
@@ -59,8 +60,28 @@ def data_console() -> Console:
 
 
 def say(text: str) -> None:
-    """One plain line of talk on stderr."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """One plain line of talk on stderr; in the journal with its priority, by its first word."""
+    shown = printable(text)
+    if (priority := _priority(shown)) is not None and _is_journal():
+        shown = "\n".join(f"<{priority}>{line}" for line in shown.split("\n"))
+    print(shown, file=sys.stderr, flush=True)
+
+
+def _priority(text: str) -> int | None:
+    """Of syslog; None for what is information, as the journal takes all that has none."""
+    return _PRIORITIES.get(text.partition(":")[0])
+
+
+def _is_journal() -> bool:
+    """Whether stderr is the stream that the journal reads, as JOURNAL_STREAM says."""
+    wanted = os.environ.get("JOURNAL_STREAM")
+    if not wanted:
+        return False
+    try:
+        found = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return wanted == f"{found.st_dev}:{found.st_ino}"
 
 
 def print_json(schema: str, payload: Mapping[str, Any], *, schema_version: int = 1) -> None:

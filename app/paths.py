@@ -24,6 +24,7 @@ _MODELS, _LOGS = "models", "logs"
 CONVERSATIONS = "conversations.sqlite3"
 MEMORY_LEDGER = "memory-ledger.jsonl"
 START_TIMES = "start-times.json"
+JOBS = "jobs"
 SERVERS = "servers"
 _LONGEST_NAME = 60
 
@@ -53,6 +54,7 @@ def all_places() -> tuple[Place, ...]:
         Place("conversations", state / CONVERSATIONS, _STATE),
         Place("memory ledger", state / MEMORY_LEDGER, _STATE),
         Place("start times", state / START_TIMES, _STATE),
+        Place("endpoints of jobs", state / JOBS, _STATE),
         Place("running servers", run / SERVERS, run_variable),
     )
 
@@ -112,6 +114,11 @@ def models_dir() -> Path:
 def ledger_path() -> Path:
     """The memory ledger; it need not be there."""
     return _state_path() / MEMORY_LEDGER
+
+
+def jobs_path() -> Path:
+    """Where the endpoint files of batch jobs lie; it need not be there."""
+    return _state_path() / JOBS
 
 
 def logs_path() -> Path:

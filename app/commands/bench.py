@@ -154,16 +154,18 @@ def bench(
     from app.bench.round import Amount
     from app.bench.run import BenchPlan, parse_loads
     from app.bench.server import proved_target
-    from app.targets.servers import api_key_from, find_target
+    from app.targets.servers import find_target
 
-    urls = [find_target(word).url for word in (_one_word(words), *([vs] if vs else []))]
+    found = [find_target(word) for word in (_one_word(words), *([vs] if vs else []))]
     loads, limits = parse_loads(concurrency, rate), parse_slo(slo)
     lengths = parse_range("--prompt-tokens", prompt_tokens)
     outputs = parse_range("--output-tokens", output_tokens)
     is_chat = chat or (dataset is not None and _holds_messages(dataset))
-    key = api_key_from(api_key_file)
     plan = BenchPlan(
-        targets=tuple(proved_target(url, model, key, is_chat, timeout) for url in urls),
+        targets=tuple(
+            proved_target(one.url, model, one.api_key(api_key_file), is_chat, timeout)
+            for one in found
+        ),
         loads=loads,
         amount=Amount(num_prompts, duration),
         repeats=repeat,

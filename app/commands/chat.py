@@ -90,7 +90,7 @@ def chat(
     from app.client.metrics.served_model import served_model
     from app.targets.prompt_words import chat_words
     from app.targets.server_errors import client_errors
-    from app.targets.servers import api_key_from, find_target
+    from app.targets.servers import find_target
 
     word, prompt = chat_words(words or (), has_message=message is not None)
     is_conversation = message is None and prompt is None and sys.stdin.isatty()
@@ -107,7 +107,8 @@ def chat(
         seed=seed,
     )
     definitions = _tools(tools)
-    base_url, api_key = find_target(word).url, api_key_from(api_key_file)
+    found = find_target(word)
+    base_url, api_key = found.url, found.api_key(api_key_file)
     with client_errors(api_key):
         served = served_model(base_url, model, api_key=api_key)
     target = ChatTarget(base_url, served, api_key, definitions)

@@ -57,12 +57,13 @@ def complete(
     from app.client.metrics.served_model import served_model
     from app.client.terminal_text import strip_escapes
     from app.targets.server_errors import client_errors
-    from app.targets.servers import api_key_from, find_target
+    from app.targets.servers import find_target
     from app.views.chat_lines import print_answer
 
     server, prompt = _server_and_prompt(words or [], url)
     text = _prompt(prompt)
-    base_url, api_key = find_target(server).url, api_key_from(api_key_file)
+    found = find_target(server)
+    base_url, api_key = found.url, found.api_key(api_key_file)
     with client_errors(api_key):
         served = served_model(base_url, model, api_key=api_key)
         if echo:

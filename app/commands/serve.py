@@ -153,6 +153,25 @@ def serve(
         metavar="PORT",
         help="Port of the supervisor's own /startupz, /readyz, /livez and /metrics.",
     ),
+    status_host: str = typer.Option(
+        "127.0.0.1",
+        "--status-host",
+        metavar="ADDRESS",
+        help="Where --status-port listens; 0.0.0.0 for probes of other machines.",
+    ),
+    endpoint_file: str = typer.Option(
+        None,
+        "--endpoint-file",
+        metavar="FILE|job:ID",
+        help="Written when it is ready, removed at its end: where clients find it.",
+    ),
+    exit_when_idle: float = typer.Option(
+        None,
+        "--exit-when-idle",
+        min=0.01,
+        metavar="MINUTES",
+        help="End with code 0 when no client has asked for so long.",
+    ),
     log_max_bytes: str = typer.Option(
         "256MiB",
         "--log-max-bytes",
@@ -192,15 +211,19 @@ def serve(
         open_to_all,
         parse_serve_request,
         with_debug_endpoints,
+        without_api_key,
     )
     from app.output import say
+    from app.registry.endpoint_file import prepared_endpoint_path
     from app.supervise.managed_server import ServerCare
+    from app.supervise.service_notify import ServiceManager
 
-    own = ctx.args if drain is None else [f"--shutdown-timeout={drain:g}", *ctx.args]
-    words = _with_settings(ctx, own)
+    service = ServiceManager.from_environment(os.environ)
+    words = words_with_settings(ctx, _with_drain(ctx.args, drain))
     policy, max_log_bytes = _restart_policy(restart, restart_max), _log_bytes(log_max_bytes)
     request = parse_serve_request(words, engine_called(engine))
     _require_two_ports(request, status_port)
+    endpoint = None if endpoint_file is None else prepared_endpoint_path(endpoint_file)
     place = EnginePlace(engine_python, engine_binary)
     api_key = _api_key(request, api_key_file)
     request = with_debug_endpoints(request, words, api_key)
@@ -212,12 +235,19 @@ def serve(
     is_background = detach and not exit_when_ready
     care = ServerCare(
         serve_args=_repeatable_args(ctx, words),
+        engine_words=without_api_key(words),
         is_background=is_background,
         stall_s=stall_after,
         idle_probe_s=idle_probe or None,
         restart=policy,
         max_log_bytes=max_log_bytes,
         status_port=status_port,
+        status_host=status_host,
+        exit_when_idle_s=None if exit_when_idle is None else 60 * exit_when_idle,
+        endpoint_file=endpoint,
+        key_file=None if api_key_file is None else Path(api_key_file).expanduser().absolute(),
+        service=service,
+        read_again=lambda: _care_again(ctx),
     )
     note = _ledger_note(request, spec)
     if is_background:
@@ -226,6 +256,40 @@ def serve(
         return _run_with_front(spec, name, request.served_name, startup_timeout, care, note)
     running = _end_at_once if exit_when_ready else None
     return _run(spec, name, request.served_name, startup_timeout, care, running, note)
+
+
+def _care_again(ctx: typer.Context) -> ServerCare:
+    """What the settings say now, with the flags that this start was given; for SIGHUP."""
+    from app.command_line import CommandLineError, build_command
+    from app.errors import ExitCode, StokerError
+    from app.launch.launch_specs import without_api_key
+    from app.settings.options import settings_for
+    from app.settings.sources import read_settings
+    from app.supervise.managed_server import ServerCare
+
+    command = build_command(app)
+    chosen = settings_for(command, ("serve",), ctx.obj.given, read_settings(os.environ))
+    try:
+        fresh = command.make_context(
+            "stoker serve", list(chosen.args), default_map=chosen.default_map, obj=chosen
+        )
+    except CommandLineError as error:
+        raise StokerError(error.format_message(), exit_code=ExitCode.USAGE) from error
+    values = fresh.params
+    own = _with_drain(fresh.args, values["drain"])
+    idle = values["exit_when_idle"]
+    return ServerCare(
+        engine_words=without_api_key(words_with_settings(fresh, own)),
+        stall_s=values["stall_after"],
+        idle_probe_s=values["idle_probe"] or None,
+        restart=_restart_policy(values["restart"], values["restart_max"]),
+        max_log_bytes=_log_bytes(values["log_max_bytes"]),
+        exit_when_idle_s=None if idle is None else 60 * idle,
+    )
+
+
+def _with_drain(words: list[str], drain: float | None) -> list[str]:
+    return words if drain is None else [f"--shutdown-timeout={drain:g}", *words]
 
 
 def _restart_policy(word: str, max_restarts: int) -> RestartPolicy:
@@ -264,7 +328,7 @@ def _require_two_ports(request: ServeRequest, status_port: int | None) -> None:
         )
 
 
-def _with_settings(ctx: typer.Context, words: list[str]) -> list[str]:
+def words_with_settings(ctx: typer.Context, words: list[str]) -> list[str]:
     """MODEL and engine flags: those of files and variables before those of the command line."""
     if ctx.obj is None or not ctx.obj.extra:
         return words

@@ -56,12 +56,12 @@ def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False)
     """
     from app.output import print_json, print_plain, require_one_form
     from app.supervise.server_state import describe, describe_address, examined_state
-    from app.targets.servers import api_key_from, find_target
+    from app.targets.servers import find_target
 
     require_one_form(as_json, as_plain)
     target = find_target(name, failed_too=True, must_run_here=True)
     if target.record is None:
-        state, document = describe_address(target.url, api_key_from(None))
+        state, document = describe_address(target.url, target.api_key())
     else:
         state = examined_state(target.record)
         document = describe(target.record, state)
@@ -70,15 +70,17 @@ def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False)
     elif as_plain:
         print_plain(document.items())
     elif target.record is None:
-        load = _load_rows(target.url) if state.exit_code == 0 else []
+        load = _load_rows(target.url, target.api_key()) if state.exit_code == 0 else []
         rows = [("server", f"{target.url}: {state.name}"), ("model", document["model"])]
         _print_rows([*rows, *load])
     else:
-        _print_status(target.record, state, document)
+        _print_status(target.record, state, document, target.api_key())
     return state.exit_code
 
 
-def _print_status(record: ServerRecord, state: ServerState, document: Mapping[str, object]) -> None:
+def _print_status(
+    record: ServerRecord, state: ServerState, document: Mapping[str, object], api_key: str | None
+) -> None:
     """A long cause of a failure comes below the rows."""
     from app.output import printable
 
@@ -91,7 +93,7 @@ def _print_status(record: ServerRecord, state: ServerState, document: Mapping[st
         ("address", record.url),
         ("processes", f"server {document['pid'] or '-'}, supervisor {supervisor or '-'}"),
         ("up", _duration(document["up_s"])),
-        *(_load_rows(record.url) if state.exit_code == 0 else []),
+        *(_load_rows(record.url, api_key) if state.exit_code == 0 else []),
         ("restarts", str(record.num_restarts)),
         ("probes", record.status_url or record.status_socket or "-"),
         ("log", record.log_path + _log_note(record)),
@@ -101,16 +103,15 @@ def _print_status(record: ServerRecord, state: ServerState, document: Mapping[st
         print(f"\n{printable(more)}")
 
 
-def _load_rows(url: str) -> list[tuple[str, object]]:
+def _load_rows(url: str, api_key: str | None) -> list[tuple[str, object]]:
     """What its counters say now, and what of that is worth a look; nothing where it has none."""
     from app.client import formatting
     from app.client.errors import ClientError
     from app.client.metrics.thresholds import findings, readings_of
     from app.client.server import scrape_metrics
-    from app.targets.servers import api_key_from
 
     try:
-        sample = scrape_metrics(url, api_key=api_key_from(None), timeout_s=_LOAD_TIMEOUT_S)
+        sample = scrape_metrics(url, api_key=api_key, timeout_s=_LOAD_TIMEOUT_S)
     except ClientError:
         return []
     requests = f"{formatting.count(sample.running)} running, {formatting.count(sample.waiting)}"
@@ -219,14 +220,14 @@ def attach(
     """
     from app.commands.top import has_screen, open_dashboard
     from app.errors import ExitCode, UsageError
-    from app.targets.servers import api_key_from, find_record
+    from app.targets.servers import find_record, find_target
 
     record = find_record(name)
     if not has_screen():
         raise UsageError("the dashboard needs a terminal", hint=f"stoker top {record.url} --once")
     end = open_dashboard(
         record.url,
-        api_key=api_key_from(api_key_file),
+        api_key=find_target(record.name).api_key(api_key_file),
         log_path=Path(record.log_path),
         server_alive=record.is_running,
     )

@@ -131,7 +131,7 @@ def top(
         return _open(watch_targets(targets, api_key, interval), interval, read_only)
     open_dashboard(
         targets[0].url,
-        api_key=api_key,
+        api_key=targets[0].api_key(api_key_file),
         interval_s=interval,
         log_path=targets[0].log_path,
         is_read_only=read_only,

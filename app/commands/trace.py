@@ -46,10 +46,11 @@ def trace(
     from app.errors import UsageError
     from app.targets.prompt_words import server_and_text
     from app.targets.server_errors import client_errors
-    from app.targets.servers import api_key_from, find_target
+    from app.targets.servers import find_target
 
     server, prompt = server_and_text(words) if len(words) > 1 else (None, words[0])
-    url, api_key = find_target(server).url, api_key_from(api_key_file)
+    found = find_target(server)
+    url, api_key = found.url, found.api_key(api_key_file)
     text = sys.stdin.read() if prompt == "-" else prompt or ""
     if not text.strip():
         raise UsageError(

@@ -61,6 +61,7 @@ class ServerRecord:
     serve_args: tuple[str, ...] = field(default=())
     folder: str = ""
     needs_key: bool = False
+    key_file: str | None = None  # where its key is, for clients of this user
     schema_version: int = 1
 
     @property

@@ -30,12 +30,16 @@ from engine.machine.secrets import SERVER_KEYS
 
 @dataclass(frozen=True, slots=True)
 class CommandSettings:
-    """What settings give to one command line: click's part, and the `extra` that is none of it."""
+    """What settings give to one command line: click's part, and the `extra` that is none of it.
+
+    `given` is the command line itself, a profile included.
+    """
 
     args: list[str]
     default_map: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)  # parameter -> place in a file
     extra: dict[str, Setting] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def settings_for(
     for found in (files, in_environment):
         for key, setting in found.items():
             require_known(section, key, setting, [*options, *extra_keys])
-    chosen = CommandSettings(list(args[1:] if profile else args))
+    chosen = CommandSettings(list(args[1:] if profile else args), given=tuple(args))
     _add_off_switches(options)
     for key, param in options.items():
         param.envvar, param.show_envvar = variable(section, key), False

@@ -27,7 +27,7 @@ QUIT, DETACH, GONE, FAILED = "quit", "detach", "server-gone", "failed"
 _SHOW, _CLOSE, _LET_GO = "show", "close", "let-go"
 _POLL_S = 0.05
 _CLOSE_S = 3.0  # for a dashboard to give the terminal back
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 Show = Callable[[Path, Callable[[], bool]], str]
 
 

@@ -5,6 +5,7 @@ Says what happens as logparse events; draws nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -17,6 +18,7 @@ import psutil
 
 from app.errors import StokerError
 from app.launch.launch_specs import LaunchSpec, without_api_key
+from app.registry.endpoint_file import EndpointFile
 from app.registry.server_registry import (
     FAILED,
     RESTARTING,
@@ -29,30 +31,45 @@ from app.server_logs.log_sink import new_log_path
 from app.supervise.one_start import OneStart
 from app.supervise.ownerless_files import remove_ownerless_files
 from app.supervise.restart_policy import RestartPolicy
-from app.supervise.status_endpoint import StatusEndpoint
+from app.supervise.service_notify import ServiceManager
+from app.supervise.status_endpoint import LOOPBACK, StatusEndpoint
 from app.supervise.status_pages import SupervisorStatus, page
 from app.supervise.supervisor import StopReport, StopTimes
 from app.watch.activity_watch import DEFAULT_IDLE_PROBE_S, ActivityWatch, IdleProbe
 from app.watch.forward_progress import DEFAULT_STALL_S, Verdict
 from app.watch.readiness import StartOutcome, answers_one_token, wait_until_ready
+from engine.machine.addresses import url_host
 from engine.machine.processes import process_identity
 from logparse import Event, LogReport
+
+_TELLS_BY_S = 30.0  # a server that shows its queue has done so by then
+# What SIGHUP can change; the rest belongs to the start.
+_TAKEN_WHILE_RUNNING = ("stall_s", "idle_probe_s", "restart", "max_log_bytes", "exit_when_idle_s")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCare:
     """How a server is looked after. `serve_args` are what `stoker restart` serves again.
 
-    A background server's failure stays in the registry, since nobody saw it.
+    A background server's failure stays in the registry, since nobody saw it. `exit_when_idle_s`
+    ends a server that no client asks for so long. `endpoint_file` tells clients where it is while
+    it serves. `read_again` reads the settings once more, for SIGHUP.
     """
 
     serve_args: tuple[str, ...] = ()
+    engine_words: tuple[str, ...] = ()  # of those, what the engine gets
     is_background: bool = False
     stall_s: float = DEFAULT_STALL_S
     idle_probe_s: float | None = DEFAULT_IDLE_PROBE_S  # None: an idle server is not asked
     restart: RestartPolicy = field(default=RestartPolicy())
     max_log_bytes: int = DEFAULT_LOG_BYTES
     status_port: int | None = None
+    status_host: str = LOOPBACK
+    exit_when_idle_s: float | None = None
+    endpoint_file: Path | None = None
+    key_file: Path | None = None  # where whoever may read it finds the key of this server
+    service: ServiceManager = field(default=ServiceManager())
+    read_again: Callable[[], ServerCare] | None = None
 
 
 class ManagedServer:
@@ -78,6 +95,7 @@ class ManagedServer:
         self._record_lock = threading.Lock()
         self._is_record_old = False  # the last one could not be written
         self._notes: dict[str, bool] = {}  # what the user has to know -> whether it was told
+        self._told: list[str] = []
         self._activity: ActivityWatch | None = None
         self._stall: str | None = None
         self._lasting_stall: str | None = None
@@ -116,9 +134,9 @@ class ManagedServer:
         self._registry.add(record)
         self._record = record  # from here on it is ours to remove
         if self.care.status_port is not None:
-            self._endpoint.open_port(self.care.status_port)
+            self._endpoint.open_port(self.care.status_port, self.care.status_host)
         port = self.care.status_port
-        url = None if port is None else f"http://127.0.0.1:{port}"
+        url = None if port is None else f"http://{url_host(self.care.status_host)}:{port}"
         self._change_record(status_socket=self._open_socket(), status_url=url)
 
     def _open_socket(self) -> str | None:
@@ -145,6 +163,7 @@ class ManagedServer:
             serve_args=self.care.serve_args,
             folder=_working_folder(),
             needs_key=bool(self.spec.secrets),
+            key_file=None if self.care.key_file is None else str(self.care.key_file),
         )
 
     def _process_fields(self) -> dict[str, object]:
@@ -179,6 +198,15 @@ class ManagedServer:
         """Have something said to the user, once."""
         self._notes.setdefault(text, False)
 
+    def tell(self, text: str) -> None:
+        """Have something said to the user that is no warning, each time."""
+        self._told.append(text)
+
+    def take_told(self) -> tuple[str, ...]:
+        """What `tell` was given since the last call."""
+        told, self._told = self._told, []
+        return tuple(told)
+
     def take_notes(self) -> tuple[str, ...]:
         """What is to be said now."""
         fresh = tuple(text for text, is_told in list(self._notes.items()) if not is_told)
@@ -198,6 +226,25 @@ class ManagedServer:
         self._start.ready_at = time.monotonic()
         self._start.supervisor.note_files()  # it will not use others before long
         self.note_state("ready")
+        self._begin_watch()
+        if self.care.endpoint_file is not None:
+            self._publish(self.care.endpoint_file)
+
+    def _publish(self, path: Path) -> None:
+        """Clients on other machines find the server by this file, from its first token on."""
+        endpoint = EndpointFile(
+            name=self.name,
+            url=self.spec.outside_url or self.spec.url,
+            model=self.spec.model,
+            engine=self.spec.engine,
+            key_file=None if self.care.key_file is None else str(self.care.key_file),
+        )
+        try:
+            endpoint.write(path)
+        except OSError as error:
+            self.note(f"the endpoint file {path} cannot be written: {error.strerror}")
+
+    def _begin_watch(self) -> None:
         self._activity = ActivityWatch(
             self.spec.url,
             self.care.stall_s,
@@ -229,6 +276,42 @@ class ManagedServer:
     def stall_to_end(self) -> str | None:
         """Why this start should be ended and followed by another, where the policy has it so."""
         return self._lasting_stall if self.care.restart.is_on else None
+
+    def is_unused(self) -> bool:
+        """Whether no client has asked it for as long as --exit-when-idle allows."""
+        limit_s, activity = self.care.exit_when_idle_s, self._activity
+        if limit_s is None or activity is None:
+            return False
+        idle_s = activity.client_idle_s
+        if idle_s is None and self.served_s > _TELLS_BY_S:
+            self.note("it does not show its queue, so that --exit-when-idle does nothing")
+        return idle_s is not None and idle_s >= limit_s
+
+    @property
+    def moved_at(self) -> float | None:
+        """When a start or a busy engine last moved, or an idle one answered; None if stalled."""
+        activity = self._activity
+        if activity is not None:
+            return activity.moved_at
+        return time.monotonic() - self._start.progress.age_s
+
+    def read_care_again(self) -> None:
+        """Take what the settings say now; what cannot be used is said, and the old goes on."""
+        if self.care.read_again is None:
+            return
+        try:
+            fresh = self.care.read_again()
+        except StokerError as error:
+            self.note(f"the settings are as before: {error}")
+            return
+        if fresh.engine_words != self.care.engine_words:
+            self.note("flags of the engine count from its next start: restart the service")
+        self.care = dataclasses.replace(
+            self.care, **{name: getattr(fresh, name) for name in _TAKEN_WHILE_RUNNING}
+        )
+        if self._activity is not None:
+            self._end_watch()
+            self._begin_watch()
 
     def _note_activity(self, verdict: Verdict) -> None:
         self._stall = verdict.reason
@@ -349,6 +432,9 @@ class ManagedServer:
     def leave(self, failure: str | None = None) -> None:
         """No other start follows. Only the failure of a background server stays in the registry."""
         self._endpoint.close()
+        if (path := self.care.endpoint_file) is not None:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         if self._record is None:
             return
         if failure is None or not self.care.is_background:

@@ -15,6 +15,8 @@ from app.output import printable
 from app.registry.server_registry import BACKING_OFF
 from app.supervise.managed_server import ManagedServer
 from app.supervise.restart_policy import RestartCount, why_no_restart
+from app.supervise.service_report import ServiceReport
+from app.supervise.status_pages import state_text
 from app.supervise.stop_signals import StopSignals
 from app.supervise.supervisor import StopReport
 from app.watch.readiness import StartOutcome
@@ -74,7 +76,8 @@ def serve_until_stopped(
     server: ManagedServer, screens: ServingScreens, start_timeout_s: float
 ) -> ExitCode:
     """Run the server to its end; StokerError (5, 6, 8 or 124) when that end was not wanted."""
-    with StopSignals(on_second=server.hurry) as signals:
+    is_service = server.care.service.address is not None
+    with StopSignals(on_second=server.hurry, is_service=is_service) as signals:
         return _Life(server, screens, signals, start_timeout_s).run()
 
 
@@ -93,13 +96,14 @@ class _Life:
         self._signals = signals
         self._start_timeout_s = start_timeout_s
         self._count = RestartCount(server.care.restart)
+        self._report = ServiceReport(server, start_timeout_s)
         self._was_ready = False
 
     def run(self) -> ExitCode:
         self._server.start()
         while True:
             try:
-                ended = _run(self._server, self._screens, self._signals, self._start_timeout_s)
+                ended = self._run_once()
             except BaseException:
                 self._screens.stopped(self._server.stop())
                 raise
@@ -109,12 +113,63 @@ class _Life:
                 return self._requested_code()
             self._back_off(ended)
             if self._signals.is_requested():
+                self._report.stopping()
                 self._server.leave()
                 return self._requested_code()
             self._screens.starting_again()
             self._server.start_again()
 
+    def _run_once(self) -> _Ended:
+        """One start, to its end."""
+        server, signals = self._server, self._signals
+
+        def tick() -> None:
+            self._answer_signals()
+            self._report.starting()
+            self._screens.starting(server.take_events())
+
+        outcome = server.wait_until_ready(self._start_timeout_s, signals.is_requested, tick)
+        if outcome is not StartOutcome.READY:
+            return _Ended(
+                by_itself=outcome is StartOutcome.EXITED,
+                was_ready=False,
+                hang=_explain(server) if outcome is StartOutcome.TIMED_OUT else None,
+            )
+        self._screens.starting(server.take_events())  # what came with the last of the start
+        server.begin_service()
+        self._screens.ready(server)
+        self._report.ready()
+        self._screens.running(server, self._should_go_on)
+        is_unused = server.is_alive() and server.is_unused()
+        if is_unused:
+            server.tell("no client has asked for as long as --exit-when-idle allows")
+        if signals.is_requested() or is_unused:
+            return _Ended(by_itself=False, was_ready=True)
+        stall = server.stall_to_end() if server.is_alive() else None
+        return _Ended(by_itself=not server.is_alive(), was_ready=True, hang=stall)
+
+    def _should_go_on(self) -> bool:
+        server = self._server
+        server.watch()
+        self._answer_signals()
+        self._report.running()
+        is_wanted = server.is_alive() and not self._signals.is_requested()
+        return is_wanted and server.stall_to_end() is None and not server.is_unused()
+
+    def _answer_signals(self) -> None:
+        """Those that do not end anything."""
+        if self._signals.take_suspension():
+            self._server.note("Ctrl-Z is not obeyed; `stoker serve --detach` leaves the terminal")
+        if self._signals.take_state_request():
+            self._server.tell(state_text(self._server.status()))
+        if self._signals.take_reload_request():
+            self._report.reloading()
+            self._server.read_care_again()
+            self._count = RestartCount(self._server.care.restart)
+            self._report.reloaded()
+
     def _stop(self) -> None:
+        self._report.stopping()
         self._screens.stopping()
         report = self._server.stop()
         self._screens.stopped(report)
@@ -150,6 +205,7 @@ class _Life:
         if reason is not None:
             text = f"{error}\nnot started again: {reason}"
             error = StokerError(text, hint=error.hint, exit_code=error.exit_code)
+        self._report.failed(str(error))
         self._server.leave(failure=str(error))
         return error
 
@@ -158,8 +214,10 @@ class _Life:
         when = f"restart {back_off.number} of {back_off.limit} in {back_off.delay_s:g} s"
         cause = str(back_off.error).partition("\n")[0]
         self._server.note_state(BACKING_OFF, f"{when}: {cause}")
+        self._report.waiting(f"{when}: {cause}")
         deadline = time.monotonic() + back_off.delay_s
         while time.monotonic() < deadline and not self._signals.is_requested():
+            self._answer_signals()
             time.sleep(_POLL_S)
 
 
@@ -192,37 +250,6 @@ def _shortened(line: str) -> str:
     return shown if len(shown) <= _TAIL_COLUMNS else f"{shown[: _TAIL_COLUMNS - 3]}..."
 
 
-def _run(
-    server: ManagedServer, screens: ServingScreens, signals: StopSignals, start_timeout_s: float
-) -> _Ended:
-    def tick() -> None:
-        _answer_suspension(server, signals)
-        screens.starting(server.take_events())
-
-    outcome = server.wait_until_ready(start_timeout_s, signals.is_requested, tick)
-    if outcome is not StartOutcome.READY:
-        return _Ended(
-            by_itself=outcome is StartOutcome.EXITED,
-            was_ready=False,
-            hang=_explain(server) if outcome is StartOutcome.TIMED_OUT else None,
-        )
-    screens.starting(server.take_events())  # what came with the last moment of the start
-    server.begin_service()
-    screens.ready(server)
-
-    def should_go_on() -> bool:
-        server.watch()
-        _answer_suspension(server, signals)
-        is_wanted = server.is_alive() and not signals.is_requested()
-        return is_wanted and server.stall_to_end() is None
-
-    screens.running(server, should_go_on)
-    if signals.is_requested():
-        return _Ended(by_itself=False, was_ready=True)
-    stall = server.stall_to_end() if server.is_alive() else None
-    return _Ended(by_itself=not server.is_alive(), was_ready=True, hang=stall)
-
-
 def _death_error(server: ManagedServer, ended: _Ended) -> StokerError:
     code = server.exit_code
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
@@ -234,11 +261,6 @@ def _death_error(server: ManagedServer, ended: _Ended) -> StokerError:
         hint=f"the whole log: {server.log_path}",
         exit_code=ExitCode.ENGINE_DIED if ended.was_ready else ExitCode.ENGINE_FAILED_TO_START,
     )
-
-
-def _answer_suspension(server: ManagedServer, signals: StopSignals) -> None:
-    if signals.take_suspension():
-        server.note("Ctrl-Z is not obeyed; `stoker serve --detach` leaves the terminal")
 
 
 def _stall_error(server: ManagedServer, reason: str) -> StokerError:

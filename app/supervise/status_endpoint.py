@@ -22,7 +22,7 @@ from app.supervise.status_pages import Page
 from engine.machine.ownership import temporary_base
 from engine.machine.ports import describe_holder
 
-_HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _LONGEST_SOCKET_PATH = 100  # bytes; the kernel takes 107, or 103 on macOS
 _REQUEST_TIMEOUT_S = 5.0
 Answer = Callable[[str], Page]
@@ -36,10 +36,11 @@ class StatusEndpoint:
         self._listeners: list[_Listener] = []
         self._socket_path: Path | None = None
 
-    def open_port(self, port: int) -> None:
-        """Listen on 127.0.0.1; StokerError when that is not possible."""
+    def open_port(self, port: int, host: str = LOOPBACK) -> None:
+        """Listen on `host`; StokerError when that is not possible."""
+        kind = _TcpServer6 if ":" in host else _TcpServer
         try:
-            server = _TcpServer((_HOST, port), self._handler)
+            server = kind((host, port), self._handler)
         except OSError as error:
             holder = describe_holder(port)
             by = f" by {holder}" if holder else ""
@@ -83,6 +84,10 @@ class _TcpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away in the middle is nobody's concern."""
+
+
+class _TcpServer6(_TcpServer):
+    address_family = socket.AF_INET6
 
 
 class _UnixServer(_TcpServer):

@@ -68,6 +68,20 @@ def page(path: str, status: SupervisorStatus) -> Page:
     return Page(200 if is_yes else 503, _TEXT, f"{_words(status)}\n")
 
 
+def state_text(status: SupervisorStatus) -> str:
+    """All of it in one line, for a log."""
+    moved = status.progress_age_s
+    parts = (
+        f"state of {status.name}: {_words(status)}",
+        f"{status.engine} with {status.model}",
+        f"up for {status.uptime_s:.0f} s",
+        f"{status.num_restarts} restarts",
+        "" if moved is None else f"moved {moved:.0f} s ago",
+        f"{status.log_lost_bytes} bytes of the log lost" if status.log_lost_bytes else "",
+    )
+    return "; ".join(part for part in parts if part)
+
+
 def _is_alive(status: SupervisorStatus) -> bool:
     """Waiting for its next start it is looked after: who restarts it now would end the waiting."""
     if status.state == BACKING_OFF:

@@ -1,12 +1,14 @@
 """Which server a person means by a word, for every command that takes one.
 
-A word is a name, a pid, `:port`, `host:port`, a URL or `unix:PATH`. Without a word it is the server
-of STOKER_URL; without that variable the one that runs here; and where none runs and an address is
-enough, whatever listens at port 8000. Names of running servers are stronger than addresses.
+A word is a name, a pid, `:port`, `host:port`, a URL, `unix:PATH` or `job:ID`. Without a word it is
+the server of STOKER_URL; without that variable the one that runs here; and where none runs and an
+address is enough, whatever listens at port 8000. Names of running servers are stronger than
+addresses.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
+from app.registry.endpoint_file import is_job, read_endpoint
 from app.registry.server_registry import FAILED, ServerRecord, open_registry
 from app.targets.server_errors import START_ONE, client_errors, running_hint
 
@@ -33,11 +36,16 @@ class ServerTarget:
     name: str
     url: str
     record: ServerRecord | None = None
+    key_file: Path | None = None  # where its key is, as its record or endpoint file says
 
     @property
     def log_path(self) -> Path | None:
         """Its log, where that is known."""
         return Path(self.record.log_path) if self.record else None
+
+    def api_key(self, key_file: Path | None = None) -> str | None:
+        """The key for it: of the file that the user names, the environment, else its own."""
+        return api_key_from(key_file) or (api_key_from(self.key_file) if self.key_file else None)
 
 
 def find_target(
@@ -86,7 +94,9 @@ def find_record(word: str | None, *, failed_too: bool = False) -> ServerRecord:
 
 def is_server_word(word: str) -> bool:
     """Whether a word beside a question can only be meant as a server."""
-    return bool(_ADDRESS.fullmatch(word)) or _match(word, _records(True)) is not None
+    return (
+        is_job(word) or bool(_ADDRESS.fullmatch(word)) or _match(word, _records(True)) is not None
+    )
 
 
 def api_key_from(key_file: Path | None) -> str | None:
@@ -102,12 +112,15 @@ def _records(failed_too: bool) -> tuple[ServerRecord, ...]:
 
 
 def _target(record: ServerRecord) -> ServerTarget:
-    return ServerTarget(record.name, record.url, record)
+    key_file = Path(record.key_file) if record.key_file else None
+    return ServerTarget(record.name, record.url, record, key_file)
 
 
 def _named(word: str, records: tuple[ServerRecord, ...], *, is_ours: bool = False) -> ServerTarget:
     if (record := _match(word, records)) is not None:
         return _target(record)
+    if is_job(word):
+        return _of_job(word, records)
     if _ADDRESS.fullmatch(word):
         return _address(word, records)
     names = [record.name for record in records]
@@ -151,6 +164,13 @@ def _address(word: str, records: tuple[ServerRecord, ...]) -> ServerTarget:
             if _place(normalise_base_url(record.url)) == _place(url):
                 return _target(record)
     return ServerTarget(url.partition("://")[2] or url, url)
+
+
+def _of_job(word: str, records: tuple[ServerRecord, ...]) -> ServerTarget:
+    endpoint = read_endpoint(word)
+    key_file = Path(endpoint.key_file) if endpoint.key_file else None
+    target = _address(endpoint.url, records)
+    return dataclasses.replace(target, key_file=key_file or target.key_file)
 
 
 def _place(url: str) -> str:

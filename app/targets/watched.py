@@ -29,7 +29,8 @@ def watch_targets(
     states = SupervisedStates()
     found = []
     for target in targets:
-        one = watch_url(target.url, name=target.name, api_key=api_key, interval_s=interval_s)
+        key = api_key or target.api_key()
+        one = watch_url(target.url, name=target.name, api_key=key, interval_s=interval_s)
         if target.record is not None:
             state = partial(states.of, target.name)
             cause = partial(states.cause_of, target.name)

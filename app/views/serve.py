@@ -59,7 +59,7 @@ class ServeView:
         from app.supervise.serving import ServingScreens
 
         return ServingScreens(
-            starting=lambda events: self._start.show(events),
+            starting=self._starting,
             ready=self._ready,
             running=running,
             stopping=self._stopping,
@@ -71,6 +71,10 @@ class ServeView:
     def _new_start(self) -> StartView:
         typical = self._history.typical(self._spec.engine, self._spec.model)
         return StartView(f"starting {self._spec.model} on {self._spec.addresses}", typical)
+
+    def _starting(self, events: tuple[Event, ...]) -> None:
+        _say_told(self._server)
+        self._start.show(events)
 
     def _ready(self, server: ManagedServer) -> None:
         self._start.close()
@@ -93,6 +97,7 @@ class ServeView:
         from app.launch.launch_specs import LLAMA_CPP
 
         self._start.close("stopped")
+        _say_told(self._server)
         drain = f"; running requests get up to {self._spec.shutdown_timeout_s:g} s"
         drain = "" if self._spec.engine == LLAMA_CPP else drain  # it ends them at once
         output.say(f"stopping the server{drain} (Ctrl-C again to hurry)")
@@ -168,7 +173,13 @@ def warn_of_incomplete_log(server: ManagedServer) -> bool:
     return True
 
 
+def _say_told(server: ManagedServer) -> None:
+    for text in server.take_told():
+        output.say(text)
+
+
 def _say_news(server: ManagedServer) -> None:
+    _say_told(server)
     for note in server.take_notes():
         output.say(f"warning: {note}; the server goes on")
     if (reason := server.take_stall()) is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from app.watch.client_clock import ClientClock, ProbeCount
 from app.watch.forward_progress import Activity, ProgressJudge, Verdict, open_scraper, read_counters
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class ActivityWatch:
         self._probe = probe
         self._url = url
         self._judge = ProgressJudge(stall_s)
+        self._clients = ClientClock(time.monotonic())
+        self._verdict = Verdict(Activity.READY)
         self._processes = processes
         self._on_change = on_change
         self._is_over = threading.Event()
@@ -57,21 +60,40 @@ class ActivityWatch:
         """Seconds since a busy engine moved; None for one that need not move."""
         return self._judge.still_s(time.monotonic())
 
+    @property
+    def moved_at(self) -> float | None:
+        """When it last made a step, or answered with nothing to do; None while it is stalled."""
+        return None if self._verdict.activity is Activity.STALLED else self._judge.moved_at
+
+    @property
+    def client_idle_s(self) -> float | None:
+        """Seconds without a request of a client; None for a server that does not show its queue."""
+        return self._clients.idle_s(time.monotonic())
+
     def _run(self) -> None:
         told: Verdict | None = None
         with open_scraper(self._url) as client:
             while not self._is_over.wait(self._interval_s):
-                verdict = self._look(client)
+                self._verdict = verdict = self._look(client)
                 if _is_news(verdict, told) and not self._is_over.is_set():
                     told = verdict
                     self._on_change(verdict)
 
     def _look(self, client: httpx.Client) -> Verdict:
-        verdict = self._judge.judge(read_counters(client), self._stopped())
+        was_asking = self._probe is not None and self._probe.is_asking
+        reading = read_counters(client)
+        self._clients.note(reading, self._probes(was_asking))
+        verdict = self._judge.judge(reading, self._stopped())
         if self._probe is None:
             return verdict
         complaint = self._probe.look(is_idle=verdict.activity in (Activity.IDLE, Activity.READY))
         return verdict if complaint is None else Verdict(Activity.STALLED, complaint)
+
+    def _probes(self, was_asking: bool) -> ProbeCount:
+        """A question that ended during the look may still have been in the queue."""
+        if self._probe is None:
+            return ProbeCount()
+        return ProbeCount(self._probe.num_asked, was_asking or self._probe.is_asking)
 
     def _stopped(self) -> list[str]:
         return [_describe(one) for one in self._processes() if _is_stopped(one)]
@@ -116,10 +138,16 @@ class IdleProbe:
         self._due_at = clock() + every_s
         self._complaint: str | None = None
         self._asking: threading.Thread | None = None
+        self.num_asked = 0
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a question of ours is on its way."""
+        return self._asking is not None and self._asking.is_alive()
 
     def look(self, *, is_idle: bool) -> str | None:
         """Why an idle server counts as hung, until it has answered; None if it does not."""
-        if self._asking is not None and self._asking.is_alive():
+        if self.is_asking:
             return self._complaint
         now = self._clock()
         if not is_idle:
@@ -127,6 +155,7 @@ class IdleProbe:
             self._due_at = now + self._every_s
         elif now >= self._due_at:
             self._due_at = now + self._every_s
+            self.num_asked += 1
             self._asking = threading.Thread(target=self._run, name="idle-probe", daemon=True)
             self._asking.start()
         return self._complaint

@@ -37,11 +37,15 @@ class Activity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at a server. `queue` is None when it is not exposed; no `counters`: no answer."""
+    """One look at a server. `queue` is None when it is not exposed; no `counters`: no answer.
+
+    `finished` counts the requests that have ended, None where nobody counts them.
+    """
 
     time_s: float
     queue: float | None
     counters: frozenset[tuple[str, str, str]] | None
+    finished: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ def read_counters(client: httpx.Client) -> Reading:
     sample = read_sample(text, now)
     parts = (sample.running, sample.waiting) if sample is not None else ()
     known = [part for part in parts if part is not None]
-    return Reading(now, sum(known) if known else None, _counters(text))
+    finished = None if sample is None else sample.finished
+    return Reading(now, sum(known) if known else None, _counters(text), finished)
 
 
 def _counters(text: str) -> frozenset[tuple[str, str, str]]:
@@ -104,6 +109,11 @@ class ProgressJudge:
         if self._verdict.activity not in (Activity.BUSY, Activity.STALLED):
             return None
         return None if self._moved_at is None else max(0.0, now_s - self._moved_at)
+
+    @property
+    def moved_at(self) -> float | None:
+        """When it made a step, or answered with nothing to do; None before the first look."""
+        return self._moved_at
 
     def _judge(self, reading: Reading, stopped: Sequence[str]) -> Verdict:
         if self._answered_at is None:

@@ -2,11 +2,15 @@
 
 `foreground PORT MODE TIMEOUT RESTARTS` is `--no-tui`, on `fake_engine`. On the engine of the
 selftest, `detached NAME MODE [DELAY]` is `--detach`, `terminal NAME MODE` the way with a dashboard.
+`service MODE TIMEOUT CARE` is `--no-tui` as a service manager starts it, CARE a JSON object of
+ServerCare's fields; `selftest:MODE` takes the selftest's engine.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +21,8 @@ from app.launch.launch_specs import LaunchSpec
 from app.selftest.run import fake_spec
 from app.supervise.managed_server import ServerCare
 from app.supervise.restart_policy import RestartPolicy
+from app.supervise.service_notify import ServiceManager
+from engine.machine.ports import free_port
 
 _ENGINE = Path(__file__).with_name("fake_engine.py")
 _SERVE_ARGS = ("--engine", "stoker")
@@ -42,6 +48,17 @@ def _foreground(port: str, mode: str, timeout: str, restarts: str) -> int:
     return _run(spec, None, "fake", float(timeout), ServerCare(restart=policy))
 
 
+def _service(mode: str, timeout: str, care: str) -> int:
+    chosen = json.loads(care)
+    if "endpoint_file" in chosen:
+        chosen["endpoint_file"] = Path(chosen["endpoint_file"])
+    managed = ServerCare(service=ServiceManager.from_environment(os.environ), **chosen)
+    own = mode.startswith("selftest:")
+    spec = fake_spec(mode.removeprefix("selftest:")) if own else None
+    spec = spec or fake_engine_spec(free_port(), mode, 60.0)
+    return _run(spec, None, "fake", float(timeout), managed)
+
+
 def _detached(name: str, mode: str, delay: str | None = None) -> int:
     policy = RestartPolicy()
     if delay is not None:
@@ -59,6 +76,7 @@ def main() -> int:
     way, *words = sys.argv[1:]
     ways: dict[str, Callable[..., int]] = {
         "foreground": _foreground,
+        "service": _service,
         "detached": _detached,
         "terminal": _terminal,
     }
