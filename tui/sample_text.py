@@ -29,7 +29,7 @@ def sample_text(url: str, sample: MetricsSample) -> str:
         ("end to end", _percentiles(sample.e2e)),
     ]
     for finding in findings(readings_of(sample)):
-        rows.append((f"{finding.level.sign} {finding.level.name.lower()}", finding.reason))
+        rows.append((finding.level.signed(finding.level.name.lower()), finding.reason))
     return "\n".join(f"{label:<12}  {value}" for label, value in rows)
 
 

@@ -117,7 +117,7 @@ def _load_rows(url: str, api_key: str | None) -> list[tuple[str, object]]:
     requests = f"{formatting.count(sample.running)} running, {formatting.count(sample.waiting)}"
     load = f"{requests} waiting, KV cache {formatting.percent(sample.kv_usage)}"
     found = findings(readings_of(sample))
-    return [("load", load), *(("", f"{one.level.sign} {one.reason}") for one in found)]
+    return [("load", load), *(("", one.level.signed(one.reason)) for one in found)]
 
 
 def _print_rows(rows: Sequence[tuple[str, object]]) -> None:

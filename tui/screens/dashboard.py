@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -19,8 +19,7 @@ from textual.events import Resize
 from textual.screen import Screen
 
 from app.client import formatting
-from app.client.errors import ClientError, ServerLoading
-from app.client.metrics.thresholds import Level, worst
+from app.client.errors import ClientError
 from app.client.watch.host import CoreLoad, HostSample, HostSampler, is_local
 from app.client.watch.watched import PacedSource
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
@@ -28,8 +27,9 @@ from tui.screens.dashboard_keys import DASHBOARD_KEYS
 from tui.screens.help import READING, HelpScreen
 from tui.state.debug_poller import DebugSampleSource
 from tui.state.history import WINDOWS_S, MetricHistory, Snapshot
-from tui.state.levels import findings_in
+from tui.state.levels import alert_of
 from tui.state.poller import MetricsPoller, SampleSource
+from tui.state.server_view import ServerView
 from tui.widgets.charts.cache_panel import CachePanel
 from tui.widgets.charts.kv_cache_bar import KVCacheBar
 from tui.widgets.charts.latency_table import LatencyTable
@@ -42,7 +42,7 @@ from tui.widgets.fleet.host_panel import HostPanel
 from tui.widgets.key_bar import KeyBar
 from tui.widgets.logs.log_pane import LogPane
 from tui.widgets.panel import Panel
-from tui.widgets.server_header import Connection, HeaderState, ServerHeader
+from tui.widgets.server_header import HeaderState, ServerHeader
 from tui.widgets.start_panel import StartPanel
 
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ _ROWS_FOR_HOST = 30
 _ROWS_FOR_ALL = 21
 _COLUMNS_FOR_ALL = 72
 _NO_LOG = "No log here: only `stoker serve` knows where its server's log is."
-QUIET_S = 5.0
-"""Requests without any progress for so long are worth a word; only the engine view sees steps."""
 
 _PAGES = {1: "#body", 2: "#engine", 3: "#machine"}
 
@@ -304,7 +302,7 @@ class DashboardScreen(Screen[None]):
         """The engine's and the machine's page begin without the log; a low screen has no room."""
         has_room = self._page == 1 and self.app.size.height >= _ROWS_FOR_LOG
         for pane in self.query(LogPane):
-            pane.display = self._log_is_shown.get(self._page, has_room or self._is_starting())
+            pane.display = self._log_is_shown.get(self._page, has_room or self._view.is_starting)
 
     def action_open_log(self) -> None:
         """The log view of `stoker logs --tui`."""
@@ -324,7 +322,7 @@ class DashboardScreen(Screen[None]):
     # ---- showing -------------------------------------------------------------------------------
 
     def _show_page(self) -> None:
-        is_starting = self._is_starting()
+        is_starting = self._view.is_starting
         for page, selector in _PAGES.items():
             if page != 2:
                 self.query_one(selector).display = page == self._page and not is_starting
@@ -355,7 +353,7 @@ class DashboardScreen(Screen[None]):
 
     def _show_connection(self) -> None:
         self.query_one("#body").set_class(self._failure is not None, "-stale")
-        if self.query_one(StartPanel).display != self._is_starting():
+        if self.query_one(StartPanel).display != self._view.is_starting:
             self._show_page()
         self._show_header()
 
@@ -363,7 +361,7 @@ class DashboardScreen(Screen[None]):
         # A sample that arrived meanwhile has drawn the header.
         if self._clock() - self._header_s >= 0.9 * _HEADER_TICK_S:
             self._show_header()
-        if self._is_starting():
+        if self._view.is_starting:
             reason = self._failure.reason if self._failure else "the server says so"
             note = "" if self._log_path else "; only a log would tell the phases"
             panel = self.query_one(StartPanel)
@@ -373,13 +371,20 @@ class DashboardScreen(Screen[None]):
         self._header_s = self._clock()
         self.query_one(ServerHeader).show(self._header_state())
 
+    @property
+    def _view(self) -> ServerView:
+        return ServerView(self._shown, self._failure.error if self._failure else None, self._start)
+
     def _header_state(self) -> HeaderState:
         sample = self._shown.sample if self._shown else None
         started_s = sample.start_time_s if sample else None
+        engine = self._engine_view.state.activity if self._engine_view.display else None
+        errors = [error for pane in self.query(LogPane) for error in pane.new_errors]
+        alert, alert_level = alert_of(self._shown, errors)
         return HeaderState(
             url=self._url,
             interval_s=self.poller.interval_s,
-            connection=self._connection(),
+            connection=self._view.connection(is_paused=self._is_paused, is_replay=self._is_replay),
             model=sample.model if sample else None,
             engine=sample.engine if sample else None,
             version=self._version or (self._start.engine_version if self._start else None),
@@ -389,61 +394,10 @@ class DashboardScreen(Screen[None]):
             num_restarts=self._shown.num_restarts if self._shown else 0,
             num_back=self._num_back if self._is_paused else 0,
             position=self.position() if self._is_replay else "",
-            activity=self._activity(),
-            **self._alert(),
+            activity=self._view.activity(engine),
+            alert=alert,
+            alert_level=alert_level,
         )
-
-    def _alert(self) -> dict[str, Any]:
-        """What is not as it should be: errors in the log first, then readings past their limits."""
-        found = findings_in(self._shown)
-        words = [f"{finding.level.sign} {finding.text}" for finding in found]
-        errors = [error for pane in self.query(LogPane) for error in pane.new_errors]
-        if errors:
-            words.insert(0, f"{Level.ALARM.sign} log, {_errors(len(errors))}: {errors[-1]}")
-        level = Level.ALARM if errors else worst(found)
-        return {"alert": "  ".join(words), "alert_level": level}
-
-    def _activity(self) -> str:
-        """Phase of the start, draining, busy, idle or stalled; "" where the server tells none."""
-        if self._is_starting():
-            return self._start.phase if self._start else ""
-        if self._start is not None and self._start.is_draining:
-            return "draining"
-        if self._engine_view.display and self._engine_view.state.activity is not None:
-            return self._engine_view.state.activity.value[2:]
-        if self._shown is None or self._shown.sample.running is None:
-            return ""
-        if not (self._shown.sample.running or self._shown.sample.waiting):
-            return "idle"
-        # llama-server counts a request's tokens when the request ends.
-        counts_late = self._shown.sample.engine == "llama.cpp"
-        quiet_s = 0.0 if counts_late else self._shown.quiet_s
-        return f"busy, no token for {formatting.age(quiet_s)}" if quiet_s >= QUIET_S else "busy"
-
-    def _is_starting(self) -> bool:
-        """By the log, by a sample without numbers of our engine, or by llama-server's answer."""
-        if self._shown is not None and self._shown.sample.running is not None:
-            return False
-        if self._start is not None and self._start.is_starting:
-            return True
-        if self._failure is not None:
-            return isinstance(self._failure.error, ServerLoading)
-        return self._shown is not None and self._shown.sample.engine == "stoker"
-
-    def _connection(self) -> Connection:
-        if self._is_starting():
-            return Connection.STARTING
-        if self._failure is not None:
-            return Connection.DISCONNECTED
-        if self._is_paused:
-            return Connection.PAUSED
-        if self._is_replay and self._shown:
-            return Connection.REPLAY
-        return Connection.LIVE if self._shown else Connection.CONNECTING
-
-
-def _errors(number: int) -> str:
-    return "1 error" if number == 1 else f"{number} errors"
 
 
 def _page_reading(page: int) -> tuple[tuple[str, str], ...]:

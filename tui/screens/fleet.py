@@ -211,6 +211,6 @@ class FleetScreen(Screen[None]):
         about = (sample.engine, sample.model) if sample else ()
         cause = watch.server.cause() if watch.reason else ""
         found = () if watch.reason else findings_in(watch.snapshot)
-        alerts = (f"{finding.level.sign} {finding.reason}" for finding in found)
+        alerts = (finding.level.signed(finding.reason) for finding in found)
         parts = (watch.server.url, *about, cause or watch.reason, *alerts)
         self.query_one("#fleet-detail", Static).update("  ".join(part for part in parts if part))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from app.client import formatting
 from app.client.debug.documents import DebugSample, EngineStep, SchedulerState
 from app.client.errors import BadStatus, ClientError, EngineInStep, Unauthorized
+from app.client.metrics.names import ENGINE_NAMES
 from app.client.metrics.sample import MetricsSample
 from tui.state.limits import COMPUTE_FLAGS, kv_flag
-from tui.widgets.server_header import ENGINE_NAMES
 
 STALL_S = 5.0
 
@@ -21,6 +21,11 @@ class EngineActivity(enum.Enum):
     IDLE = "○ idle"
     BUSY = "● busy"
     STALLED = "▲ stalled"
+
+    @property
+    def word(self) -> str:
+        """Without the sign."""
+        return self.value.partition(" ")[2]
 
 
 @dataclass(frozen=True, slots=True)

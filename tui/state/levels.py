@@ -1,12 +1,11 @@
-"""What a snapshot of the dashboard is judged by, and how a level is drawn. No widget."""
+"""What a snapshot of the dashboard is judged by. Knows no widget."""
 
 from __future__ import annotations
 
-from app.client.metrics.thresholds import Level, ThresholdFinding, findings, level_of, readings_of
-from tui.state.history import Snapshot
-from tui.widgets.rows import Row, styled
+from collections.abc import Sequence
 
-PARTS = {Level.OK: "value", Level.WARN: "warn", Level.ALARM: "alarm"}
+from app.client.metrics.thresholds import Level, ThresholdFinding, findings, readings_of, worst
+from tui.state.history import Snapshot
 
 
 def readings_in(snapshot: Snapshot, core_load: float | None = None) -> dict[str, float | None]:
@@ -30,12 +29,12 @@ def findings_in(snapshot: Snapshot | None) -> tuple[ThresholdFinding, ...]:
     return findings(readings_in(snapshot)) if snapshot else ()
 
 
-def part_of(name: str, value: float | None) -> str:
-    """The part of a panel whose style the reading has."""
-    return PARTS[level_of(name, value)]
-
-
-def leveled(text: str, name: str, value: float | None) -> Row:
-    """The text in its level's style, with a sign for those who see no colours."""
-    level = level_of(name, value)
-    return styled(f"{level.sign} {text}" if level.sign else text, PARTS[level])
+def alert_of(snapshot: Snapshot | None, log_errors: Sequence[str]) -> tuple[str, Level]:
+    """What is not as it should be: errors in the log first, then readings past their limits."""
+    found = findings_in(snapshot)
+    words = [finding.level.signed(finding.text) for finding in found]
+    if not log_errors:
+        return "  ".join(words), worst(found)
+    errors = "1 error" if len(log_errors) == 1 else f"{len(log_errors)} errors"
+    words.insert(0, Level.ALARM.signed(f"log, {errors}: {log_errors[-1]}"))
+    return "  ".join(words), Level.ALARM

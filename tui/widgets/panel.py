@@ -6,8 +6,12 @@ import textwrap
 from typing import ClassVar
 
 from app.client import formatting
+from app.client.metrics.thresholds import Level
 from tui.state.history import Snapshot
 from tui.widgets.rows import Row, RowWidget, styled
+
+PARTS = {Level.OK: "value", Level.WARN: "warn", Level.ALARM: "alarm"}
+"""The part of a panel whose style a reading of this level has."""
 
 
 class Panel(RowWidget, can_focus=True):

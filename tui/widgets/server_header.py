@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
 
 from app.client import formatting
+from app.client.metrics.names import ENGINE_NAMES
 from app.client.metrics.thresholds import Level
+from tui.state.server_view import Connection
 from tui.widgets.rows import Row, RowWidget
-
-ENGINE_NAMES = {
-    "stoker": "Stoker",
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "llama.cpp": "llama.cpp",
-    "tgi": "TGI",
-}
-
 
 _ALERT_PARTS = {Level.OK: "dim", Level.WARN: "warn", Level.ALARM: "alarm"}
 _ROOM_FOR_PACE = 100
-
-
-class Connection(enum.Enum):
-    """What the header says about the server; the value is the text, sign first."""
-
-    CONNECTING = "○ connecting"
-    LIVE = "● live"
-    STARTING = "○ starting"
-    PAUSED = "▮▮ paused"
-    REPLAY = "▸ replay"
-    DISCONNECTED = "✖ disconnected, retrying"
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,15 @@ class MetricNames:
     reported_generation_rate: tuple[str, ...] = ()
 
 
+ENGINE_NAMES = {
+    "stoker": "Stoker",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llama.cpp": "llama.cpp",
+    "tgi": "TGI",
+}
+"""How people write the engines."""
+
 CACHE_CONFIG = "vllm:cache_config_info"
 FREE_BLOCKS = "stoker_kv_free_blocks"
 CACHED_BLOCKS = "stoker_kv_cached_blocks"

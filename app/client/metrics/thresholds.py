@@ -26,6 +26,10 @@ class Level(enum.IntEnum):
         """What stands before a value so that it is seen without colours; "" when all is well."""
         return ("", "▲", "✖")[self]
 
+    def signed(self, text: str) -> str:
+        """The text behind its sign; alone when all is well."""
+        return f"{self.sign} {text}" if self.sign else text
+
 
 @dataclass(frozen=True, slots=True)
 class Threshold:

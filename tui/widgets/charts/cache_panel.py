@@ -7,8 +7,8 @@ from typing import ClassVar
 from app.client import formatting
 from app.client.metrics.thresholds import Level, level_of
 from tui.state.history import Snapshot
-from tui.state.levels import PARTS, readings_in
-from tui.widgets.panel import Panel, pair
+from tui.state.levels import readings_in
+from tui.widgets.panel import PARTS, Panel, pair
 from tui.widgets.rows import Row
 
 
@@ -45,14 +45,10 @@ class CachePanel(Panel):
             for label, name in (("preemptions", "preemptions"), ("finished", "error_rate"))
         }
         return [
-            pair(label, _signed(value, level), width, PARTS[level])
+            pair(label, level.signed(value), width, PARTS[level])
             for label, value in rows
             for level in (levels.get(label, Level.OK),)
         ]
-
-
-def _signed(text: str, level: Level) -> str:
-    return f"{level.sign} {text}" if level.sign else text
 
 
 def _preemptions(snapshot: Snapshot | None) -> str:

@@ -9,9 +9,8 @@ from app.client.metrics.absence import why_absent
 from app.client.metrics.sample import MetricsSample
 from app.client.metrics.thresholds import Level, level_of
 from tui.state.history import Snapshot
-from tui.state.levels import PARTS
 from tui.widgets.charts.history_graph import bar, columns, graph_rows
-from tui.widgets.panel import Panel
+from tui.widgets.panel import PARTS, Panel
 from tui.widgets.rows import Row, styled
 
 _LABEL_WIDTH = 10
@@ -59,7 +58,7 @@ class KVCacheBar(Panel):
         if fullest is None or fullest.kv_usage is None:
             return []
         level = level_of("kv_usage", fullest.kv_usage)
-        told = f"{level.sign} {formatting.percent(fullest.kv_usage)}".lstrip()
+        told = level.signed(formatting.percent(fullest.kv_usage))
         others = (
             ", ".join(
                 f"{engine.name} {formatting.percent(engine.kv_usage)}"
@@ -87,7 +86,7 @@ class KVCacheBar(Panel):
             return head + styled(f"n/a: {reason}", "note")
         note_width = _BLOCKS_WIDTH if width >= _ROOM_FOR_BLOCKS else 0
         level = level_of("kv_usage", share) if name == "kv_usage" else Level.OK
-        told = f"{level.sign} {formatting.percent(share)}".lstrip().rjust(_PERCENT_WIDTH + 2)
+        told = level.signed(formatting.percent(share)).rjust(_PERCENT_WIDTH + 2)
         bar_width = max(4, width - _LABEL_WIDTH - len(told) - note_width)
         return (
             *head,

@@ -10,8 +10,7 @@ from app.client.metrics.absence import why_absent
 from app.client.metrics.histograms import Histogram, Percentile
 from app.client.metrics.thresholds import Level, level_of
 from tui.state.history import Latency, Snapshot
-from tui.state.levels import PARTS
-from tui.widgets.panel import Panel, wrapped
+from tui.widgets.panel import PARTS, Panel, wrapped
 from tui.widgets.rows import Row, styled
 
 _LATENCIES = (

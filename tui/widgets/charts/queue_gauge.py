@@ -7,9 +7,8 @@ from typing import ClassVar
 from app.client import formatting
 from app.client.metrics.thresholds import Level, level_of
 from tui.state.history import Snapshot
-from tui.state.levels import PARTS
 from tui.widgets.charts.history_graph import columns, graph_rows
-from tui.widgets.panel import Panel, pair
+from tui.widgets.panel import PARTS, Panel, pair
 from tui.widgets.rows import Row, styled
 
 
@@ -46,7 +45,7 @@ class QueueGauge(Panel):
         value = snapshot.point.value(name) if snapshot else None
         drawn = columns(snapshot.series(name), snapshot.window_s, width) if snapshot else []
         level = level_of("waiting", value) if name == "waiting" else Level.OK
-        text = f"{level.sign} {formatting.count(value)}{note}".lstrip()
+        text = level.signed(f"{formatting.count(value)}{note}")
         return [
             pair(name, text, width, PARTS[level]),
             *(styled(row, "graph") for row in graph_rows(drawn, height - 1)),

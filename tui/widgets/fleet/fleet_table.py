@@ -12,11 +12,11 @@ from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
 from app.client import formatting
+from app.client.metrics.names import ENGINE_NAMES
 from app.client.metrics.sample import MetricsSample
 from app.client.metrics.thresholds import Level, ThresholdFinding, worst
 from tui.state.history import Snapshot
 from tui.state.levels import findings_in
-from tui.widgets.server_header import ENGINE_NAMES
 
 CONNECTING = "○ connecting"
 AWAY = "✖ away"
