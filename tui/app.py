@@ -17,12 +17,12 @@ from textual.screen import Screen
 from app.client.server import server_version
 from app.client.watch.replay import Replay
 from app.client.watch.watched import SampleSource, WatchedServer
+from tui.keys import palette_commands
 from tui.messages import ServerChosen
-from tui.palette import palette_commands
+from tui.screens.confirm import LeaveScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.fleet import FleetScreen
 from tui.screens.help import HelpScreen
-from tui.screens.leave import LeaveScreen
 from tui.state.debug_poller import DebugSampleSource
 from tui.state.history import MetricHistory
 from tui.theme import StyledApp

@@ -14,7 +14,7 @@ from textual.screen import Screen
 from app.client.chat.commands import COMMANDS
 from app.client.chat.session import ChatSession
 from app.client.errors import ClientError
-from tui.palette import palette_commands
+from tui.keys import palette_commands
 from tui.screens.chat import ChatScreen
 from tui.screens.help import HelpScreen
 from tui.theme import EndedBySignal, StyledApp

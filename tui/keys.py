@@ -1,6 +1,12 @@
-"""Names of keys as they are printed on keyboards."""
+"""Names of keys as they are printed on keyboards, and the command palette that is made of them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from textual.app import App, SystemCommand
+from textual.screen import Screen
 
 _NAMES = {
     "question_mark": "?",
@@ -14,6 +20,7 @@ _NAMES = {
     "right_square_bracket": "]",
     "escape": "Esc",
 }
+_REPLACED = ("Quit", "Keys")  # Textual's, for which a binding of ours stands
 
 
 def key_text(keys: str) -> str:
@@ -28,3 +35,25 @@ def _one(key: str) -> str:
         return "-".join([*words, _NAMES[name]])
     is_single_small = len(name) == 1 and not words
     return "-".join([*words, name if is_single_small else name.capitalize()])
+
+
+def palette_commands(
+    app: App[str], screen: Screen[object], textual_own: Iterable[SystemCommand]
+) -> Iterator[SystemCommand]:
+    """Our actions first, then Textual's."""
+    yield from binding_commands(app, screen)
+    yield from (command for command in textual_own if command.title not in _REPLACED)
+
+
+def binding_commands(app: App[str], screen: Screen[object]) -> Iterator[SystemCommand]:
+    """One entry per action that has a description, with its key as the explanation."""
+    seen: set[str] = set()
+    for active in screen.active_bindings.values():
+        binding = active.binding
+        is_ours = binding.id is not None and binding.description
+        if not is_ours or binding.action in seen:
+            continue
+        seen.add(binding.action)
+        run = partial(app.run_action, binding.action, active.node)
+        explanation = f"{binding.tooltip or binding.description} (key {key_text(binding.key)})"
+        yield SystemCommand(binding.description, explanation, run)

@@ -10,7 +10,7 @@ from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from tui.palette import palette_commands
+from tui.keys import palette_commands
 from tui.screens.help import HelpScreen
 from tui.screens.logs import LOG_READING, LogScreen
 from tui.state.log_index import LogIndex

@@ -350,8 +350,7 @@ def _print_steps(recording: Recording, form: str) -> int:
     from app.client.watch.replay import steps
     from app.errors import ExitCode
     from app.output import printable
-    from app.views.samples import print_steps_json, print_steps_plain
-    from tui.sample_text import sample_text
+    from app.views.samples import print_steps_json, print_steps_plain, sample_text
 
     if form == "json":
         print_steps_json(recording)
@@ -365,13 +364,13 @@ def _print_steps(recording: Recording, form: str) -> int:
 
 
 def _text(scraped: Scraped) -> str:
-    from tui.sample_text import sample_text
+    from app.views.samples import sample_text
 
     assert scraped.sample is not None
     return sample_text(scraped.server.url, scraped.sample)
 
 
 def _fleet_text(found: Sequence[Scraped]) -> str:
-    from tui.fleet_text import table_text
+    from tui.state.fleet import table_text
 
     return table_text(found)

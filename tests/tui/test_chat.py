@@ -28,12 +28,12 @@ from tui.screens.chat import ChatScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.help import HelpScreen
 from tui.screens.notice import NoticeScreen
+from tui.widgets.chat.command_hints import CommandHints
 from tui.widgets.chat.input import ChatInput, read_alt_enter
 from tui.widgets.chat.list import ChatList
 from tui.widgets.chat.settings import ChatSettings
 from tui.widgets.chat.transcript import ChatTranscript
 from tui.widgets.chat.turn import ReasoningBox, TurnView
-from tui.widgets.command_hints import CommandHints
 
 SIZES = pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
 NOON = 1_760_000_000.0

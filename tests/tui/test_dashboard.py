@@ -14,8 +14,8 @@ from app.client.server import MetricsSource
 from tests.client.local_server import Answer, Call, LocalServer
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until, until_right
 from tui.app import DETACH, QUIT, SERVER_GONE, DashboardApp
+from tui.screens.confirm import LeaveScreen
 from tui.screens.help import HelpScreen
-from tui.screens.leave import LeaveScreen
 from tui.screens.logs import WholeLog
 from tui.state.history import MetricHistory
 from tui.widgets.logs.log_pane import LogPane

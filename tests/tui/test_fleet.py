@@ -15,12 +15,12 @@ from app.client.watch.watched import SampleSource, Scraped, WatchedServer, watch
 from tests.client.local_server import Answer, Call, LocalServer, serving
 from tests.tui.scripted import ScriptedSource, screen_text, settled, until
 from tui.app import QUIT, FleetApp
-from tui.fleet_text import table_text
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.fleet import FleetScreen
 from tui.screens.help import HelpScreen
+from tui.state.fleet import FleetRow, table_text
 from tui.state.history import MetricHistory
-from tui.widgets.fleet.fleet_table import FleetRow, FleetTable
+from tui.widgets.fleet.fleet_table import FleetTable
 
 GONE = Unreachable("no server answers at http://b (connection refused)")
 

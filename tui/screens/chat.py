@@ -29,11 +29,11 @@ from app.client.terminal_text import strip_escapes
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.notice import NoticeScreen
 from tui.widgets.chat.bars import ChatHeader, ChatStatus
+from tui.widgets.chat.command_hints import CommandHints
 from tui.widgets.chat.input import ChatInput
 from tui.widgets.chat.list import ChatList
 from tui.widgets.chat.settings import ChatSettings
 from tui.widgets.chat.transcript import ChatTranscript, empty_answer
-from tui.widgets.command_hints import CommandHints
 from tui.widgets.key_bar import KeyBar
 
 _HINT = """\

@@ -22,10 +22,11 @@ from app.client import formatting
 from app.client.errors import ClientError
 from app.client.watch.watched import WatchedServer
 from tui.messages import Disconnected, SampleArrived, ServerChosen
+from tui.state.fleet import FleetRow
 from tui.state.history import MetricHistory, Snapshot
 from tui.state.levels import findings_in
 from tui.state.poller import MetricsPoller
-from tui.widgets.fleet.fleet_table import FleetRow, FleetTable
+from tui.widgets.fleet.fleet_table import FleetTable
 from tui.widgets.key_bar import KeyBar
 
 _REDRAW_S = 0.5

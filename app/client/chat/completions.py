@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from app.client.chat.stream import ChatDelta, read_usage
-from app.client.event_stream import post_events
+from app.client.sse import post_events
 from app.client.terminal_text import clean_word
 from app.client.transport import STREAM_TIMEOUT_S
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.client.event_stream import post_events, post_events_async
 from app.client.server import first_model
+from app.client.sse import post_events, post_events_async
 from app.client.terminal_text import clean_word
 from app.client.transport import STREAM_TIMEOUT_S
 
