@@ -454,7 +454,8 @@ def _run_detached(
     """Start in the background; the start is shown here until it is over."""
     from app.cli import exit_code_of
     from app.paths import logs_dir
-    from app.registry.server_registry import NOT_READY_STATES, STARTING, open_registry
+    from app.registry.server_registry import open_registry
+    from app.registry.states import SERVICE_STATES
     from app.supervise.background import follow_start, start_in_background
     from app.views.serve import read_report, say_warnings
 
@@ -468,8 +469,8 @@ def _run_detached(
         )
 
     def is_ready() -> bool:
-        states = {record.name: record.state for record in registry.running()}
-        return states.get(chosen, STARTING) not in (*NOT_READY_STATES, "draining")
+        running = (one for one in registry.running() if one.name == chosen)
+        return any(one.state in SERVICE_STATES for one in running)
 
     start = start_in_background(supervise, logs_dir() / f"{chosen}.out")
     code = follow_start(start, is_ready, lambda text: print(text, end="", file=sys.stderr))

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from app.registry.server_registry import ServerRecord
-    from app.supervise.server_state import ServerState
+    from app.supervise.server_state import SeenState
     from engine.machine.orphans import OrphanEngine
 
 _LOAD_TIMEOUT_S = 2.0
@@ -79,7 +79,7 @@ def status(name: _Name = None, as_json: _Json = False, as_plain: _Plain = False)
 
 
 def _print_status(
-    record: ServerRecord, state: ServerState, document: Mapping[str, object], api_key: str | None
+    record: ServerRecord, state: SeenState, document: Mapping[str, object], api_key: str | None
 ) -> None:
     """A long cause of a failure comes below the rows."""
     from app.output import printable
@@ -279,11 +279,12 @@ def _list_orphans(as_json: bool, as_plain: bool) -> int:
 def _stop(record: ServerRecord, now: bool) -> None:
     from app.errors import ExitCode, StokerError
     from app.output import say
-    from app.registry.server_registry import FAILED, open_registry
+    from app.registry.server_registry import open_registry
+    from app.registry.states import ServerState
     from app.supervise.stopping import stop_server
     from engine.machine.processes import is_stopped
 
-    if record.state == FAILED:
+    if record.state == ServerState.FAILED:
         open_registry().remove(record.name)
         say(f"{record.name} had failed; its record is removed")
         return

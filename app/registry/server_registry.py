@@ -16,15 +16,9 @@ from urllib.parse import urlsplit
 from app.errors import StokerError, UsageError
 from app.paths import file_name, private_folder
 from app.registry.json_records import known_fields, read_own_file
+from app.registry.states import ServerState
 from app.whole_file import write_beside
 from engine.machine.processes import is_same_process
-
-FAILED = "failed"
-STARTING, RESTARTING, BACKING_OFF = "starting", "restarting", "backing off"
-STALLED = "stalled"
-NOT_READY_STATES = (STARTING, RESTARTING, BACKING_OFF)
-READY_STATES = ("ready", "idle", "busy")
-STATES = (STARTING, *READY_STATES, STALLED, "draining", BACKING_OFF, RESTARTING, FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +27,7 @@ class ServerRecord:
 
     Create times are seconds since the epoch, to be shown: they move when the clock is set.
 
-    `state` is one of STATES; `detail` says more of it. While it is `backing off` no process runs.
+    `state` is one of RECORDED_STATES; `detail` says more of it.
     `command` is the server's own, `serve_args` and `folder` what `stoker restart` repeats.
     `status_socket` and `status_url` are the supervisor's own endpoint.
     """
@@ -49,7 +43,7 @@ class ServerRecord:
     supervisor_create_time: float = 0.0
     identity: str = ""  # of the process, as `process_identity` tells it
     supervisor_identity: str = ""
-    state: str = STARTING
+    state: str = ServerState.STARTING
     detail: str | None = None
     num_restarts: int = 0
     log_lost_bytes: int = 0
@@ -126,7 +120,7 @@ class ServerRegistry:
 
     def running(self) -> tuple[ServerRecord, ...]:
         """Records of servers that live, by name; stale ones are deleted."""
-        return tuple(record for record in self.all() if record.state != FAILED)
+        return tuple(record for record in self.all() if record.state != ServerState.FAILED)
 
     def all(self) -> tuple[ServerRecord, ...]:
         """Running servers and background servers that failed, by name; stale ones are deleted."""
@@ -134,7 +128,7 @@ class ServerRegistry:
         for path in sorted(self._folder.glob("*.json")):
             record = _read(path)
             if record is not None and (
-                record.state == FAILED or record.is_running() or record.is_supervised()
+                record.state == ServerState.FAILED or record.is_running() or record.is_supervised()
             ):
                 found.append(record)
             else:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from app.errors import ExitCode
-from app.registry.server_registry import BACKING_OFF
+from app.registry.states import SERVICE_STATES, ServerState
 from app.selftest.run import (
     STALL_S,
     RunningTrial,
@@ -34,7 +34,6 @@ from engine.machine.orphans import find_orphans
 from engine.machine.processes import is_alive
 from logparse import PHASE_NAMES
 
-_READY = ("ready", "idle", "busy", "stalled")
 _PARTS = range(4)  # of the fake engine's start
 _KILLED = -signal.SIGKILL
 _FAILED = ExitCode.ENGINE_FAILED_TO_START
@@ -151,16 +150,21 @@ def _in_terminal(title: str, terminal: TrialTerminal, act: Act, code: int = _KIL
 
 def _activity_trials() -> list[Trial]:
     return [
-        Trial("no request is idle", "idle", _expect("idle"), ExitCode.OK),
+        Trial("no request is idle", "idle", _expect(ServerState.IDLE), ExitCode.OK),
         Trial("a request that moves is busy", "busy", _expect_busy, ExitCode.OK),
-        Trial("counters that stand still are a stall", "frozen", _expect("stalled"), ExitCode.OK),
+        Trial(
+            "counters that stand still are a stall",
+            "frozen",
+            _expect(ServerState.STALLED),
+            ExitCode.OK,
+        ),
         Trial("a killed server is dead", "idle", _kill_server, ExitCode.ENGINE_DIED),
     ]
 
 
 def _hung_trial() -> Trial:
     care = ServerCare(stall_s=STALL_S, idle_probe_s=STALL_S)
-    return Trial("an idle core that hangs", "hung", _expect("stalled"), ExitCode.OK, care)
+    return Trial("an idle core that hangs", "hung", _expect(ServerState.STALLED), ExitCode.OK, care)
 
 
 def _suspended_trial() -> Trial:
@@ -185,7 +189,7 @@ def _interrupt_phase(name: str) -> Act:
 
 
 def _interrupt_back_off(trial: RunningTrial) -> None:
-    trial.wait_for_state(BACKING_OFF)
+    trial.wait_for_state(ServerState.BACKING_OFF)
     os.kill(trial.start.pid, signal.SIGINT)
 
 
@@ -193,19 +197,19 @@ def _kill_twice(trial: RunningTrial) -> None:
     for number in (1, 2):
         _kill_server(trial)
         _wait_for_restart(trial, number)
-    trial.wait_for_state(*_READY)
+    trial.wait_for_state(*SERVICE_STATES)
     os.kill(trial.start.pid, signal.SIGTERM)
 
 
 def _suspend_twice(trial: RunningTrial) -> None:
     """First the core, then the server: after --stall-after another start takes its place."""
-    trial.wait_for_state(*_READY)
+    trial.wait_for_state(*SERVICE_STATES)
     trial.core().suspend()
     _wait_for_restart(trial, 1)
-    trial.wait_for_state(*_READY)
+    trial.wait_for_state(*SERVICE_STATES)
     os.kill(trial.record().pid, signal.SIGSTOP)
     _wait_for_restart(trial, 2)
-    trial.wait_for_state(*_READY)
+    trial.wait_for_state(*SERVICE_STATES)
     os.kill(trial.start.pid, signal.SIGTERM)
 
 
@@ -222,7 +226,7 @@ def _expect_starts(count: int) -> Act:
 
 def _signal_it(name: str) -> Act:
     def act(trial: RunningTrial) -> None:
-        trial.wait_for_state(*_READY)
+        trial.wait_for_state(*SERVICE_STATES)
         os.kill(trial.start.pid, signal.Signals[f"SIG{name}"])
 
     return act
@@ -263,17 +267,17 @@ def _front(trial: RunningTrial) -> psutil.Process:
 
 def _spare_neighbour(trial: RunningTrial) -> None:
     beside = trial.neighbour()
-    beside.wait_for_state(*_READY)
+    beside.wait_for_state(*SERVICE_STATES)
     _close_terminal()(trial)
     record = beside.record()
-    if record.state not in _READY or record.pid in {one.pid for one in find_orphans()}:
+    if record.state not in SERVICE_STATES or record.pid in {one.pid for one in find_orphans()}:
         raise TrialFailed(f"the other server is {record.state}")
     os.kill(record.supervisor_pid, signal.SIGTERM)
     beside.wait_for_supervisor(record)
 
 
 def _stop_from_outside(trial: RunningTrial) -> None:
-    trial.wait_for_state(*_READY)
+    trial.wait_for_state(*SERVICE_STATES)
     report = stop_server(trial.record(), now=False)
     if not report.is_clean:
         raise TrialFailed(report.remains(0))
@@ -281,7 +285,7 @@ def _stop_from_outside(trial: RunningTrial) -> None:
 
 def _kill_both(*stopped: str) -> Act:
     def act(trial: RunningTrial) -> None:
-        trial.wait_for_state(*_READY)
+        trial.wait_for_state(*SERVICE_STATES)
         guard = trial.guard()
         if "core" in stopped:
             trial.core().suspend()
@@ -297,7 +301,7 @@ def _replace_guard(number: signal.Signals) -> Act:
     """The next guard does what the first would have done."""
 
     def act(trial: RunningTrial) -> None:
-        trial.wait_for_state(*_READY)
+        trial.wait_for_state(*SERVICE_STATES)
         first = trial.guard()
         first.send_signal(number)
         wait_for(lambda: not is_alive(first) and trial.has_guard(), "another guard")
@@ -307,16 +311,16 @@ def _replace_guard(number: signal.Signals) -> Act:
 
 
 def _kill_server(trial: RunningTrial) -> None:
-    trial.wait_for_state(*_READY)
+    trial.wait_for_state(*SERVICE_STATES)
     os.kill(trial.record().pid, signal.SIGKILL)
 
 
 def _kill_core(trial: RunningTrial) -> None:
-    trial.wait_for_state(*_READY)
+    trial.wait_for_state(*SERVICE_STATES)
     trial.core().kill()
 
 
-def _expect(state: str) -> Act:
+def _expect(state: ServerState) -> Act:
     def act(trial: RunningTrial) -> None:
         trial.wait_for_state(state)
         os.kill(trial.start.pid, signal.SIGTERM)
@@ -326,16 +330,16 @@ def _expect(state: str) -> Act:
 
 def _expect_busy(trial: RunningTrial) -> None:
     """Longer than a stall takes to be called one."""
-    trial.wait_for_state("busy")
-    trial.hold_state("busy")
+    trial.wait_for_state(ServerState.BUSY)
+    trial.hold_state(ServerState.BUSY)
     os.kill(trial.start.pid, signal.SIGTERM)
 
 
 def _suspend_core(trial: RunningTrial) -> None:
-    trial.wait_for_state("idle")
+    trial.wait_for_state(ServerState.IDLE)
     core = trial.core()
     core.suspend()
-    trial.wait_for_state("stalled")
+    trial.wait_for_state(ServerState.STALLED)
     core.resume()
-    trial.wait_for_state("idle")
+    trial.wait_for_state(ServerState.IDLE)
     os.kill(trial.start.pid, signal.SIGTERM)

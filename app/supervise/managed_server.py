@@ -19,13 +19,8 @@ import psutil
 from app.errors import StokerError
 from app.launch.launch_specs import LaunchSpec, without_api_key
 from app.registry.endpoint_file import EndpointFile
-from app.registry.server_registry import (
-    FAILED,
-    RESTARTING,
-    STARTING,
-    ServerRecord,
-    ServerRegistry,
-)
+from app.registry.server_registry import ServerRecord, ServerRegistry
+from app.registry.states import ServerState
 from app.server_logs.log_files import DEFAULT_LOG_BYTES
 from app.server_logs.log_sink import new_log_path
 from app.supervise.one_start import OneStart
@@ -114,7 +109,9 @@ class ManagedServer:
             if self._record is None:
                 self._register()
             else:
-                self._change_record(**self._process_fields(), state=RESTARTING, detail=None)
+                self._change_record(
+                    **self._process_fields(), state=ServerState.RESTARTING, detail=None
+                )
         except BaseException:
             if self._start.supervisor.has_begun:
                 self._start.supervisor.hurry()
@@ -217,7 +214,7 @@ class ManagedServer:
         """Nobody looks on any more: what goes wrong from now on stays in the registry."""
         self.care = dataclasses.replace(self.care, is_background=True)
 
-    def note_state(self, state: str, detail: str | None = None) -> None:
+    def note_state(self, state: ServerState, detail: str | None = None) -> None:
         """Write into the record what `stoker ps` shows."""
         self._change_record(state=state, detail=detail, **self._log_fields())
 
@@ -225,7 +222,7 @@ class ManagedServer:
         """It is ready: from now on its counters are watched."""
         self._start.ready_at = time.monotonic()
         self._start.supervisor.note_files()  # it will not use others before long
-        self.note_state("ready")
+        self.note_state(ServerState.READY)
         self._begin_watch()
         if self.care.endpoint_file is not None:
             self._publish(self.care.endpoint_file)
@@ -316,13 +313,13 @@ class ManagedServer:
     def _note_activity(self, verdict: Verdict) -> None:
         self._stall = verdict.reason
         self._lasting_stall = verdict.reason if verdict.is_lasting else None
-        self.note_state(verdict.activity.value, verdict.reason)
+        self.note_state(verdict.state, verdict.reason)
 
     def wait_until_ready(
         self, timeout_s: float, is_stop_requested: Callable[[], bool], on_tick: Callable[[], None]
     ) -> StartOutcome:
         """Wait for the first token; `on_tick` is called several times a second meanwhile."""
-        state = RESTARTING if self.num_restarts else STARTING
+        state = ServerState.RESTARTING if self.num_restarts else ServerState.STARTING
 
         def tick() -> None:
             if self.watch():
@@ -347,7 +344,7 @@ class ManagedServer:
             name=self.name,
             engine=self.spec.engine,
             model=self.spec.model,
-            state=STARTING if record is None else record.state,
+            state=ServerState.STARTING if record is None else record.state,
             detail=None if record is None else record.detail,
             phase=None if is_started else start.running_phase(),
             is_started=is_started,
@@ -424,7 +421,7 @@ class ManagedServer:
     def stop(self) -> StopReport:
         """End every process of the server and forget its record."""
         self._end_watch()  # or it would write its own state over this one
-        self.note_state("draining")
+        self.note_state(ServerState.DRAINING)
         report = self.clear_away()
         self.leave()
         return report
@@ -440,7 +437,9 @@ class ManagedServer:
         if failure is None or not self.care.is_background:
             self._write(lambda: self._registry.remove(self.name))
         else:
-            self._change_record(state=FAILED, detail=failure, status_socket=None, status_url=None)
+            self._change_record(
+                state=ServerState.FAILED, detail=failure, status_socket=None, status_url=None
+            )
 
 
 def _working_folder() -> str:

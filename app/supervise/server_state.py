@@ -7,27 +7,12 @@ import time
 from dataclasses import dataclass
 
 from app.errors import ExitCode
-from app.registry.server_registry import (
-    BACKING_OFF,
-    FAILED,
-    READY_STATES,
-    STALLED,
-    STATES,
-    ServerRecord,
-)
+from app.registry.server_registry import ServerRecord
+from app.registry.states import READY_STATES, RECORDED_STATES, ServerState
 from engine.machine.ports import answers_http
 from engine.machine.processes import is_stopped
 
 _ANSWER_S = 5.0
-
-_EXIT_CODES = {
-    "ready": ExitCode.OK,
-    "idle": ExitCode.OK,
-    "busy": ExitCode.OK,
-    STALLED: ExitCode.ENGINE_STALLED,
-    "dead": ExitCode.ENGINE_DIED,
-    FAILED: ExitCode.ENGINE_DIED,
-}
 
 # The keys of a server's document.
 _KEYS = (
@@ -56,8 +41,8 @@ _KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServerState:
-    """`name` is a state of the record, or dead or orphaned."""
+class SeenState:
+    """`name` is the word of a ServerState, or that of a later version's record."""
 
     name: str
     detail: str | None
@@ -65,46 +50,51 @@ class ServerState:
     @property
     def exit_code(self) -> ExitCode:
         """0 for a server that answers requests."""
-        return _EXIT_CODES.get(self.name, ExitCode.NO)
+        return next((one.exit_code for one in ServerState if one == self.name), ExitCode.NO)
 
 
-def server_state(record: ServerRecord) -> ServerState:
-    if record.state == FAILED:
-        return ServerState(FAILED, record.detail)
+def server_state(record: ServerRecord) -> SeenState:
+    if record.state == ServerState.FAILED:
+        return SeenState(ServerState.FAILED, record.detail)
     if not record.is_running():
-        if record.state == BACKING_OFF and record.is_supervised():
-            return ServerState(BACKING_OFF, record.detail)
-        return ServerState("dead", "its process is gone")
+        if record.state == ServerState.BACKING_OFF and record.is_supervised():
+            return SeenState(ServerState.BACKING_OFF, record.detail)
+        return SeenState(ServerState.DEAD, "its process is gone")
     if not record.is_supervised():
-        return ServerState("orphaned", "its stoker is gone; nobody watches it")
+        return SeenState(ServerState.ORPHANED, "its stoker is gone; nobody watches it")
     for pid, who in ((record.pid, "its process"), (record.supervisor_pid, "its stoker")):
         if is_stopped(pid):
             wakes = f"`kill -CONT {pid}` lets it go on"
-            return ServerState(STALLED, f"{who} (pid {pid}) was stopped by a signal; {wakes}")
-    return ServerState(record.state, record.detail)
+            return SeenState(
+                ServerState.STALLED, f"{who} (pid {pid}) was stopped by a signal; {wakes}"
+            )
+    return SeenState(record.state, record.detail)
 
 
-def examined_state(record: ServerRecord) -> ServerState:
+def examined_state(record: ServerRecord) -> SeenState:
     """The state now, by a question to its supervisor and, where it says it serves, to the server.
 
     The record may be old (a full disk), and a server that answers the connections it has may take
     no other one.
     """
     state = server_state(record)
-    if state != ServerState(record.state, record.detail) or state.name in (FAILED, BACKING_OFF):
+    is_as_recorded = state == SeenState(record.state, record.detail)
+    if not is_as_recorded or state.name in (ServerState.FAILED, ServerState.BACKING_OFF):
         return state
     if record.status_socket is not None:
         told = _ask_supervisor(record.status_socket)
         if told is None:
             pid = record.supervisor_pid
-            return ServerState(state.name, f"its stoker (pid {pid}) gives no answer")
-        state = told if told.name in STATES and told.name != state.name else state
+            return SeenState(state.name, f"its stoker (pid {pid}) gives no answer")
+        state = told if told.name in RECORDED_STATES and told.name != state.name else state
     if state.name in READY_STATES and not answers_http(*record.address, _ANSWER_S):
-        return ServerState(STALLED, f"no answer to a new connection within {_ANSWER_S:g} s")
+        return SeenState(
+            ServerState.STALLED, f"no answer to a new connection within {_ANSWER_S:g} s"
+        )
     return state
 
 
-def _ask_supervisor(path: str) -> ServerState | None:
+def _ask_supervisor(path: str) -> SeenState | None:
     """What its own /readyz says, as `state: detail`."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -116,10 +106,10 @@ def _ask_supervisor(path: str) -> ServerState | None:
     except OSError:
         return None
     name, _, detail = body.strip().partition(": ")
-    return ServerState(name, detail or None) if name else None
+    return SeenState(name, detail or None) if name else None
 
 
-def describe(record: ServerRecord, state: ServerState | None = None) -> dict[str, object]:
+def describe(record: ServerRecord, state: SeenState | None = None) -> dict[str, object]:
     """The record and the state, by default `server_state`, as a document."""
     state = state or server_state(record)
     is_up = record.is_running()
@@ -148,7 +138,7 @@ def describe(record: ServerRecord, state: ServerState | None = None) -> dict[str
     }
 
 
-def describe_address(url: str, api_key: str | None) -> tuple[ServerState, dict[str, object]]:
+def describe_address(url: str, api_key: str | None) -> tuple[SeenState, dict[str, object]]:
     """The same keys for a server without a record: what it says itself, the rest None; unreachable
     where nothing answers.
     """
@@ -165,5 +155,5 @@ def describe_address(url: str, api_key: str | None) -> tuple[ServerState, dict[s
                 raise error
     else:
         health = HealthStatus.READY  # some servers have no /health
-    state = ServerState(health.value, None)
+    state = SeenState(ServerState(health.value), None)
     return state, {**dict.fromkeys(_KEYS), "state": state.name, "model": model, "url": url}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from app.errors import ExitCode, StokerError
 from app.output import printable
-from app.registry.server_registry import BACKING_OFF
+from app.registry.states import ServerState
 from app.supervise.managed_server import ManagedServer
 from app.supervise.restart_policy import RestartCount, why_no_restart
 from app.supervise.service_report import ServiceReport
@@ -213,7 +213,7 @@ class _Life:
         self._screens.backing_off(back_off)
         when = f"restart {back_off.number} of {back_off.limit} in {back_off.delay_s:g} s"
         cause = str(back_off.error).partition("\n")[0]
-        self._server.note_state(BACKING_OFF, f"{when}: {cause}")
+        self._server.note_state(ServerState.BACKING_OFF, f"{when}: {cause}")
         self._report.waiting(f"{when}: {cause}")
         deadline = time.monotonic() + back_off.delay_s
         while time.monotonic() < deadline and not self._signals.is_requested():

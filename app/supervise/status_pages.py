@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app import __version__
-from app.registry.server_registry import BACKING_OFF, FAILED, READY_STATES, STATES
+from app.registry.states import RECORDED_STATES, ServerState
 from logparse import PHASE_NAMES
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _TEXT = "text/plain; charset=utf-8"
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
-_NOT_ALIVE = ("stalled", FAILED)
 PATHS = ("/startupz", "/readyz", "/livez", "/metrics")
 
 
@@ -60,7 +59,7 @@ def page(path: str, status: SupervisorStatus) -> Page:
         return Page(200, _EXPOSITION, _exposition(status))
     is_yes = {
         "/startupz": status.is_started,
-        "/readyz": status.state in READY_STATES,
+        "/readyz": ServerState(status.state).serves,
         "/livez": _is_alive(status),
     }.get(path)
     if is_yes is None:
@@ -84,9 +83,9 @@ def state_text(status: SupervisorStatus) -> str:
 
 def _is_alive(status: SupervisorStatus) -> bool:
     """Waiting for its next start it is looked after: who restarts it now would end the waiting."""
-    if status.state == BACKING_OFF:
+    if status.state == ServerState.BACKING_OFF:
         return True
-    return status.is_process_alive and status.state not in _NOT_ALIVE
+    return status.is_process_alive and ServerState(status.state).is_well
 
 
 def _words(status: SupervisorStatus) -> str:
@@ -130,7 +129,7 @@ def _metrics(status: SupervisorStatus) -> list[Metric]:
     metrics: list[Metric] = [
         InfoMetricFamily("stoker_build", "This supervisor.", {"version": __version__}),
         InfoMetricFamily("stoker_engine", "What it runs.", engine),
-        one_of("state", "1 for the state of the server.", STATES, status.state),
+        one_of("state", "1 for the state of the server.", RECORDED_STATES, status.state),
         one_of("phase", "1 for the running part of a start.", PHASE_NAMES, status.phase),
         gauge("uptime_seconds", "Age of the supervisor.", status.uptime_s),
         restarts,

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
 from app.registry.endpoint_file import is_job, read_endpoint
-from app.registry.server_registry import FAILED, ServerRecord, open_registry
+from app.registry.server_registry import ServerRecord, open_registry
+from app.registry.states import ServerState
 from app.targets.server_errors import START_ONE, client_errors, running_hint
 
 _URL_VARIABLE = "STOKER_URL"
@@ -179,7 +180,7 @@ def _place(url: str) -> str:
 
 def _only(records: tuple[ServerRecord, ...]) -> ServerRecord:
     """The one that runs; one that failed counts where none runs."""
-    running = [record for record in records if record.state != FAILED]
+    running = [record for record in records if record.state != ServerState.FAILED]
     found = running or list(records)
     if len(found) > 1:
         raise _several(found, "several servers run; name one")

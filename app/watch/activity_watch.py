@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from app.registry.states import ServerState
 from app.watch.client_clock import ClientClock, ProbeCount
-from app.watch.forward_progress import Activity, ProgressJudge, Verdict, open_scraper, read_counters
+from app.watch.forward_progress import ProgressJudge, Verdict, open_scraper, read_counters
 
 if TYPE_CHECKING:
     import httpx
@@ -39,7 +40,7 @@ class ActivityWatch:
         self._url = url
         self._judge = ProgressJudge(stall_s)
         self._clients = ClientClock(time.monotonic())
-        self._verdict = Verdict(Activity.READY)
+        self._verdict = Verdict(ServerState.READY)
         self._processes = processes
         self._on_change = on_change
         self._is_over = threading.Event()
@@ -63,7 +64,7 @@ class ActivityWatch:
     @property
     def moved_at(self) -> float | None:
         """When it last made a step, or answered with nothing to do; None while it is stalled."""
-        return None if self._verdict.activity is Activity.STALLED else self._judge.moved_at
+        return None if self._verdict.state is ServerState.STALLED else self._judge.moved_at
 
     @property
     def client_idle_s(self) -> float | None:
@@ -86,8 +87,8 @@ class ActivityWatch:
         verdict = self._judge.judge(reading, self._stopped())
         if self._probe is None:
             return verdict
-        complaint = self._probe.look(is_idle=verdict.activity in (Activity.IDLE, Activity.READY))
-        return verdict if complaint is None else Verdict(Activity.STALLED, complaint)
+        complaint = self._probe.look(is_idle=verdict.state in (ServerState.IDLE, ServerState.READY))
+        return verdict if complaint is None else Verdict(ServerState.STALLED, complaint)
 
     def _probes(self, was_asking: bool) -> ProbeCount:
         """A question that ended during the look may still have been in the queue."""
@@ -103,7 +104,7 @@ def _is_news(verdict: Verdict, told: Verdict | None) -> bool:
     """Not when only the words of its reason have changed."""
     if told is None:
         return True
-    return (verdict.activity, verdict.is_lasting) != (told.activity, told.is_lasting)
+    return (verdict.state, verdict.is_lasting) != (told.state, told.is_lasting)
 
 
 def _is_stopped(process: psutil.Process) -> bool:

@@ -6,7 +6,6 @@ queue that moves is not.
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from app.client.errors import ClientError
 from app.client.metrics.exposition import parse_exposition
 from app.client.metrics.sample import read_sample
 from app.client.transport import connection_errors, open_client
+from app.registry.states import ServerState
 
 if TYPE_CHECKING:
     import httpx
@@ -24,15 +24,6 @@ DEFAULT_STALL_S = 60.0
 _SCRAPE_TIMEOUT_S = 2.0
 _ENGINE_PREFIXES = ("vllm:", "sglang:", "llamacpp:")  # process_ and http_ move with every scrape
 _STEP_ENDINGS = ("_total", "iteration_tokens_total_count")  # a gauge moves when a request arrives
-
-
-class Activity(enum.Enum):
-    """What a ready server does; READY when it exposes too little to say."""
-
-    READY = "ready"
-    IDLE = "idle"
-    BUSY = "busy"
-    STALLED = "stalled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +41,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The activity, and why if it is stalled. `is_lasting`: for all of --stall-after."""
+    """How a ready server is, and why if it is stalled. `is_lasting`: for all of --stall-after."""
 
-    activity: Activity
+    state: ServerState
     reason: str | None = None
     is_lasting: bool = True
 
@@ -97,7 +88,7 @@ class ProgressJudge:
         self._moved_at: float | None = None
         self._answered_at: float | None = None
         self._stopped_at: float | None = None
-        self._verdict = Verdict(Activity.READY)
+        self._verdict = Verdict(ServerState.READY)
 
     def judge(self, reading: Reading, stopped: Sequence[str] = ()) -> Verdict:
         """`stopped` names processes of the server that somebody has stopped (SIGSTOP)."""
@@ -106,7 +97,7 @@ class ProgressJudge:
 
     def still_s(self, now_s: float) -> float | None:
         """Seconds since the last step; None while there is nothing to do, or nothing to see."""
-        if self._verdict.activity not in (Activity.BUSY, Activity.STALLED):
+        if self._verdict.state not in (ServerState.BUSY, ServerState.STALLED):
             return None
         return None if self._moved_at is None else max(0.0, now_s - self._moved_at)
 
@@ -129,14 +120,16 @@ class ProgressJudge:
         if last is None or not last.queue or reading.counters != last.counters:
             self._moved_at = reading.time_s
         if reading.queue is None:
-            return Verdict(Activity.READY)
+            return Verdict(ServerState.READY)
         if reading.queue == 0:
-            return Verdict(Activity.IDLE)
+            return Verdict(ServerState.IDLE)
         still_s = reading.time_s - (self._moved_at or 0.0)
         if still_s < self._stall_s:
-            return Verdict(Activity.BUSY)
+            return Verdict(ServerState.BUSY)
         requests = "1 request" if reading.queue == 1 else f"{reading.queue:.0f} requests"
-        return Verdict(Activity.STALLED, f"{requests} in the engine, no step for {still_s:.0f} s")
+        return Verdict(
+            ServerState.STALLED, f"{requests} in the engine, no step for {still_s:.0f} s"
+        )
 
     def _stopped(self, now_s: float, names: Sequence[str]) -> Verdict:
         """Said at once, since nobody has to wait to see it; a debugger may only look, though."""
@@ -144,9 +137,9 @@ class ProgressJudge:
             self._stopped_at = now_s
         is_lasting = now_s - self._stopped_at >= self._stall_s
         reason = f"stopped by a signal: {', '.join(names)}"
-        return Verdict(Activity.STALLED, reason, is_lasting)
+        return Verdict(ServerState.STALLED, reason, is_lasting)
 
     def _unanswered(self, silent_s: float) -> Verdict:
         if silent_s < self._stall_s:
             return self._verdict
-        return Verdict(Activity.STALLED, f"no answer for {silent_s:.0f} s")
+        return Verdict(ServerState.STALLED, f"no answer for {silent_s:.0f} s")

@@ -25,7 +25,8 @@ import pytest
 from app.cli import COMMANDS, run
 from app.completion.table import Values, places
 from app.paths import runtime_dir
-from app.registry.server_registry import FAILED, ServerRecord, open_registry
+from app.registry.server_registry import ServerRecord, open_registry
+from app.registry.states import ServerState
 from engine.args import EngineArgs
 from engine.machine.processes import process_identity
 from tests.test_import_hygiene import loaded_by, third_party
@@ -131,7 +132,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         url="http://127.0.0.1:8123", model="smol", engine="stoker", log_path="", state="busy",
     )  # fmt: skip
     open_registry().add(record)
-    open_registry().add(replace(record, name="zulu", pid=0, state=FAILED))
+    open_registry().add(replace(record, name="zulu", pid=0, state=ServerState.FAILED))
 
 
 # What is typed before the key, what is then on the screen, and what beside it in fish and zsh.

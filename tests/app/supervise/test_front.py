@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.commands.selftest import show_dashboard
-from app.registry.server_registry import READY_STATES, ServerRegistry, open_registry
+from app.registry.server_registry import ServerRegistry, open_registry
+from app.registry.states import READY_STATES
 from app.selftest.run import Trial, fake_spec, run_trial
 from app.selftest.trials import terminal_trials
 from app.supervise.stopping import stop_server

@@ -12,7 +12,8 @@ import pytest
 
 from app.client.metrics.exposition import parse_exposition
 from app.errors import ExitCode, StokerError
-from app.registry.server_registry import STATES, ServerRegistry
+from app.registry.server_registry import ServerRegistry
+from app.registry.states import RECORDED_STATES
 from app.selftest.run import fake_spec
 from app.supervise.managed_server import ManagedServer, ServerCare
 from app.supervise.status_endpoint import StatusEndpoint
@@ -43,7 +44,7 @@ def codes(**changed: object) -> tuple[int, ...]:
 
 def test_each_state_has_its_answers() -> None:
     starting = codes(state="starting", is_started=False, phase="compilation")
-    seen = {state: codes(state=state) for state in STATES if state != "starting"}
+    seen = {state: codes(state=state) for state in RECORDED_STATES if state != "starting"}
 
     assert starting == (503, 503, 200)
     assert seen == {

@@ -21,7 +21,8 @@ import pytest
 
 from app.cli import run
 from app.errors import ExitCode
-from app.registry.server_registry import FAILED, ServerRecord, open_registry
+from app.registry.server_registry import ServerRecord, open_registry
+from app.registry.states import ServerState
 from app.supervise.server_state import describe, describe_address
 from engine.machine.processes import process_identity
 from tests.client.chat_server import DONE, answer, event, usage
@@ -245,7 +246,9 @@ def test_the_variable_is_stronger_than_the_one_that_runs(
 def test_what_runs_counts_before_what_failed(
     server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    open_registry().add(record("http://127.0.0.1:9", tmp_path / "b.log", name="big", state=FAILED))
+    open_registry().add(
+        record("http://127.0.0.1:9", tmp_path / "b.log", name="big", state=ServerState.FAILED)
+    )
     assert run(["stop", "--dry-run"]) == 0
     assert "would stop big" in capsys.readouterr().out
     open_registry().add(record(server.url, tmp_path / "a.log"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from app.watch.forward_progress import Activity, ProgressJudge, Reading
+from app.registry.states import ServerState
+from app.watch.forward_progress import ProgressJudge, Reading
 
 
 def reading(time_s: float, queue: float | None, step: int | None) -> Reading:
@@ -12,7 +13,7 @@ def reading(time_s: float, queue: float | None, step: int | None) -> Reading:
 
 def activities(*readings: Reading) -> list[str]:
     judge = ProgressJudge(stall_s=10.0)
-    return [judge.judge(one).activity.value for one in readings]
+    return [judge.judge(one).state.value for one in readings]
 
 
 def test_a_queue_without_steps_is_stalled_and_recovers_with_the_next_step() -> None:
@@ -42,7 +43,7 @@ def test_a_server_that_exposes_no_queue_is_only_ready() -> None:
 def test_a_stopped_process_is_a_stall_at_once_and_named() -> None:
     verdict = ProgressJudge(10.0).judge(reading(0, 0, 1), ["python (pid 7)"])
 
-    assert verdict.activity is Activity.STALLED
+    assert verdict.state is ServerState.STALLED
     assert verdict.reason == "stopped by a signal: python (pid 7)"
 
 
@@ -50,7 +51,7 @@ def test_a_stopped_process_is_said_at_once_and_lasts_after_the_patience() -> Non
     judge = ProgressJudge(stall_s=60.0)
     moments = (0.0, 59.0, 61.0)
     verdicts = [judge.judge(Reading(now, 0.0, frozenset()), ["core"]) for now in moments]
-    assert [one.activity for one in verdicts] == [Activity.STALLED] * 3
+    assert [one.state for one in verdicts] == [ServerState.STALLED] * 3
     assert [one.is_lasting for one in verdicts] == [False, False, True]
 
     judge.judge(Reading(62.0, 0.0, frozenset()))
