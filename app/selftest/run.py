@@ -34,11 +34,11 @@ from app.supervise.managed_server import ManagedServer, ServerCare
 from app.supervise.ownerless_files import remove_ownerless_files
 from app.supervise.serving import ServingScreens, serve_until_stopped
 from app.supervise.supervisor import StopTimes
+from app.supervise.waiting import POLL_S, wait_until
 from engine.machine.ports import free_port, is_port_free
 from logparse import parse_lines
 
 _MARK, _NAME = "STOKER_SELFTEST", "selftest"
-_POLL_S = 0.05
 _PATIENCE_S = 60.0  # on a busy machine an end takes its time
 _START_S = 120.0
 _TIMES = StopTimes(grace_s=1.0, group_s=1.0, kill_s=5.0)
@@ -105,11 +105,8 @@ class RunningTrial:
 
     def hold_state(self, state: str) -> None:
         """It stays so for twice as long as a stall takes."""
-        end = time.monotonic() + 2 * STALL_S
-        while time.monotonic() < end:
-            if self.record().state != state:
-                raise TrialFailed(f"{state} became {self.record().state}")
-            time.sleep(_POLL_S)
+        if wait_until(lambda: self.record().state != state, 2 * STALL_S):
+            raise TrialFailed(f"{state} became {self.record().state}")
 
     def wait_for_line(self, text: str) -> None:
         """Until the server has printed it."""
@@ -292,11 +289,8 @@ def run_cycles(count: int) -> TrialResult:
 
 def wait_for(is_met: Callable[[], bool], what: str, timeout_s: float = _START_S) -> None:
     """TrialFailed when it does not come true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not is_met():
-        if time.monotonic() > deadline:
-            raise TrialFailed(f"waited in vain for {what}")
-        time.sleep(_POLL_S)
+    if not wait_until(is_met, timeout_s):
+        raise TrialFailed(f"waited in vain for {what}")
 
 
 def marked_processes(mark: str) -> Iterator[psutil.Process]:
@@ -336,7 +330,7 @@ def _server(
 
 def _wait_while_running(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
     while should_go_on():
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 def _cycle(folder: Path) -> None:
@@ -358,14 +352,16 @@ def _held(me: psutil.Process, folder: Path) -> dict[str, int]:
 
 
 def _wait_for_end(pid: int) -> int:
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
+    ended, status = 0, 0
+
+    def has_ended() -> bool:
+        nonlocal ended, status
         ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            raise TrialFailed(f"the supervisor did not end within {_PATIENCE_S:g} s")
-        time.sleep(_POLL_S)
+        return ended != 0
+
+    if not wait_until(has_ended, _PATIENCE_S):
+        raise TrialFailed(f"the supervisor did not end within {_PATIENCE_S:g} s")
+    return os.waitstatus_to_exitcode(status)
 
 
 def _kill(pid: int) -> None:
@@ -378,20 +374,21 @@ def _remains(
     mark: str, spec: LaunchSpec, registry: ServerRegistry, patience_s: float
 ) -> str | None:
     """What is still there after a moment; the kernel needs one to end a killed tree."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        found = [f"process {one.pid}" for one in marked_processes(mark)]
+    found: list[str] = []
+
+    def is_clean() -> bool:
+        found[:] = [f"process {one.pid}" for one in marked_processes(mark)]
         if not is_port_free(spec.host, spec.port):
             found.append(f"port {spec.port}")
         if shared_memory(spec.port).exists():
             found.append("shared memory")
-        found += [f"the record of {record.name}" for record in registry.all()]
+        found.extend(f"the record of {record.name}" for record in registry.all())
         if registry.socket_path(_NAME).exists():
             found.append("the status socket")
         remove_ownerless_files()
-        if not found or time.monotonic() > deadline:
-            return f"left behind: {', '.join(found)}" if found else None
-        time.sleep(_POLL_S)
+        return not found
+
+    return None if wait_until(is_clean, patience_s) else f"left behind: {', '.join(found)}"
 
 
 def _last_lines(folder: Path) -> list[str]:

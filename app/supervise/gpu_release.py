@@ -6,14 +6,12 @@ start, and is nobody of this machine, then counts as the server.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from app.supervise.waiting import wait_until
 from engine.machine.gpus import read_holders
-
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +55,14 @@ class GpuWitness:
 
     def wait_for_release(self, pids: Collection[int], timeout_s: float) -> tuple[GpuHold, ...]:
         """What the processes of the server still hold after a moment."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left = tuple(one for one in self._read() if self._is_ours(one, pids))
-            if not left or time.monotonic() >= deadline:
-                return left
-            time.sleep(_POLL_S)
+        left: list[GpuHold] = []
+
+        def is_released() -> bool:
+            left[:] = [one for one in self._read() if self._is_ours(one, pids)]
+            return not left
+
+        wait_until(is_released, timeout_s)
+        return tuple(left)
 
     def _is_ours(self, hold: GpuHold, pids: Collection[int]) -> bool:
         key = (hold.gpu, hold.pid)

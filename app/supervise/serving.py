@@ -6,7 +6,6 @@ arguments: a view of the start, a way to spend the time while the server runs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,10 +18,10 @@ from app.supervise.service_report import ServiceReport
 from app.supervise.status_pages import state_text
 from app.supervise.stop_signals import StopSignals
 from app.supervise.supervisor import StopReport
+from app.supervise.waiting import wait_until
 from app.watch.readiness import StartOutcome
 from logparse import Event, LogReport, explain
 
-_POLL_S = 0.05
 _TAIL_LINES = 15
 _TAIL_COLUMNS = 240  # the line with the whole configuration is longer than a screen
 
@@ -215,10 +214,12 @@ class _Life:
         cause = str(back_off.error).partition("\n")[0]
         self._server.note_state(ServerState.BACKING_OFF, f"{when}: {cause}")
         self._report.waiting(f"{when}: {cause}")
-        deadline = time.monotonic() + back_off.delay_s
-        while time.monotonic() < deadline and not self._signals.is_requested():
+
+        def is_requested() -> bool:
             self._answer_signals()
-            time.sleep(_POLL_S)
+            return self._signals.is_requested()
+
+        wait_until(is_requested, back_off.delay_s)
 
 
 def _why_no_restart(server: ManagedServer, ended: _Ended, report: StopReport) -> str | None:

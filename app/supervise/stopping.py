@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from app.registry.server_registry import ServerRecord
@@ -18,11 +16,11 @@ from app.supervise.ownerless_files import remove_ownerless_files
 from app.supervise.process_tree import ProcessTree
 from app.supervise.shared_files import SharedFiles
 from app.supervise.supervisor import StopReport, StopTimes
+from app.supervise.waiting import wait_until
 from engine.machine.orphans import OrphanEngine
 from engine.machine.ports import describe_holder, is_port_free
 from engine.machine.processes import is_same_process
 
-_POLL_S = 0.05
 _HURRY_AFTER_S = 0.3  # two equal signals at once would arrive as one
 _SPARE_S = 5.0
 
@@ -55,22 +53,22 @@ def end_processes(tree: ProcessTree, times: StopTimes) -> bool:
     if is_over():
         return False
     tree.signal_all(signal.SIGTERM)
-    if _wait(is_over, times.group_s):
+    if wait_until(is_over, times.group_s):
         return False
     tree.signal_all(signal.SIGKILL)
-    _wait(is_over, times.kill_s)
+    wait_until(is_over, times.kill_s)
     return True
 
 
 def _stop_supervisor(record: ServerRecord, now: bool, times: StopTimes) -> None:
     _signal(record, signal.SIGTERM)
     _signal(record, signal.SIGCONT)  # one that was suspended with Ctrl-Z would not hear
-    if now and not _wait(lambda: not record.is_supervised(), _HURRY_AFTER_S):
+    if now and not wait_until(lambda: not record.is_supervised(), _HURRY_AFTER_S):
         _signal(record, signal.SIGTERM)
     patience = record.stop_s + times.grace_s + times.group_s + 2 * times.kill_s + _SPARE_S
-    if not _wait(lambda: not record.is_supervised(), patience):
+    if not wait_until(lambda: not record.is_supervised(), patience):
         _signal(record, signal.SIGKILL)
-        _wait(lambda: not record.is_supervised(), times.kill_s)
+        wait_until(lambda: not record.is_supervised(), times.kill_s)
 
 
 def _signal(record: ServerRecord, number: signal.Signals) -> None:
@@ -83,7 +81,7 @@ def _report(
     record: ServerRecord, tree: ProcessTree | None, was_killed: bool, times: StopTimes
 ) -> StopReport:
     host, port = record.address
-    is_free = _wait(lambda: is_port_free(host, port), times.kill_s)
+    is_free = wait_until(lambda: is_port_free(host, port), times.kill_s)
     leftovers = tuple(process.pid for process in tree.alive()) if tree is not None else ()
     if record.is_supervised():
         leftovers = (*leftovers, record.supervisor_pid)
@@ -94,15 +92,6 @@ def _report(
         was_killed=was_killed,
         port_holder="" if is_free else describe_holder(port),
     )
-
-
-def _wait(is_done: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not is_done():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def end_orphan(orphan: OrphanEngine, times: StopTimes | None = None) -> tuple[int, ...]:

@@ -22,10 +22,10 @@ from app.supervise.child_process import spawn, start_guard, tell_guard
 from app.supervise.gpu_release import GpuHold, GpuWitness
 from app.supervise.process_tree import ProcessTree, new_mark
 from app.supervise.shared_files import SharedFiles
+from app.supervise.waiting import wait_until
 from engine.machine.ports import describe_holder, is_port_free
 from engine.machine.processes import is_stopped, process_identity
 
-_POLL_S = 0.05
 _LOG_GRACE_S = 4.0
 _NOTE_FILES_S = 2.0
 _GUARD_S = 12.0  # it has nothing to end any more
@@ -250,9 +250,7 @@ class Supervisor:
         return not tree.alive()
 
     def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not is_done() and time.monotonic() < deadline and not self._is_hurried:
-            time.sleep(_POLL_S)
+        wait_until(lambda: is_done() or self._is_hurried, timeout_s)
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "start() comes first"
