@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from app import __version__
-from app.errors import EXIT_CODE_MEANINGS, ExitCode, StokerError, UsageError
+from app.errors import EXIT_CODE_MEANINGS, ExitCode, StokerError, UsageError, told_by_engine
 
 if TYPE_CHECKING:
     from app.command_line import CommandLineError
@@ -137,6 +137,10 @@ def exit_code_of(action: Callable[[], int], *, debug: bool) -> int:
     except OSError as error:
         return _report_unusable(error, debug)
     except Exception as error:  # nothing may end in a bare traceback
+        from engine.errors import EngineError
+
+        if isinstance(error, EngineError):
+            return _report(told_by_engine(error), debug)
         return _report_unexpected(error, debug)
 
 

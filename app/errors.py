@@ -7,6 +7,10 @@ UsageError is the one for what was typed or configured wrongly.
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.errors import EngineError
 
 
 class ExitCode(enum.IntEnum):
@@ -61,3 +65,11 @@ class UsageError(StokerError):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint, exit_code=ExitCode.USAGE)
+
+
+def told_by_engine(error: EngineError) -> StokerError:
+    """What the engine's code refuses in this process; a word that names no model is usage."""
+    from engine.errors import ConfigError, ModelNotFoundError
+
+    is_usage = isinstance(error, (ConfigError, ModelNotFoundError))
+    return (UsageError if is_usage else StokerError)(str(error).rstrip("."), hint=error.hint)

@@ -19,7 +19,7 @@ from engine.machine.ownership import make_private, own_distrust
 _APP = "stoker"
 _CACHE = "STOKER_CACHE_DIR"
 _STATE = "STOKER_STATE_DIR"
-_MODELS, _LOGS = "models", "logs"
+_LOGS = "logs"
 # Inside the state folder, and the last one inside that of running servers.
 CONVERSATIONS = "conversations.sqlite3"
 MEMORY_LEDGER = "memory-ledger.jsonl"
@@ -41,13 +41,14 @@ class Place:
 def all_places() -> tuple[Place, ...]:
     """Everything that Stoker keeps for this user; makes none of it."""
     from app.settings.sources import PROJECT_FILE, USER_FILE_VARIABLE, user_file
+    from engine.model_store.store import models_dir
 
     cache, (run, run_variable) = _cache_path(), _runtime_path()
     state = _state_path()
     return (
         Place("settings of this folder", Path(PROJECT_FILE).absolute(), ""),
         Place("settings", user_file(os.environ), USER_FILE_VARIABLE),
-        Place("models", cache / _MODELS, _CACHE),
+        Place("models", models_dir(), _CACHE),
         Place("packed weights", cache / "packed", _CACHE),
         Place("built kernels", cache / "kernels", _CACHE),
         Place("logs", state / _LOGS, _STATE),
@@ -104,11 +105,6 @@ def records_dir() -> Path:
             hint=f"{fault.remedy}, or choose another place with {variable}",
         )
     return folder
-
-
-def models_dir() -> Path:
-    """Folder of the models that `stoker models` manages; it need not be there."""
-    return _cache_path() / _MODELS
 
 
 def ledger_path() -> Path:

@@ -1,9 +1,9 @@
 """Stoker's inference engine.
 
 The facade (this module, `args`, `config`, `model_config`, `model_support`, `kv_sizing`,
-`step_budget`, `sampling_params`, `errors`, `machine`) is standard library only, so planning code
-can import it without torch. Everything else is imported late; so are the names of the offline API,
-at their first use.
+`step_budget`, `sampling_params`, `errors`, `machine`, `model_files`, `model_store`) is standard
+library only, so planning code can import it without torch. Everything else is imported late; so are
+the names of the offline API, at their first use.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ EngineError
 |  |- ModelNotFoundError
 |  |- GatedModelError
 |  |- OfflineError
+|  |- ModelStoreError     it cannot be made, or not be deleted, in Stoker's own cache
 |  |- RefusedFormatError
 |  `- CorruptModelError
 |- MemoryBudgetError      weights or KV cache do not fit (exit 1)
@@ -18,7 +19,14 @@ from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of every error that the engine raises on purpose."""
+    """Base of every error that the engine raises on purpose.
+
+    `hint` is what to type, where the message does not say it.
+    """
+
+    def __init__(self, message: str = "", *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class ConfigError(EngineError):
@@ -39,6 +47,10 @@ class GatedModelError(ModelError):
 
 class OfflineError(ModelError):
     """The hub cannot be reached and the cache does not hold the model."""
+
+
+class ModelStoreError(ModelError):
+    """Stoker's own cache cannot make a model, or cannot delete it."""
 
 
 class RefusedFormatError(ModelError):

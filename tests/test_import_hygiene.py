@@ -29,6 +29,8 @@ FACADE = (
     *("engine.model_files.json_objects", "engine.model_files.safetensors_header"),
     *("engine.machine.hub", "engine.machine.secrets", "engine.machine.ownership"),
     *("engine.machine.addresses", "engine.machine.nvml"),
+    *("engine.machine.children", "engine.model_store", "engine.model_store.catalogue"),
+    *("engine.model_store.files", "engine.model_store.store", "engine.model_store.wheels"),
     *("engine.machine.orphans", "engine.machine.ports", "engine.machine.processes"),
     "engine.step_budget",
 )

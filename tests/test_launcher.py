@@ -54,8 +54,8 @@ def test_a_folder_of_the_same_name_is_never_run(
 @pytest.mark.parametrize(
     "code",
     [
-        "from app.supervise.child_process import engine_command as e; words = e('--version')",
-        "from app.model_store.wheels import _pip_command as pip; words = [*pip(), '--version']",
+        "from engine.machine.children import engine_command as e; words = e('--version')",
+        "from engine.model_store.wheels import _pip_command as pip; words = [*pip(), '--version']",
     ],
 )
 def test_what_it_starts_is_ours_too(foreign: Path, code: str) -> None:

@@ -1,4 +1,4 @@
-"""`stoker models list|pull|rm|show`: parse and print only; the work is app.model_store.store."""
+"""`stoker models list|pull|rm|show`: parse and print only; the work is engine.model_store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 from app.command_line import GroupedCommand, new_app
 
 if TYPE_CHECKING:
-    from app.model_store.store import ModelStore, StoredModel
+    from engine.model_store.files import StoredModel
+    from engine.model_store.store import ModelStore
 
 app = new_app(
     help="""List, get, show and remove models.
@@ -32,7 +33,7 @@ _PLAIN = typer.Option(False, "--plain", help="Tab-separated lines on stdout.")
 def list_models(json: bool = _JSON, plain: bool = _PLAIN) -> None:
     """Models on this machine and the built-in ones."""
     from app import output
-    from app.model_store.store import list_hub_models
+    from engine.model_store.files import list_hub_models
 
     models = (*_store().list_models(), *list_hub_models())
     if json:
@@ -49,9 +50,8 @@ def pull(
 ) -> None:
     """Get a model, so that serving it needs no network later."""
     from app import output
-    from app.launch.launch_specs import require_model_name
-    from app.model_store.files import resolve_model
-    from app.supervise.child_process import require_engine_extra
+    from app.launch.engine_programs import require_engine_extra, resolve_model
+    from engine.model_store.catalogue import require_model_name
 
     require_engine_extra()
     require_model_name(name)
@@ -77,7 +77,7 @@ def remove(
     """Delete a model from Stoker's cache (never from the Hugging Face cache)."""
     from app import output
     from app.errors import StokerError, UsageError
-    from app.model_store.store import NOT_DOWNLOADED
+    from engine.model_store.files import NOT_DOWNLOADED
 
     store = _store()
     known = {model.name: model for model in store.list_models()}
@@ -105,7 +105,7 @@ def show(
 ) -> None:
     """Shape, parameters, size and licence of a model on this machine."""
     from app import output
-    from app.model_store.files import describe_model
+    from engine.model_store.files import describe_model
 
     facts = describe_model(_store(), name)
     if json:
@@ -119,10 +119,9 @@ def show(
 
 
 def _store() -> ModelStore:
-    from app.model_store.store import ModelStore
-    from app.paths import models_dir
+    from engine.model_store.store import ModelStore
 
-    return ModelStore(models_dir())
+    return ModelStore()
 
 
 def _as_dict(model: StoredModel) -> dict[str, Any]:

@@ -69,14 +69,13 @@ def show_dashboard(log_path: Path, should_go_on: Callable[[], bool]) -> str:
 
 
 def _own_model(fake_only: bool, model: Path | None) -> Path | None:
-    from app.model_store.catalogue import DEFAULT_MODEL
-    from app.model_store.store import ModelStore
     from app.output import say
-    from app.paths import models_dir
+    from engine.model_store.catalogue import DEFAULT_MODEL
+    from engine.model_store.store import ModelStore
 
     if fake_only or model is not None:
         return None if fake_only else model
-    found = ModelStore(models_dir()).ready_path(DEFAULT_MODEL)
+    found = ModelStore().ready_path(DEFAULT_MODEL)
     if found is None:
         say(f"our own engine is left out: {DEFAULT_MODEL} is not here (stoker models pull)")
     return found

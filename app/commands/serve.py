@@ -399,12 +399,11 @@ def _api_key(request: ServeRequest, key_file: str | None) -> str | None:
 def _prepare(request: ServeRequest, place: EnginePlace, api_key: str | None) -> LaunchSpec:
     """Everything that can be refused before a process is started."""
     from app.launch.engine_launch import launch_spec
-    from app.model_store.store import ModelStore
-    from app.paths import models_dir
     from app.views.progress import ModelProgress
+    from engine.model_store.store import ModelStore
 
     with ModelProgress(request.model) as progress:
-        return launch_spec(request, place, api_key, lambda: ModelStore(models_dir()), progress)
+        return launch_spec(request, place, api_key, ModelStore, progress)
 
 
 def _run(

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from app.doctor.facts import Facts, FolderFacts, HostFacts, PciGpu
 from app.doctor.report import Check, Result, command_line
-from app.model_store.catalogue import SMOLLM2
 from app.output import human_bytes
+from engine.model_store.catalogue import SMOLLM2
 
 _GIB = 1 << 30
 _VLLM_OPEN_FILES = 65535  # what vLLM raises its own limit to

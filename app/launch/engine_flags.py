@@ -9,10 +9,10 @@ from typing import Any, get_type_hints
 
 from app.errors import StokerError
 from app.launch.launch_specs import parse_serve_request
-from app.model_store.catalogue import DEFAULT_MODEL
 from app.settings.schema import schema_of
 from app.settings.sources import Setting, text_of, wrong_type
 from engine.args import EngineArgs, with_dashes
+from engine.model_store.catalogue import DEFAULT_MODEL
 
 _SECTION = ("serve",)
 _MODEL, _ENGINE_WORDS, _PORT = "model", "engine_args", "port"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
+from app.launch.engine_programs import require_engine_extra
 from app.launch.launch_specs import (
     LLAMA_CPP,
     STOKER,
@@ -27,9 +28,8 @@ from app.launch.llama_spec import (
     require_llama_model,
 )
 from app.launch.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
-from app.model_store.store import ModelStore, OnProgress
-from app.supervise.child_process import require_engine_extra
 from engine.machine.ports import bind_error, describe_holder
+from engine.model_store.store import ModelStore, OnProgress
 
 OpenStore = Callable[[], ModelStore]
 """Makes the folder of the models, so it is called when all cheap checks are through."""

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from app.errors import ExitCode, StokerError, UsageError
-from app.model_store.catalogue import CATALOGUE, DEFAULT_MODEL
-from app.supervise.child_process import engine_command
 from engine.args import EngineArgs, with_dashes
 from engine.env import detect_device
 from engine.errors import ConfigError, ModelError, ModelNotFoundError
 from engine.machine.addresses import is_loopback, outward_host, url_host
+from engine.machine.children import engine_command
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
+from engine.model_store.catalogue import DEFAULT_MODEL, require_model_name
 from logparse.problems.flags import GONE_FLAGS
 
 STOKER, VLLM, LLAMA_CPP = "stoker", "vllm", "llama.cpp"
@@ -145,7 +145,10 @@ def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequ
     if len(rest) > 1:
         raise _usage(f"one model is served, but {len(rest)} were named: {' '.join(rest)}")
     model = rest[0] if rest else DEFAULT_MODEL
-    require_model_name(model)
+    try:
+        require_model_name(model)
+    except ModelNotFoundError as error:
+        raise _usage(str(error), error.hint) from error
     args = EngineArgs.from_cli(namespace)
     if args.api_key == "":
         raise _usage("--api-key is empty", "leave it out to serve without a key")
@@ -334,23 +337,6 @@ def _require_text(words: Sequence[str]) -> None:
             shown = word.encode("ascii", "backslashreplace").decode()
             hint = "set a UTF-8 locale: export LC_ALL=C.UTF-8"
             raise _usage(f"{shown} is not valid text", hint) from error
-
-
-def require_model_name(model: str) -> None:
-    """StokerError (2) for what can be no model: a path must exist, a bare word be built in;
-    `org/name` may be on the hub.
-    """
-    if Path(model).expanduser().exists():
-        return
-    is_path = model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/"))
-    if is_path:
-        raise _usage(f"no such model folder or file: {model}")
-    builtins = [builtin.name for builtin in CATALOGUE]
-    if "/" in model or model in builtins:
-        return
-    near = difflib.get_close_matches(model, builtins, n=1, cutoff=0.5)
-    hint = "give a folder, a .gguf file, or a Hugging Face id like org/name"
-    raise _usage(f"no such model: {model}", f"did you mean {near[0]}?" if near else hint)
 
 
 def without_api_key(words: Iterable[str]) -> tuple[str, ...]:

@@ -186,8 +186,8 @@ def start_command(
 
 def own_command(model: PlannedModel | None) -> str | None:
     """`stoker serve` for a model that it takes; None where it does not, or nothing is known."""
-    from app.model_store.catalogue import find_builtin
     from app.planning.start_commands import support_of
+    from engine.model_store.catalogue import find_builtin
 
     if model is None:
         return None

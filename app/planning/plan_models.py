@@ -130,11 +130,10 @@ def _from_file(path: Path) -> PlannedModel:
 
 def _from_hub(repo_id: str) -> PlannedModel:
     """From the hub's cache where it is complete, else config and headers by range request."""
-    from app.model_store.store import READY, list_hub_models
+    from engine.model_store.files import find_hub_model
 
-    for model in list_hub_models():
-        if model.name == repo_id and model.state == READY and model.path is not None:
-            return _from_folder(model.path, repo_id, repo_id)
+    if (folder := find_hub_model(repo_id)) is not None:
+        return _from_folder(folder, repo_id, repo_id)
     try:
         return _from_repository(repo_id)
     except StokerError as error:

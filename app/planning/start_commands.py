@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import StokerError
-from app.model_store.catalogue import find_builtin
 from app.planning.gpu_catalogue import CUDA
 from app.planning.plan import Plan, with_changes
 from app.planning.plan_models import PlannedModel
@@ -26,6 +25,7 @@ from app.planning.plan_request import (
 )
 from app.planning.planned_cache import run_dtype
 from app.planning.vllm_versions import version_rules
+from engine.model_store.catalogue import find_builtin
 from engine.model_support import Support, find_gguf_support
 
 _Q4_K_M_BYTES = 4.85 / 8  # of one value, as such files come out on average

@@ -125,12 +125,10 @@ def _model_on_disk(spec: LaunchSpec) -> PlannedModel | None:
     for word in spec.argv[1:]:
         if Path(word).is_dir() or (word.endswith(".gguf") and Path(word).is_file()):
             return find_planned_model(word)
-    from app.model_store.store import READY, list_hub_models
+    from engine.model_store.files import find_hub_model
 
-    for model in list_hub_models():
-        if model.name == spec.model and model.state == READY and model.path is not None:
-            return find_planned_model(str(model.path))
-    return None
+    folder = find_hub_model(spec.model)
+    return None if folder is None else find_planned_model(str(folder))
 
 
 def _has_known_kv(plan: Plan) -> bool:

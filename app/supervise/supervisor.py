@@ -18,7 +18,7 @@ import psutil
 from app.errors import StokerError
 from app.launch.launch_specs import LaunchSpec
 from app.server_logs.log_sink import LogSink
-from app.supervise.child_process import spawn, start_guard, tell_guard
+from app.supervise.child_process import spawn_server, start_guard, tell_guard
 from app.supervise.gpu_release import GpuHold, GpuWitness
 from app.supervise.process_tree import ProcessTree, new_mark
 from app.supervise.shared_files import SharedFiles
@@ -105,7 +105,7 @@ class Supervisor:
         self._mark = mark
         self._guard = start_guard(mark)
         try:
-            process = spawn(
+            process = spawn_server(
                 self._spec.argv,
                 stdout=subprocess.PIPE,
                 env=environment,

@@ -11,15 +11,7 @@ from app.output import human_bytes, say, talk_console
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from app.model_store.store import StoreProgress
-
-_TITLES = {
-    "wait": "waiting: another stoker is making this model",
-    "download": "downloading",
-    "check": "checking sha256",
-    "unpack": "unpacking",
-    "convert": "converting to bf16",
-}
+    from engine.model_store.store import StoreProgress
 
 
 class ModelProgress:
@@ -56,14 +48,9 @@ class ModelProgress:
             )
 
     def _begin(self, progress: StoreProgress) -> None:
-        title = f"{self._name}: {_TITLES.get(progress.step, progress.step)}"
+        title = progress.title(self._name)
         if not sys.stderr.isatty():
-            size = (
-                f" ({human_bytes(progress.total)})"
-                if progress.total and progress.unit == "bytes"
-                else ""
-            )
-            say(title + size)
+            say(title + progress.size)
             return
         if self._progress is None:
             self._progress = _new_progress()

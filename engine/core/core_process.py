@@ -10,12 +10,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
-from pathlib import Path
 
-import engine
 from engine.core.handshake import CoreAddresses
+from engine.machine.children import engine_command
 from engine.machine.secrets import child_environment
 
 
@@ -24,11 +22,10 @@ class CoreProcess:
 
     def __init__(self, addresses: CoreAddresses, *, log_fd: int | None = None) -> None:
         """Start it. `log_fd` is where it writes its log; None is this process's stdout."""
-        script = Path(engine.__file__).with_name("__main__.py")
         words = ["--handshake", addresses.handshake, "--parent", str(os.getpid())]
         self.addresses = addresses
         self._process = subprocess.Popen(
-            [sys.executable, str(script), "core", *words],
+            engine_command("core", *words),
             env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log_fd,

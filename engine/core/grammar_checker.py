@@ -9,16 +9,14 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import sys
 from collections import OrderedDict
-from pathlib import Path
 
 import msgspec
 
-import engine
 from engine.core.grammar import MAX_GRAMMAR_CHARS, GrammarModel
 from engine.core.grammar_worker import CheckReply, CheckRequest, FrameReader, write_frame
 from engine.logger import get_logger
+from engine.machine.children import engine_command
 from engine.machine.secrets import child_environment
 from engine.sampling_params import StructuredOutputsParams
 
@@ -125,11 +123,8 @@ class GrammarChecker:
     async def _running(self) -> asyncio.subprocess.Process:
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
-                script = Path(engine.__file__).with_name("__main__.py")
                 self._process = process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    str(script),
-                    "grammars",
+                    *engine_command("grammars"),
                     env=child_environment(),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,

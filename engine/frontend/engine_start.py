@@ -10,8 +10,7 @@ from pathlib import Path
 
 from engine.args import EngineArgs
 from engine.config import EngineConfig
-from engine.env import detect_device, user_cache_dir
-from engine.frontend.builtin_model import fetch_builtin
+from engine.env import detect_device
 from engine.frontend.chat_template import ChatTemplate, load_chat_template
 from engine.frontend.daemon_thread import in_daemon_thread
 from engine.frontend.input_processor import InputProcessor
@@ -58,19 +57,7 @@ async def load_model(model: str, args: EngineArgs) -> LoadedModel:
 def _resolve(model: str) -> Path:
     from engine.models.resolve import resolve_model
 
-    if not Path(model).expanduser().exists() and "/" not in model and not model.endswith(".gguf"):
-        return _stored(model)
     return resolve_model(model, on_progress=lambda text: logger.info("%s", text))
-
-
-def _stored(name: str) -> Path:
-    """The folder that the command `stoker` makes of a built-in model."""
-    folder = user_cache_dir() / "models" / name
-    if not (folder / "config.json").is_file():
-        fetch_builtin(name, lambda line: logger.info("%s", line))
-    from engine.models.resolve import resolve_model
-
-    return resolve_model(str(folder))
 
 
 def _create_config(folder: Path, model: str, args: EngineArgs) -> EngineConfig:

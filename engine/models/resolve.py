@@ -1,6 +1,7 @@
-"""Turns a folder, a GGUF file or a hub id into a checked local folder of safetensors.
+"""Turns a folder, a GGUF file, a built-in name or a hub id into a checked local folder.
 
-Looks only at headers and metadata; loading is the worker's. No torch, no transformers.
+It holds safetensors. Looks only at headers and metadata; loading is the worker's. No torch, no
+transformers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.env import user_cache_dir
 from engine.errors import (
     CorruptModelError,
+    EngineError,
     GatedModelError,
     ModelError,
     ModelNotFoundError,
@@ -21,6 +22,7 @@ from engine.errors import (
 )
 from engine.machine.hub import offline_variable
 from engine.model_files.checkpoint import checkpoint_files
+from engine.model_store.store import ModelStore, models_dir, told_by_step
 from engine.models.gguf_convert import CONVERTER_VERSION, convert_gguf
 
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "*.txt")
@@ -51,18 +53,15 @@ def resolve_model(
     if path.is_dir():
         return _checked(path.absolute())
     if path.is_file():
-        return _from_file(path.absolute(), cache_dir or default_cache_dir(), say)
+        return _from_file(path.absolute(), cache_dir or models_dir(), say)
+    if (stored := _from_store(model, ModelStore(cache_dir), say)) is not None:
+        return stored
     if _looks_like_a_path(model):
         raise ModelNotFoundError(
             f"{model} does not exist. Give a folder with config.json and safetensors files, a "
             ".gguf file, or a Hugging Face id such as HuggingFaceTB/SmolLM2-135M-Instruct."
         )
     return _from_hub(model, download or download_snapshot, say)
-
-
-def default_cache_dir() -> Path:
-    """Where converted models lie: with those of the command `stoker`."""
-    return user_cache_dir() / "models"
 
 
 def converted_folder(source: Path, cache_dir: Path) -> Path:
@@ -94,6 +93,18 @@ def _from_file(path: Path, cache_dir: Path, say: Callable[[str], None]) -> Path:
         say(f"Converting {path.name} to safetensors, once, into {target}")
         convert_gguf(path, target, _every_tenth(path.name, say))
     return _checked(target)
+
+
+def _from_store(name: str, store: ModelStore, say: Callable[[str], None]) -> Path | None:
+    """A model of Stoker's own cache, made first if it is built in; None for any other name."""
+    if (builtin := store.builtin(name)) is not None:
+        try:
+            return _checked(store.ensure(builtin, told_by_step(name, say)))
+        except EngineError as error:
+            reason = f"{error}; {error.hint}" if error.hint else str(error)
+            raise ModelNotFoundError(f"Cannot get the model {name}: {reason}") from error
+    folder = store.folder(name)
+    return None if folder is None else _checked(folder)
 
 
 def _from_hub(repo_id: str, download: Download, say: Callable[[str], None]) -> Path:

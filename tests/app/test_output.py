@@ -8,6 +8,7 @@ import pytest
 
 from app import cli, output, paths
 from app.errors import ExitCode, StokerError
+from engine.model_store.store import models_dir
 
 
 def test_plain_fields_stay_on_their_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,11 +66,11 @@ def test_folders_are_private_and_can_be_moved(
     monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "s"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
-    assert paths.models_dir() == tmp_path / "c" / "models"
+    assert models_dir() == tmp_path / "c" / "models"
     assert paths.logs_dir() == tmp_path / "s" / "logs"
     assert paths.runtime_dir() == tmp_path / "s" / "run"
     paths.cache_dir()
-    paths.private_folder(paths.models_dir())
+    paths.private_folder(models_dir())
     paths.private_folder(paths.runtime_dir())
     for folder in ("c", "c/models", "s", "s/logs", "s/run"):
         assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700

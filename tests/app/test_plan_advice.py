@@ -13,7 +13,6 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from app.errors import StokerError
-from app.model_store.catalogue import find_builtin
 from app.planning.gpu_catalogue import known_gpus
 from app.planning.lora_weights import LoraSlots
 from app.planning.model_shapes import BUILTIN_SHAPES
@@ -25,6 +24,7 @@ from engine.args import EngineArgs
 from engine.env import HostDevice
 from engine.kv_sizing import GIB
 from engine.model_config import ModelConfig
+from engine.model_store.catalogue import find_builtin
 
 _MODELS = {name: find_planned_model(name) for name in BUILTIN_SHAPES}
 _NAMES = {model.command_name: name for name, model in _MODELS.items()}

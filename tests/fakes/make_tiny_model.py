@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from app.model_store.catalogue import BuiltinModel
-from app.model_store.store import ModelStore
+from engine.model_store.catalogue import BuiltinModel
+from engine.model_store.store import ModelStore
 
 
 def main() -> None:

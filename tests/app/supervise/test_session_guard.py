@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.supervise.child_process import kill_session, spawn, start_guard, tell_guard
+from app.supervise.child_process import spawn_server, start_guard, tell_guard
 from app.supervise.process_tree import ProcessTree
+from engine.machine.children import kill_session
 from tests.waiting import wait_for
 
 MARK = "STOKER_SERVER_MARK=of-this-test"
@@ -22,10 +23,11 @@ HIDDEN = "(setsid env -i sh -c 'echo $$ > {file}; exec sleep 600' &); exec sleep
 KILLED_SUPERVISOR = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from app.supervise.child_process import spawn, start_guard, tell_guard
+from app.supervise.child_process import spawn_server, start_guard, tell_guard
 
 guard = start_guard(sys.argv[1])
-server = spawn(["sh", "-c", sys.argv[2]], stdout=subprocess.DEVNULL, death_signal=signal.SIGSTOP)
+family = ["sh", "-c", sys.argv[2]]
+server = spawn_server(family, stdout=subprocess.DEVNULL, death_signal=signal.SIGSTOP)
 tell_guard(guard, [str(server.pid)])
 print(server.pid, flush=True)
 while not Path(sys.argv[3]).exists() or not Path(sys.argv[3]).read_text():
@@ -44,7 +46,7 @@ def guard_of(
 
 @pytest.mark.skipif(not psutil.LINUX, reason="the guard looks into /proc")
 def test_the_end_of_the_pipe_ends_the_whole_session() -> None:
-    server = spawn(["sh", "-c", FAMILY], stdout=subprocess.DEVNULL)
+    server = spawn_server(["sh", "-c", FAMILY], stdout=subprocess.DEVNULL)
     wait_for(lambda: len(psutil.Process(server.pid).children()) == 2)
     children = psutil.Process(server.pid).children()
     guard = guard_of(server)
@@ -75,7 +77,7 @@ def test_a_process_that_hides_ends_with_a_killed_supervisor(tmp_path: Path) -> N
 @pytest.mark.skipif(not psutil.LINUX, reason="the kernel makes the server adopt its orphans")
 def test_the_tree_of_a_server_has_the_process_that_hides(tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    server = spawn(["sh", "-c", HIDDEN.format(file=file)], stdout=subprocess.DEVNULL)
+    server = spawn_server(["sh", "-c", HIDDEN.format(file=file)], stdout=subprocess.DEVNULL)
     wait_for(lambda: file.exists() and file.read_text().endswith("\n"))
     tree = ProcessTree(server.pid, MARK)
     tree.refresh()
@@ -91,7 +93,7 @@ def test_what_a_killed_server_left_is_removed_too(tmp_path: Path) -> None:
     left, used = tmp_path / "left", tmp_path / "used"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(left))
-    server = spawn(["sleep", "600"], stdout=subprocess.DEVNULL)
+    server = spawn_server(["sleep", "600"], stdout=subprocess.DEVNULL)
     guard = guard_of(server, (left, used))
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(str(used))
@@ -103,7 +105,7 @@ def test_what_a_killed_server_left_is_removed_too(tmp_path: Path) -> None:
 
 
 def test_a_guard_lets_everyone_live_as_long_as_we_do() -> None:
-    server = spawn(["sleep", "600"], stdout=subprocess.DEVNULL)
+    server = spawn_server(["sleep", "600"], stdout=subprocess.DEVNULL)
     guard = guard_of(server)
     try:
         with pytest.raises(subprocess.TimeoutExpired):

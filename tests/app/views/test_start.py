@@ -6,10 +6,10 @@ import re
 import pytest
 from rich.console import Console
 
-from app.model_store.store import StoreProgress
 from app.views.progress import ModelProgress
 from app.views.start import StartView
 from app.watch.start_history import StartTimes
+from engine.model_store.store import StoreProgress
 from logparse import PhaseFinished, PhaseStarted, ProgressMade
 
 

@@ -15,10 +15,11 @@ from app.doctor.gather import read_environment
 from app.errors import StokerError
 from app.launch.launch_specs import parse_serve_request, stoker_spec
 from app.launch.vllm_spec import vllm_spec
-from app.supervise.child_process import spawn, start_guard
+from app.supervise.child_process import start_guard
 from engine.core.core_process import CoreProcess
 from engine.core.handshake import CoreAddresses
 from engine.kernels.native import build
+from engine.machine.children import spawn
 from engine.machine.secrets import child_environment, is_secret, masked, secret_values
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from app.model_store.catalogue import BuiltinModel
+from engine.model_store.catalogue import BuiltinModel
 
 GGUF = b"GGUF tiny weights"
 _METADATA = (

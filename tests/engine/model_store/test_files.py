@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import StokerError
-from app.model_store.files import count_parameters, describe_model, find_local_model
-from app.model_store.store import ModelStore
-from engine.errors import CorruptModelError
+from engine.errors import CorruptModelError, ModelStoreError
+from engine.model_store.files import count_parameters, describe_model, find_local_model
+from engine.model_store.store import ModelStore
 from tests.fakes.programs import CONFIG
 
 
@@ -64,7 +63,7 @@ def test_models_are_found_in_the_store_and_in_the_hub(
 
     assert find_local_model(store, "mine") == mine
     assert find_local_model(store, "org/name") == theirs
-    with pytest.raises(StokerError, match="not on this machine yet"):
+    with pytest.raises(ModelStoreError, match="not on this machine yet"):
         find_local_model(store, "smollm2-135m")
-    with pytest.raises(StokerError, match="no model org/other"):
+    with pytest.raises(ModelStoreError, match="no model org/other"):
         find_local_model(store, "org/other")

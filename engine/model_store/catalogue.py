@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.errors import ModelNotFoundError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +43,25 @@ DEFAULT_MODEL = SMOLLM2.name
 def find_builtin(name: str, catalogue: tuple[BuiltinModel, ...] = CATALOGUE) -> BuiltinModel | None:
     """The built-in model called `name`, or None."""
     return next((entry for entry in catalogue if entry.name == name), None)
+
+
+def require_model_name(model: str) -> None:
+    """ModelNotFoundError for what can be no model: a path must exist, a bare word be built in.
+
+    `org/name` may be on the hub.
+    """
+    if Path(model).expanduser().exists():
+        return
+    is_path = model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/"))
+    if is_path:
+        raise ModelNotFoundError(f"no such model folder or file: {model}")
+    builtins = [builtin.name for builtin in CATALOGUE]
+    if "/" in model or model in builtins:
+        return
+    import difflib
+
+    near = difflib.get_close_matches(model, builtins, n=1, cutoff=0.5)
+    hint = "give a folder, a .gguf file, or a Hugging Face id like org/name"
+    raise ModelNotFoundError(
+        f"no such model: {model}", hint=f"did you mean {near[0]}?" if near else hint
+    )

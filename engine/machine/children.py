@@ -1,0 +1,60 @@
+"""Starting children that never outlive us, and the commands that run parts of this engine.
+
+A part is started by the absolute path of this package's `__main__.py`, so that a folder named
+engine/ in the current directory is not taken for ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from engine.machine.secrets import child_environment
+
+_ENGINE_MAIN = Path(__file__).resolve().parents[1] / "__main__.py"
+_SHIM = Path(__file__).with_name("child_shim.py")
+
+
+def engine_command(subcommand: str, *args: str) -> tuple[str, ...]:
+    """Argument list that runs `python -m engine SUBCOMMAND ...` from where this engine lies."""
+    return (sys.executable, str(_ENGINE_MAIN), subcommand, *args)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes] = subprocess.STDOUT,
+    env: Mapping[str, str] | None = None,
+    death_signal: signal.Signals = signal.SIGKILL,
+    second_guard: Sequence[str] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `command` in a session of its own; on Linux it is killed when this process dies.
+
+    The command begins with a program's path. Without `env` it gets this process's environment, but
+    no secret. Call it from a thread that lives as long as the child should: the kernel watches the
+    thread. `second_guard` are a script and its first words; `env` then has the mark of the server.
+    """
+    shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), str(int(death_signal))]
+    return subprocess.Popen(
+        [*shim, str(len(second_guard)), *second_guard, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=child_environment() if env is None else dict(env),
+        start_new_session=True,
+    )
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child made by `spawn` with everything in its process group, and reap it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+    process.wait()
