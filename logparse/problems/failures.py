@@ -48,8 +48,6 @@ _FRAME = 'File "'
 _INDENTED_CAUSES = (_VALUE_ERROR, "what(): ", _FRAME)
 _RANK = re.compile(r"\[rank\d{1,5}\]: ?")  # torch puts it before each line of a traceback
 _TRACEBACK = "Traceback (most recent call last)"
-# Folders in the path of a frame, and whose code that is.
-_PACKAGES = (("/vllm/", "vllm"), ("/sglang/", "sglang"))
 # What only one of them says, also without a frame of its code.
 _WORDS = (
     (
@@ -141,7 +139,7 @@ class _Traceback:
         if found and len(self.functions) < 200:
             self.functions.append(name[:80])
         self.place, self.source = text, ""
-        if any(part in text for part, _ in _PACKAGES):
+        if _package_of(text) is not None:
             self.own_place = text
 
 
@@ -258,7 +256,7 @@ class FailureTracker:
     def _note_frame(self, opened: _Traceback, text: str) -> None:
         opened.note(text)
         if self._package is None and text.startswith(_FRAME):
-            self._package = next((name for part, name in _PACKAGES if part in text), None)
+            self._package = _package_of(text)
 
     def is_nothing(self, message: str) -> bool:
         """Whether an indented line without a level, in no traceback, would tell `observe` nothing.
@@ -459,6 +457,13 @@ class FailureTracker:
             if candidate.kind == "error" and candidate.line_number < first.line_number:
                 first = candidate
         return Cause(cause.candidate, cause.rule, values, first)
+
+
+def _package_of(frame: str) -> str | None:
+    """Whose code it is, by a folder in its path."""
+    if "/vllm/" in frame:
+        return "vllm"
+    return "sglang" if "/sglang/" in frame else None
 
 
 def _is_by(candidate: Candidate, process: str | None, pid: str | None) -> bool:
