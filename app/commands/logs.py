@@ -302,8 +302,9 @@ def _growing_batches(target: LogTarget) -> Iterator[Iterable[str]]:
     from logparse.reading.source import decoded_lines
 
     assert target.path is not None
+    file = FollowedFile(target.path)
     try:
-        file = FollowedFile(target.path)
+        file.open()
     except OSError as error:
         raise _usage(f"cannot read {target.title}: {error.strerror}", EXAMPLE) from error
     with file, read_earlier_parts(target.path) as earlier:

@@ -12,12 +12,14 @@ from typing import ClassVar
 
 from rich.cells import chop_cells
 
+from app.client.terminal_text import clean_line
 from tui.messages import LogLinesArrived
 from tui.state.log_text import LogLevel, is_routine, level_of, shortened
-from tui.state.tailer import LogTailer
 from tui.widgets.rows import Row, RowWidget, styled
 
 _POLL_S = 0.25
+_LAST_BYTES = 64 * 1024  # of what is there at first
+_MOST_BYTES = 1024 * 1024  # of one look
 _MOST_LINES = 200
 _MOST_ERRORS = 2
 _PARTS = {LogLevel.OTHER: "text", LogLevel.WARNING: "warning", LogLevel.ERROR: "error"}
@@ -32,12 +34,16 @@ class LogPane(RowWidget):
     STYLES = "log"
 
     def __init__(self, path: Path) -> None:
+        from logparse.reading.follow import (
+            FollowedFile,  # a dashboard without a log needs no parser
+        )
+
         super().__init__(id="log")
         self.border_title = "Server log"
         self.border_subtitle = path.name
         self.new_errors: list[str] = []
         """Errors that came while somebody watched, without those that were there before."""
-        self._tailer = LogTailer(path)
+        self._followed = FollowedFile(path, last_bytes=_LAST_BYTES, most_bytes=_MOST_BYTES)
         self._lines: deque[_Line] = deque(maxlen=_MOST_LINES)
         self._errors: deque[_Line] = deque(maxlen=_MOST_ERRORS)
         self._has_caught_up = False
@@ -46,7 +52,11 @@ class LogPane(RowWidget):
         self.run_worker(self._follow(), exclusive=True)
 
     def on_unmount(self) -> None:
-        self._tailer.close()
+        self._followed.close()
+
+    def read_new(self) -> list[str]:
+        """Whole lines that have appeared, safe for the terminal."""
+        return [clean_line(line) for line in self._followed.poll()]
 
     def take(self, lines: list[str]) -> None:
         for text in lines:
@@ -83,7 +93,7 @@ class LogPane(RowWidget):
 
     async def _follow(self) -> None:
         while True:
-            lines = await asyncio.to_thread(self._tailer.read_new)
+            lines = await asyncio.to_thread(self.read_new)
             if lines:
                 self.take(lines)
                 self.post_message(LogLinesArrived(lines))
