@@ -1,0 +1,19 @@
+"""The import contracts of pyproject.toml, as data."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("app", "engine", "tui", "logparse")
+
+
+def contracts() -> list[dict[str, Any]]:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    settings = toml.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert tuple(settings["root_packages"]) == PACKAGES
+    found: list[dict[str, Any]] = settings["contracts"]
+    return found
