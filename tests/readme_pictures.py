@@ -25,7 +25,7 @@ from textual.widgets import Input, TextArea
 
 from app.client.chat.session import ChatSession, ChatTarget
 from app.client.chat.turns import Conversation, turn_from_document
-from app.client.metrics.served_model import ServedModel
+from app.client.served_model import ServedModel
 from app.client.watch.recording import read_recording
 from app.client.watch.replay import DEMO, Replay
 from app.client.watch.watched import watch_replay

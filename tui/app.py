@@ -21,12 +21,12 @@ from tui.keys import palette_commands
 from tui.messages import ServerChosen
 from tui.screens.confirm import LeaveScreen
 from tui.screens.dashboard import DashboardScreen
+from tui.screens.engine_view import ENGINE_READING
 from tui.screens.fleet import FleetScreen
 from tui.screens.help import HelpScreen
 from tui.state.debug_poller import DebugSampleSource
 from tui.state.history import MetricHistory
 from tui.theme import StyledApp
-from tui.widgets.engine.engine_view import ENGINE_READING
 from tui.widgets.engine.request_table import RequestTable
 from tui.widgets.fleet.fleet_table import FleetTable
 

@@ -19,7 +19,7 @@ def proved_target(
     url: str, model: str | None, api_key: str | None, is_chat: bool, timeout_s: float
 ) -> Target:
     """The server, proved to answer, and the model it serves."""
-    from app.client.metrics.served_model import served_model
+    from app.client.served_model import served_model
 
     with client_errors(api_key):
         served = served_model(url, model, api_key=api_key)

@@ -87,7 +87,7 @@ def chat(
     In a terminal: a conversation. `git diff | stoker chat "review this"` prints the answer alone.
     """
     from app.client.chat.session import ChatSession, ChatTarget
-    from app.client.metrics.served_model import served_model
+    from app.client.served_model import served_model
     from app.targets.prompt_words import chat_words
     from app.targets.server_errors import client_errors
     from app.targets.servers import find_target

@@ -54,7 +54,7 @@ def complete(
     """
     from app.client.chat.answers import AnswerBuilder
     from app.client.chat.completions import stream_completion
-    from app.client.metrics.served_model import served_model
+    from app.client.served_model import served_model
     from app.client.terminal_text import strip_escapes
     from app.targets.server_errors import client_errors
     from app.targets.servers import find_target

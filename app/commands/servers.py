@@ -107,8 +107,8 @@ def _load_rows(url: str, api_key: str | None) -> list[tuple[str, object]]:
     """What its counters say now, and what of that is worth a look; nothing where it has none."""
     from app.client import formatting
     from app.client.errors import ClientError
-    from app.client.metrics.thresholds import findings, readings_of
     from app.client.server import scrape_metrics
+    from app.client.thresholds import findings, readings_of
 
     try:
         sample = scrape_metrics(url, api_key=api_key, timeout_s=_LOAD_TIMEOUT_S)

@@ -46,7 +46,7 @@ def watch_prometheus(
     import asyncio
 
     from app.client.credentials import read_key_file
-    from app.client.metrics.prometheus import PrometheusServer
+    from app.client.watch.prometheus import PrometheusServer
     from app.targets.server_errors import client_errors
 
     key = f"token or USER:PASSWORD into {_LOGIN_VARIABLE}"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from app.client import formatting as fmt
 from app.client.metrics.histograms import Histogram
 from app.client.metrics.sample import EngineLoad, MetricsSample
-from app.client.metrics.sample_record import FRACTIONS, flat, scraped_record, step_records
-from app.client.metrics.thresholds import findings, readings_of
+from app.client.thresholds import findings, readings_of
 from app.client.watch.recording import Recording
+from app.client.watch.sample_record import FRACTIONS, flat, scraped_record, step_records
 from app.client.watch.watched import Scraped
 from app.output import print_json, print_plain
 

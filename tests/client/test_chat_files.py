@@ -15,7 +15,7 @@ from app.client.chat.export import as_markdown, free_name, write_export
 from app.client.chat.parameters import ChatParameters
 from app.client.chat.turns import AnswerStats, Conversation, ToolCall, Turn
 from app.client.errors import BadAnswer, Unauthorized
-from app.client.metrics.served_model import ServedModel, served_model
+from app.client.served_model import ServedModel, served_model
 from tests.client.chat_server import DONE, ChatServer, event, usage
 
 CONVERSATION = Conversation(

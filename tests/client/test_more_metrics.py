@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from app.client.errors import BadStatus, EngineInStep, ServerLoading, status_error
 from app.client.metrics.exposition import KnownSeries, parse_exposition, with_label
 from app.client.metrics.sample import MetricsSample, read_sample
-from app.client.metrics.sample_record import record_of
 from app.client.server import MetricsSource
+from app.client.watch.sample_record import record_of
 
 PAGES = Path(__file__).parents[3] / "shared" / "more-metrics"
 

@@ -19,7 +19,7 @@ from textual.widgets import Checkbox, Input, OptionList, Static, TextArea
 
 from app.client.chat.conversations import ConversationStore
 from app.client.chat.session import ChatSession, ChatTarget
-from app.client.metrics.served_model import served_model
+from app.client.served_model import served_model
 from tests.client.chat_server import DONE, ChatServer, answer, delta, usage
 from tests.client.local_server import Answer
 from tests.tui.scripted import screen_text, settled, until

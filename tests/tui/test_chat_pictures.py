@@ -13,7 +13,7 @@ from textual.widgets import Input, OptionList, TextArea
 from app.client.chat.conversations import ConversationStore
 from app.client.chat.session import ChatSession, ChatTarget
 from app.client.chat.stream import ChatDelta, stream_chat_async
-from app.client.metrics.served_model import ServedModel
+from app.client.served_model import ServedModel
 from tests.client.chat_server import DONE, ChatServer, delta, usage
 from tests.tui.picture import check_picture
 from tests.tui.scripted import screen_text, settled, until

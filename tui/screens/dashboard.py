@@ -24,6 +24,7 @@ from app.client.watch.host import CoreLoad, HostSample, HostSampler, is_local
 from app.client.watch.watched import PacedSource
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
 from tui.screens.dashboard_keys import DASHBOARD_KEYS
+from tui.screens.engine_view import ENGINE_READING, EngineView
 from tui.screens.help import READING, HelpScreen
 from tui.state.debug_poller import DebugSampleSource
 from tui.state.history import WINDOWS_S, MetricHistory, Snapshot
@@ -36,7 +37,6 @@ from tui.widgets.charts.latency_table import LatencyTable
 from tui.widgets.charts.limit_panel import LimitPanel
 from tui.widgets.charts.metric_tile import traffic_tiles
 from tui.widgets.charts.queue_gauge import QueueGauge
-from tui.widgets.engine.engine_view import ENGINE_READING, EngineView
 from tui.widgets.engine.request_table import RequestTable
 from tui.widgets.fleet.host_panel import HostPanel
 from tui.widgets.key_bar import KeyBar

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from app.client import formatting
 from app.client.metrics.names import ENGINE_NAMES
 from app.client.metrics.sample import MetricsSample
-from app.client.metrics.thresholds import ThresholdFinding, worst
+from app.client.thresholds import ThresholdFinding, worst
 from app.client.watch.watched import Scraped
 from tui.state.history import MetricHistory, Snapshot
 from tui.state.levels import findings_in

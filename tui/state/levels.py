@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.client.metrics.thresholds import Level, ThresholdFinding, findings, readings_of, worst
+from app.client.thresholds import Level, ThresholdFinding, findings, readings_of, worst
 from tui.state.history import Snapshot
 
 

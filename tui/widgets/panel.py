@@ -6,7 +6,7 @@ import textwrap
 from typing import ClassVar
 
 from app.client import formatting
-from app.client.metrics.thresholds import Level
+from app.client.thresholds import Level
 from tui.state.history import Snapshot
 from tui.widgets.rows import Row, RowWidget, styled
 

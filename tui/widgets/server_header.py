@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 
 from app.client import formatting
 from app.client.metrics.names import ENGINE_NAMES
-from app.client.metrics.thresholds import Level
+from app.client.thresholds import Level
 from tui.state.server_view import Connection
 from tui.widgets.rows import Row, RowWidget
 

@@ -15,7 +15,7 @@ from app.client.chat.context_use import ContextUse, context_use
 from app.client.chat.conversations import ConversationEntry, ConversationStore, StoreError
 from app.client.chat.stream import ChatDelta, stream_chat, stream_chat_async
 from app.client.chat.turns import Attachment, Conversation, Turn
-from app.client.metrics.served_model import ServedModel
+from app.client.served_model import ServedModel
 from app.client.terminal_text import strip_escapes
 
 

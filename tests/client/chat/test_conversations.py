@@ -15,7 +15,7 @@ from app.client.chat.conversations import ConversationEntry, ConversationStore, 
 from app.client.chat.parameters import ChatParameters
 from app.client.chat.session import ChatSession, ChatTarget
 from app.client.chat.turns import AnswerStats, Attachment, Conversation, ToolCall, Turn
-from app.client.metrics.served_model import ServedModel
+from app.client.served_model import ServedModel
 
 FULL = Conversation(
     turns=(

@@ -7,7 +7,7 @@ from typing import ClassVar
 from app.client import formatting
 from app.client.metrics.absence import why_absent
 from app.client.metrics.sample import MetricsSample
-from app.client.metrics.thresholds import Level, level_of
+from app.client.thresholds import Level, level_of
 from tui.state.history import Snapshot
 from tui.widgets.charts.history_graph import bar, columns, graph_rows
 from tui.widgets.panel import PARTS, Panel

@@ -8,7 +8,7 @@ from typing import ClassVar
 from app.client import formatting
 from app.client.metrics.absence import why_absent
 from app.client.metrics.histograms import Histogram, Percentile
-from app.client.metrics.thresholds import Level, level_of
+from app.client.thresholds import Level, level_of
 from tui.state.history import Latency, Snapshot
 from tui.widgets.panel import PARTS, Panel, wrapped
 from tui.widgets.rows import Row, styled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from app.client import formatting
-from app.client.metrics.thresholds import Level, level_of
+from app.client.thresholds import Level, level_of
 from tui.state.history import Snapshot
 from tui.widgets.charts.history_graph import columns, graph_rows
 from tui.widgets.panel import PARTS, Panel, pair

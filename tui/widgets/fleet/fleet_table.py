@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
-from app.client.metrics.thresholds import Level
+from app.client.thresholds import Level
 from tui.state.fleet import COLUMNS, FleetColumn, FleetRow
 
 _MOST_SPARE = 20

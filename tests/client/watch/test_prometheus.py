@@ -19,8 +19,8 @@ import pytest
 
 from app.client.errors import BadAnswer, BadStatus, ClientError, Unauthorized, Unreachable
 from app.client.metrics.names import HISTOGRAMS
-from app.client.metrics.prometheus import Instance, PrometheusServer, PrometheusSource
 from app.client.metrics.sample import MetricsSample, read_sample
+from app.client.watch.prometheus import Instance, PrometheusServer, PrometheusSource
 from engine.machine.ports import free_port
 from tests.client.local_server import Answer, Call, LocalServer, serving
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from app.client.metrics.sample import EngineLoad, MetricsSample
-from app.client.metrics.thresholds import THRESHOLDS, Level, findings, level_of, readings_of, worst
+from app.client.thresholds import THRESHOLDS, Level, findings, level_of, readings_of, worst
 
 
 @pytest.mark.parametrize("name", THRESHOLDS)
