@@ -105,7 +105,7 @@ def show(
 ) -> None:
     """Shape, parameters, size and licence of a model on this machine."""
     from app import output
-    from engine.model_store.files import describe_model
+    from engine.model_store.store import describe_model
 
     facts = describe_model(_store(), name)
     if json:

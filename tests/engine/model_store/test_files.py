@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CorruptModelError, ModelStoreError
-from engine.model_store.files import count_parameters, describe_model, find_local_model
-from engine.model_store.store import ModelStore
+from engine.model_store.files import count_parameters
+from engine.model_store.store import ModelStore, describe_model, find_local_model
 from tests.fakes.programs import CONFIG
 
 
