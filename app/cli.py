@@ -41,6 +41,9 @@ COMMANDS = (
     CommandEntry("plan", "Run", "Predict what fits before a start.", "app.commands.plan:plan"),
     CommandEntry("choose", "Run", "Say which engine to use here.", "app.commands.choose:choose"),
     CommandEntry("bench", "Run", "Measure a server under load.", "app.commands.bench:bench"),
+    CommandEntry(
+        "unit", "Run", "Deploy: systemd, Slurm, Kubernetes, compose.", "app.commands.unit:app"
+    ),
     CommandEntry("ps", "Servers", "List servers and their states.", "app.commands.servers:ps"),
     CommandEntry("status", "Servers", "Say how one server is.", "app.commands.servers:status"),
     CommandEntry("stop", "Servers", "Stop servers.", "app.commands.servers:stop"),

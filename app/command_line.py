@@ -88,6 +88,17 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
+class PassThroughCommand(GroupedCommand):
+    """Takes unknown options along; what stands behind `--` is no option of ours, nor is it lost."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Our own options before `--`, and all the rest as `ctx.args`."""
+        end = args.index("--") if "--" in args else len(args)
+        rest: list[str] = super().parse_args(ctx, args[:end])
+        ctx.args += args[end:]
+        return rest
+
+
 def new_app(**settings: Any) -> typer.Typer:
     """A Typer without completion options, rich markup or its own tracebacks."""
     return typer.Typer(

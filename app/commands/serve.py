@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from app.command_line import PASS_THROUGH_SETTINGS, GroupedCommand, new_app
+from app.command_line import PASS_THROUGH_SETTINGS, PassThroughCommand, new_app
 
 if TYPE_CHECKING:
     from app.launch.engine_launch import EnginePlace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NOT_REPEATED = ("name", "no_tui", "detach", "exit_when_ready", "dry_run")
 
 
-class ServeCommand(GroupedCommand):
+class ServeCommand(PassThroughCommand):
     """Adds MODEL and the engine's own flags to the help; they are read by the engine's parser."""
 
     @property
@@ -66,13 +66,6 @@ class ServeCommand(GroupedCommand):
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         words = "[MODEL] [OPTIONS] [ENGINE FLAGS] [-- FLAGS OF ANOTHER ENGINE]"
         formatter.write_usage(ctx.command_path, words)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What stands behind `--` is no option of ours, and the `--` itself is not lost."""
-        end = args.index("--") if "--" in args else len(args)
-        rest: list[str] = super().parse_args(ctx, args[:end])
-        ctx.args += args[end:]
-        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Our options, then the engine's."""

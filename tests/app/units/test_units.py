@@ -1,0 +1,215 @@
+"""What `stoker unit` writes, against golden files and with the tools of those who read them.
+
+WRITE_GOLDEN=1 writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.cli import run
+from app.errors import ExitCode
+from app.units.build import ENGINE_IMAGES
+from app.units.check import check_files
+from app.units.deployment import PERMANENT_EXIT_CODES
+from app.units.kinds import KINDS
+
+_GOLDEN = Path(__file__).parents[2] / "data" / "units"
+_BIN = str(Path(sys.executable).parent)
+_SECRET = "hf_PlantedSecret0123456789"
+_PROFILES = """
+[profiles.small]
+model = "smollm2-135m"
+port = 8001
+drain = 20
+
+[profiles.gated]
+model = "google/gemma-3-4b-it"
+host = "0.0.0.0"
+max-model-len = 2048
+max-num-seqs = 1
+restart = "on-failure"
+exit-when-idle = 45
+
+[profiles.large]
+model = "Qwen/Qwen2.5-7B-Instruct"
+engine = "vllm"
+name = "My Qwen $HOME %h"
+port = 9000
+gpu-memory-utilization = 0.8
+engine-args = ["--tensor-parallel-size", "2"]
+"""
+PROFILES = ("small", "gated", "large")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the profiles, and an environment full of secrets."""
+    monkeypatch.chdir(tmp_path)
+    Path("stoker.toml").write_text(_PROFILES)
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "state"))
+    for name in ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.setenv(name, _SECRET)
+    return tmp_path
+
+
+def write(profile: str, *words: str, kind: str = "all") -> Path:
+    """Write the units of a profile; the folder."""
+    out = Path("out")
+    code = run(["unit", kind, f"@{profile}", "--user", "stoker", "-o", str(out), *words])
+    assert code == ExitCode.OK
+    return out
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_each_text_is_the_golden_one(profile: str) -> None:
+    out, golden = write(profile), _GOLDEN / profile
+    found = {
+        str(path.relative_to(out)): path.read_text().replace(_BIN, "/opt/stoker/bin")
+        for path in files_of(out)
+    }
+    if os.environ.get("WRITE_GOLDEN"):
+        shutil.rmtree(golden, ignore_errors=True)
+        for name, text in found.items():
+            (golden / name).parent.mkdir(parents=True, exist_ok=True)
+            (golden / name).write_text(text)
+    assert found == {str(path.relative_to(golden)): path.read_text() for path in files_of(golden)}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_tools_that_are_here_find_no_fault(profile: str) -> None:
+    out = write(profile)
+    results = [
+        result
+        for kind in KINDS
+        for result in check_files(out / kind, [path.name for path in files_of(out / kind)])
+    ]
+    assert [result.text for result in results if result.is_good is False] == []
+    assert {"bash", "kubernetes-validate"} <= {one.tool for one in results if one.is_good}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_no_secret_of_the_environment_gets_in(
+    profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = write(profile, "--api-key", _SECRET)
+    shown = capsys.readouterr()
+    texts = [path.read_text() for path in files_of(out)]
+    assert not any(_SECRET in text for text in (*texts, shown.out, shown.err))
+
+
+def test_a_file_for_secrets_is_private_and_keeps_what_was_put_into_it() -> None:
+    (path,) = (path for path in files_of(write("gated", kind="systemd")) if path.suffix == ".env")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "#HF_TOKEN=" in path.read_text()
+    path.write_text("HF_TOKEN=mine\n")
+    write("gated", kind="systemd")
+    assert path.read_text() == "HF_TOKEN=mine\n"
+
+
+def _numbers(out: Path) -> dict[str, Any]:
+    """Where the drain stands in each kind."""
+    unit = next((out / "systemd").glob("*.service")).read_text()
+    job = next((out / "slurm").glob("*.sbatch")).read_text()
+    objects = yaml.safe_load_all(next((out / "kubernetes").glob("stoker-*.yaml")).read_text())
+    pod = next(one for one in objects if one["kind"] == "Deployment")["spec"]["template"]["spec"]
+    compose = yaml.safe_load((out / "compose" / "compose.yaml").read_text())
+    return {
+        "systemd": int(unit.partition("TimeoutStopSec=")[2].split()[0]),
+        "slurm": int(job.partition("B:TERM@")[2].split()[0]),
+        "kubernetes": pod["terminationGracePeriodSeconds"],
+        "compose": int(compose["services"]["server"]["stop_grace_period"][:-1]),
+    }
+
+
+def test_one_drain_changes_all_of_them_by_the_same() -> None:
+    before = _numbers(write("small"))
+    after = _numbers(write("small", "--drain", "80"))
+    assert {kind: after[kind] - before[kind] for kind in before} == dict.fromkeys(before, 60)
+
+
+def test_permanent_ends_are_not_restarted() -> None:
+    unit = next(write("small", kind="systemd").glob("*.service")).read_text()
+    codes = " ".join(str(int(code)) for code in PERMANENT_EXIT_CODES)
+    assert f"RestartPreventExitStatus={codes}\n" in unit
+
+
+@pytest.mark.parametrize("image", [*ENGINE_IMAGES.values()])
+def test_no_image_is_whatever_is_newest(image: str) -> None:
+    assert image.rpartition(":")[2] not in ("", "latest", image)
+
+
+def test_several_nodes_are_a_group_of_pods() -> None:
+    out = write("large", "--nodes", "2", kind="kubernetes")
+    text = next(out.glob("stoker-*.yaml")).read_text()
+    group = next(one for one in yaml.safe_load_all(text) if one["kind"] == "LeaderWorkerSet")
+    spec = group["spec"]["leaderWorkerTemplate"]
+    leader, worker = spec["leaderTemplate"], spec["workerTemplate"]
+    args = worker["spec"]["containers"][0]["args"]
+    assert spec["size"] == 2
+    assert args[-3:] == ["--node-rank", "$(LWS_WORKER_INDEX)", "--headless"]
+    assert leader["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert leader["metadata"]["labels"] != worker["metadata"]["labels"], "clients go to the leader"
+    assert "readinessProbe" not in worker["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["systemctl", "smollm2-135m"], "no such kind of unit: systemctl"),
+        (["systemd", "smollm2-135m", "--detach"], "--detach is about one start by hand"),
+        (["systemd", "smollm2-135m", "--max-model-length", "4k"], "no such flag"),
+        (["kubernetes", "smollm2-135m", "--nodes", "2"], "--nodes 2: the engine stoker runs on"),
+        (["slurm", "@large", "--nodes", "2"], "a slurm unit is one node's"),
+        (["compose", "."], "lies on this machine, and a container does not see it"),
+    ],
+)
+def test_what_makes_no_unit_is_refused(
+    words: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["unit", *words]) == ExitCode.USAGE
+    shown = capsys.readouterr()
+    assert error in shown.err
+    assert shown.out == ""
+
+
+def test_a_tool_that_is_missing_is_named(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(place))
+    monkeypatch.setattr("app.units.check.sys.executable", str(place / "python"))
+    assert run(["unit", "all", "--check", "@small"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    for tool in ("systemd-analyze", "shellcheck", "sbatch", "kubernetes-validate", "docker"):
+        assert f"{tool} is not here" in out
+
+
+def test_the_command_of_a_unit_is_one_that_serve_takes() -> None:
+    unit = next(write("large", kind="systemd").glob("*.service")).read_text()
+    command = unit.partition("ExecStart=")[2].partition("\nExecReload")[0]
+    assert command.endswith("-- --tensor-parallel-size 2")
+    assert '--name "My Qwen $$HOME %%h"' in command
+    job = write("gated", kind="slurm") / "stoker-gemma-3-4b-it.sbatch"
+    text = job.read_text()
+    script = text[: text.index("exec ")] + "printf '%s\\n' " + text[text.index("exec ") + 5 :]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(job.parent), "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
+    words = done.stdout.split("\n")
+    assert words[1:3] == ["serve", "google/gemma-3-4b-it"]
+    assert words[words.index("--endpoint-file") + 1] == "job:7"
+    assert run([*words[1:-1], "--dry-run", "--help"]) == ExitCode.OK

@@ -1,0 +1,5 @@
+#!/bin/bash
+# The same server while you watch: a node is asked for, then a shell on it.
+set -euo pipefail
+exec salloc --job-name=stoker-my-qwen-home-h --cpus-per-task=8 --mem=32G --gres=gpu:2 --time=08:00:00 \
+  srun --pty bash "$(dirname "$0")/stoker-my-qwen-home-h.sbatch"
