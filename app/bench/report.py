@@ -15,7 +15,7 @@ from typing import Any
 
 from app.bench.round import Round
 from app.bench.statistics import Estimate, mean_estimate, paired_ratio, percentile
-from app.bench.stream import Outcome
+from app.bench.stream import RequestResult
 from app.client.metrics.sample import rates_between
 from app.errors import UsageError
 
@@ -29,7 +29,7 @@ _SLO_NAMES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el", "e2el": "e2el"}
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTimes:
+class RequestLatencies:
     """Latencies of one answered request in milliseconds."""
 
     ttft: float
@@ -53,11 +53,11 @@ def parse_slo(text: str | None) -> dict[str, float]:
     return limits
 
 
-def request_times(outcome: Outcome) -> RequestTimes:
+def request_times(outcome: RequestResult) -> RequestLatencies:
     """The latencies of an answer without error."""
     first, last = outcome.chunks_s[0], outcome.chunks_s[-1]
     later = num_output_tokens(outcome) - 1
-    return RequestTimes(
+    return RequestLatencies(
         ttft=(first - outcome.due_s) * 1e3,
         e2el=(last - outcome.due_s) * 1e3,
         tpot=(last - first) * 1e3 / later if later > 0 else None,
@@ -65,12 +65,12 @@ def request_times(outcome: Outcome) -> RequestTimes:
     )
 
 
-def num_output_tokens(outcome: Outcome) -> int:
+def num_output_tokens(outcome: RequestResult) -> int:
     """By the server's own count, else one for each chunk."""
     return len(outcome.chunks_s) if outcome.output_tokens is None else outcome.output_tokens
 
 
-def answered(round_: Round) -> list[Outcome]:
+def answered(round_: Round) -> list[RequestResult]:
     """The outcomes without error."""
     return [outcome for outcome in round_.outcomes if outcome.error is None]
 
@@ -155,7 +155,7 @@ def _figures(rounds: Sequence[Round], slo: Mapping[str, float]) -> dict[str, Any
     }
 
 
-def _latencies(times: Sequence[RequestTimes]) -> dict[str, float | None]:
+def _latencies(times: Sequence[RequestLatencies]) -> dict[str, float | None]:
     values = {
         "ttft": [time.ttft for time in times],
         "tpot": [time.tpot for time in times if time.tpot is not None],
@@ -181,7 +181,7 @@ def _spread(kind: str, values: Sequence[float]) -> dict[str, float | None]:
     return dict(zip(names, spread, strict=True))
 
 
-def _meets(times: RequestTimes, slo: Mapping[str, float]) -> bool:
+def _meets(times: RequestLatencies, slo: Mapping[str, float]) -> bool:
     return all((getattr(times, name) or 0.0) <= limit for name, limit in slo.items())
 
 

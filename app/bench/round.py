@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from app.bench.prompts import Prompt
-from app.bench.stream import Outcome, StreamClient
+from app.bench.stream import RequestResult, StreamClient
 from app.client.metrics.sample import MetricsSample
 
 # What a server may not know. Without it the load is another one, which is said.
@@ -94,13 +94,13 @@ class Link:
         target = self.target
         self.client = StreamClient(target.url, target.api_key, target.timeout_s)
 
-    async def send(self, prompt: Prompt, due_s: float) -> Outcome:
+    async def send(self, prompt: Prompt, due_s: float) -> RequestResult:
         """What came of one request; a field that the server does not know is left out from then on.
 
         A request that is sent again for that counts from its second sending.
         """
         while True:
-            outcome = Outcome(due_s, time.monotonic(), wanted_tokens=prompt.output_tokens)
+            outcome = RequestResult(due_s, time.monotonic(), wanted_tokens=prompt.output_tokens)
             outcome.expected_prompt_tokens = prompt.num_tokens
             body = self.target.body(prompt)
             sent = {name: value for name, value in body.items() if name not in self.refused}
@@ -112,7 +112,7 @@ class Link:
             due_s = time.monotonic()
 
 
-def _refused_fields(outcome: Outcome) -> set[str]:
+def _refused_fields(outcome: RequestResult) -> set[str]:
     """The optional fields that an error answer names."""
     if outcome.error not in _REFUSALS:
         return set()
@@ -125,7 +125,7 @@ class Round:
 
     target: Target
     load: Load
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestResult, ...]
     cpu_s: float
     before: MetricsSample | None
     after: MetricsSample | None
@@ -150,7 +150,7 @@ class Loader:
         """Send `prompts` until they end or `duration_s` is over, and wait for every answer."""
         target = self.link.target
         before = scrape(target)
-        outcomes: list[Outcome] = []
+        outcomes: list[RequestResult] = []
 
         async def send(prompt: Prompt, due_s: float) -> None:
             outcomes.append(await self.link.send(prompt, due_s))

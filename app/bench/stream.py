@@ -23,7 +23,7 @@ _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestResult:
     """One request: when it was due, when each chunk with tokens came, what the server counted.
 
     Times are seconds of the monotonic clock. `error` is the kind of a failure, else None.
@@ -68,7 +68,7 @@ class StreamClient:
         self._idle: list[_Connection] = []
         self._closing: list[asyncio.StreamWriter] = []
 
-    async def send(self, path: str, body: Mapping[str, object], outcome: Outcome) -> None:
+    async def send(self, path: str, body: Mapping[str, object], outcome: RequestResult) -> None:
         """Send one request and fill `outcome`; a failure is written into it, never raised."""
         try:
             await asyncio.wait_for(self._send(path, body, outcome), self._timeout_s)
@@ -106,7 +106,7 @@ class StreamClient:
         writer.close()
         self._closing.append(writer)
 
-    async def _send(self, path: str, body: Mapping[str, object], outcome: Outcome) -> None:
+    async def _send(self, path: str, body: Mapping[str, object], outcome: RequestResult) -> None:
         content = json.dumps(body).encode()
         request = (
             f"POST {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
@@ -194,7 +194,7 @@ async def _chunk_size(reader: asyncio.StreamReader) -> int:
     return int(line.partition(b";")[0], 16)
 
 
-def _cut_off(outcome: Outcome) -> StreamError:
+def _cut_off(outcome: RequestResult) -> StreamError:
     return StreamError("stream cut off", f"after {len(outcome.chunks_s)} chunks")
 
 
@@ -206,7 +206,7 @@ async def _refuse(reader: asyncio.StreamReader, headers: Mapping[str, str], stat
 
 
 async def _read_events(
-    reader: asyncio.StreamReader, headers: Mapping[str, str], outcome: Outcome
+    reader: asyncio.StreamReader, headers: Mapping[str, str], outcome: RequestResult
 ) -> None:
     from app.client.sse import EventParser
 
@@ -225,7 +225,7 @@ async def _read_events(
         raise StreamError("no tokens", "the answer is empty")
 
 
-def _take(data: str, now: float, outcome: Outcome) -> None:
+def _take(data: str, now: float, outcome: RequestResult) -> None:
     """Read one event into `outcome`."""
     try:
         event = json.loads(data)
@@ -254,14 +254,14 @@ def _has_tokens(choice: Mapping[str, Any]) -> bool:
     return bool(text) or not (delta.get("role") or choice.get("finish_reason"))
 
 
-def _count_empty_end(outcome: Outcome) -> None:
+def _count_empty_end(outcome: RequestResult) -> None:
     """The last chunk may bring tokens without text: then the server counts more than was seen."""
     has_more = len(outcome.chunks_s) < (outcome.output_tokens or 0)
     if outcome.empty_end_s is not None and has_more:
         outcome.chunks_s.append(outcome.empty_end_s)
 
 
-def _take_usage(usage: Mapping[str, Any] | None, outcome: Outcome) -> None:
+def _take_usage(usage: Mapping[str, Any] | None, outcome: RequestResult) -> None:
     if not usage:
         return
     outcome.prompt_tokens = usage.get("prompt_tokens")

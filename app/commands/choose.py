@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from app.doctor.facts import Facts
-    from app.planning.choosing import Choice
+    from app.doctor.facts import DoctorFacts
+    from app.planning.choosing import EngineChoice
     from app.planning.plan_models import PlannedModel
 
 
@@ -79,7 +79,7 @@ def choose(
     return ExitCode.OK
 
 
-def _facts(host: str | None) -> Facts:
+def _facts(host: str | None) -> DoctorFacts:
     """What doctor's probes see here, or saw elsewhere."""
     from app.doctor.facts_file import read_facts
     from app.doctor.gather import Question, gather
@@ -87,7 +87,7 @@ def _facts(host: str | None) -> Facts:
     return gather(Question(families=("gpu",))) if host is None else read_facts(Path(host))
 
 
-def _line(choice: Choice) -> str:
+def _line(choice: EngineChoice) -> str:
     return f"{choice.need.name:<36} -> {choice.engine:<9} [{choice.reason}]"
 
 
@@ -107,7 +107,7 @@ def _known_model(name: str) -> PlannedModel | None:
 
 
 def _details(
-    choice: Choice, model: str | None, size: int | None, found: PlannedModel | None
+    choice: EngineChoice, model: str | None, size: int | None, found: PlannedModel | None
 ) -> str:
     from app.planning.choosing import own_command, start_command
 
@@ -127,7 +127,7 @@ def _details(
     return "\n".join(lines).rstrip()
 
 
-def _document(choice: Choice, model: str | None, size: int | None) -> dict[str, object]:
+def _document(choice: EngineChoice, model: str | None, size: int | None) -> dict[str, object]:
     import dataclasses
 
     from app.planning.choosing import start_command

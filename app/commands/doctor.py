@@ -10,7 +10,7 @@ import typer
 from app.command_line import GroupedCommand, new_app
 
 if TYPE_CHECKING:
-    from app.doctor.facts import Facts
+    from app.doctor.facts import DoctorFacts
     from app.doctor.report import Check
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "skipped": "dim"}
@@ -104,7 +104,7 @@ def _facts(
     port: int | None,
     model: str | None,
     vllm: str | None,
-) -> Facts:
+) -> DoctorFacts:
     from app.doctor.facts_file import read_facts, write_facts
     from app.doctor.gather import DEFAULT_PORT, Question, gather
     from app.doctor.report import FAMILIES

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from app.completion.answers import COMMAND
-from app.completion.table import Item, Place, Values
+from app.completion.table import CommandPlace, Item, Values
 
 _WALK = """\
 # Sets `at`, the words of the command so far, and `option`, an option whose value is being typed.
@@ -159,17 +159,17 @@ complete -c stoker -f
 """
 
 
-def bash_script(places: Iterable[Place]) -> str:
+def bash_script(places: Iterable[CommandPlace]) -> str:
     """For `~/.local/share/bash-completion/completions/stoker`, or to be sourced."""
     return f"{_tables(tuple(places))}\n{_WALK}\n{_with_command(_BASH)}"
 
 
-def zsh_script(places: Iterable[Place]) -> str:
+def zsh_script(places: Iterable[CommandPlace]) -> str:
     """For a file `_stoker` in $fpath, or to be sourced; needs no bashcompinit."""
     return f"#compdef stoker\n{_tables(tuple(places))}\n{_WALK}\n{_with_command(_ZSH)}"
 
 
-def fish_script(places: Iterable[Place]) -> str:
+def fish_script(places: Iterable[CommandPlace]) -> str:
     """For `~/.config/fish/completions/stoker.fish`."""
     found = tuple(places)
     inner = [" ".join(place.path) for place in found if len(place.path) > 1]
@@ -191,7 +191,7 @@ def _with_command(script: str) -> str:
     return script.replace("@COMMAND@", COMMAND)
 
 
-def _tables(places: tuple[Place, ...]) -> str:
+def _tables(places: tuple[CommandPlace, ...]) -> str:
     words = [(" ".join(place.path), _assignments(place.words)) for place in places]
     options = [
         (
@@ -236,7 +236,7 @@ def _items(items: Iterable[Item]) -> str:
     return f"items=({' '.join(quoted)})"
 
 
-def _fish_lines(place: Place) -> Iterator[str]:
+def _fish_lines(place: CommandPlace) -> Iterator[str]:
     condition = _fish_word(" ".join(("__stoker_at", *place.path)))
     head = f"complete -c stoker -n {condition}"
     for item in place.words.items:

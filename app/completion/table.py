@@ -55,7 +55,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CommandPlace:
     """A command or sub-command by the words that lead to it; () is `stoker` itself."""
 
     path: tuple[str, ...]
@@ -72,25 +72,29 @@ _GLOBAL = (
 )
 
 
-def places() -> Iterator[Place]:
+def places() -> Iterator[CommandPlace]:
     """Every place of the command line, `stoker` itself first."""
     commands = tuple(_commands())
     version = Option("--version", "-V", "Print the version.", None)
-    yield Place((), Values((*commands, Item("help", "Help of a command."))), (*_GLOBAL, version))
-    yield Place(("help",), Values((*commands, Item("exit-codes", "What each code means."))), ())
+    yield CommandPlace(
+        (), Values((*commands, Item("help", "Help of a command."))), (*_GLOBAL, version)
+    )
+    yield CommandPlace(
+        ("help",), Values((*commands, Item("exit-codes", "What each code means."))), ()
+    )
     for entry in COMMANDS:
         yield from _places_of(entry, load_command(entry))
 
 
-def _places_of(entry: CommandEntry, command: Any) -> Iterator[Place]:
+def _places_of(entry: CommandEntry, command: Any) -> Iterator[CommandPlace]:
     below = getattr(command, "commands", None)
     if below:
         items = tuple(
             Item(name, _short(inner.get_short_help_str(limit=200))) for name, inner in below.items()
         )
-        yield Place((entry.name,), Values(items), _GLOBAL)
+        yield CommandPlace((entry.name,), Values(items), _GLOBAL)
     for path, leaf in leaf_commands(command, (entry.name,)):
-        yield Place(tuple(path), _words(leaf), (*_options(leaf), *_GLOBAL))
+        yield CommandPlace(tuple(path), _words(leaf), (*_options(leaf), *_GLOBAL))
 
 
 def _words(leaf: Any) -> Values:

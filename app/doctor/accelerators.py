@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.doctor.facts import AcceleratorFacts, Facts, HostFacts
+from app.doctor.facts import AcceleratorFacts, DoctorFacts, HostFacts
 from app.doctor.report import Check, Result
 from app.output import human_bytes
 from engine.machine.gpus import GpuReading
@@ -12,7 +12,7 @@ from engine.machine.gpus import GpuReading
 _SALLOC = "salloc -A ACCOUNT -p gpu --gres=gpu:1 -c 8 --mem=16G -t 01:00:00"
 
 
-def accelerator_checks(facts: Facts, seen: AcceleratorFacts) -> Iterator[Check]:
+def accelerator_checks(facts: DoctorFacts, seen: AcceleratorFacts) -> Iterator[Check]:
     """The part of the family `gpu` that needs no NVML."""
     reading = facts.gpu or GpuReading()
     possible = (
@@ -81,7 +81,7 @@ def check_bus(seen: AcceleratorFacts, reading: GpuReading, host: HostFacts | Non
     )
 
 
-def check_rocm(facts: Facts, seen: AcceleratorFacts) -> Check | None:
+def check_rocm(facts: DoctorFacts, seen: AcceleratorFacts) -> Check | None:
     """AMD: the kernel's device, permission, and the package that vLLM's probe asks."""
     cards = [card for card in seen.pci if card.vendor == "amd"]
     if not cards and not seen.has_kfd:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from app.doctor.facts import AccessFacts, Facts, ModelAccess, OpenServer, PortFacts, TokenFacts
+from app.doctor.facts import (
+    AccessFacts,
+    DoctorFacts,
+    ModelAccess,
+    OpenServer,
+    PortFacts,
+    TokenFacts,
+)
 from app.doctor.report import Check, Result, command_line
 
 _LOGIN = "hf auth login"
 
 
-def checks(facts: Facts) -> Sequence[Check]:
+def checks(facts: DoctorFacts) -> Sequence[Check]:
     access = facts.access
     if access is None:
         return [Check("token", "Hugging Face token", Result.SKIPPED, "the facts do not say")]

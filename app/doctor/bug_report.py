@@ -13,7 +13,7 @@ from pathlib import Path
 
 from app import __version__
 from app.client.terminal_text import one_line
-from app.doctor.facts import Facts
+from app.doctor.facts import DoctorFacts
 from app.doctor.report import Check
 from app.errors import UsageError
 from engine.machine.secrets import is_secret, secret_values
@@ -25,7 +25,7 @@ _VARIABLES = re.compile(
 
 
 def report_text(
-    facts: Facts, checks: Sequence[Check], log: Path | None, environ: Mapping[str, str]
+    facts: DoctorFacts, checks: Sequence[Check], log: Path | None, environ: Mapping[str, str]
 ) -> str:
     """The whole report in Markdown, safe to publish."""
     sections = (
@@ -77,7 +77,7 @@ def newest_log(folder: Path) -> Path | None:
     return max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _versions(facts: Facts) -> Iterator[str]:
+def _versions(facts: DoctorFacts) -> Iterator[str]:
     yield f"stoker {__version__}"
     if facts.machine:
         machine = facts.machine

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from app.doctor.facts import Distribution, EnvironmentFacts, Facts, PackageFolder
+from app.doctor.facts import Distribution, DoctorFacts, EnvironmentFacts, PackageFolder
 from app.doctor.report import Check, Result, command_line
 
 _FRESH = ("uv venv --python 3.12 vllm-env", "source vllm-env/bin/activate")
@@ -17,7 +17,7 @@ _FRESH_VLLM = (*_FRESH, "uv pip install vllm --torch-backend=auto")
 _COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
-def checks(facts: Facts) -> Sequence[Check]:
+def checks(facts: DoctorFacts) -> Sequence[Check]:
     environment = facts.environment
     if environment is None:
         seen = "not examined"

@@ -253,7 +253,7 @@ class LeftoverFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DoctorFacts:
     """Everything; `name` is a person's name for the machine."""
 
     name: str | None = None

@@ -14,7 +14,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.doctor.facts import Facts
+from app.doctor.facts import DoctorFacts
 from app.errors import StokerError, UsageError
 
 SCHEMA = "stoker.doctor.facts"
@@ -22,7 +22,7 @@ SCHEMA_VERSION = 1
 _D = TypeVar("_D")
 
 
-def write_facts(facts: Facts, path: Path) -> None:
+def write_facts(facts: DoctorFacts, path: Path) -> None:
     """Write the file, for its owner only: it names users, programs and folders."""
     document = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **dataclasses.asdict(facts)}
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
@@ -34,7 +34,7 @@ def write_facts(facts: Facts, path: Path) -> None:
         raise _usage(f"cannot write {path}: {error.strerror}", "give another file") from error
 
 
-def read_facts(path: Path) -> Facts:
+def read_facts(path: Path) -> DoctorFacts:
     """Read a file of `--dump`, or one written by hand; sections may be left out."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ def read_facts(path: Path) -> Facts:
     if (version := document.pop("schema_version", None)) != SCHEMA_VERSION:
         raise _usage(f"{path} has schema_version {version}", f"this Stoker reads {SCHEMA_VERSION}")
     try:
-        facts = from_json(Facts, document)
+        facts = from_json(DoctorFacts, document)
         _require_versions(facts)
         return facts
     except ValueError as error:
@@ -76,7 +76,7 @@ def from_json(kind: type[_D], document: object, where: str = "facts") -> _D:
     return kind(**values)
 
 
-def _require_versions(facts: Facts) -> None:
+def _require_versions(facts: DoctorFacts) -> None:
     """The rules of the packaging library are applied to these: they must be what they claim."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.doctor import environment_probe
-from app.doctor.facts import EnvironmentFacts, Facts, MachineFacts, PlatformFacts
+from app.doctor.facts import DoctorFacts, EnvironmentFacts, MachineFacts, PlatformFacts
 from app.doctor.facts_file import from_json
 from app.doctor.report import FAMILIES
 from app.errors import ExitCode, StokerError, UsageError
@@ -39,14 +39,14 @@ class Question:
     vllm: str | None = None  # a version, to be asked of the package index
 
 
-def gather(question: Question, environ: Mapping[str, str] | None = None) -> Facts:
+def gather(question: Question, environ: Mapping[str, str] | None = None) -> DoctorFacts:
     """The facts of this machine, as far as the families of the question need them."""
     environ = os.environ if environ is None else environ
     wanted = set(question.families)
     examined = read_environment(question.python)
     needs_gpu = wanted & {"platform", "gpu", "host", "leftovers"}
     gpu = _read_gpus() if needs_gpu else None
-    return Facts(
+    return DoctorFacts(
         machine=examined[1],
         environment=examined[0],
         vllm_release=_release(question.vllm, environ),

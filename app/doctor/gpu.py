@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from app.doctor.accelerators import accelerator_checks
-from app.doctor.facts import Facts
+from app.doctor.facts import DoctorFacts
 from app.doctor.report import Check, Result, command_line
 from app.output import human_bytes
 from engine.machine.gpus import Gpu, GpuReading, read_gpus
@@ -41,7 +41,7 @@ _NO_ANSWER = {
 }
 
 
-def checks(facts: Facts) -> Sequence[Check]:
+def checks(facts: DoctorFacts) -> Sequence[Check]:
     found: list[Check] = []
     if facts.gpu is not None:
         found += _nvidia_checks(facts, facts.gpu)
@@ -50,7 +50,7 @@ def checks(facts: Facts) -> Sequence[Check]:
     return found or [Check("gpu", "GPU", Result.SKIPPED, "the facts do not say")]
 
 
-def _nvidia_checks(facts: Facts, reading: GpuReading) -> list[Check]:
+def _nvidia_checks(facts: DoctorFacts, reading: GpuReading) -> list[Check]:
     found = [check_reading(reading)]
     if reading.gpus:
         found += [
@@ -193,7 +193,7 @@ def check_health(gpus: Sequence[Gpu]) -> Check:
     return Check("gpu-health", title, Result.OK, f"no errors, not throttled, {ecc}")
 
 
-def check_cuda(reading: GpuReading, facts: Facts) -> Check | None:
+def check_cuda(reading: GpuReading, facts: DoctorFacts) -> Check | None:
     """The CUDA that torch was built for against the newest that the driver serves."""
     title = "CUDA"
     packages = facts.environment.packages if facts.environment else ()
@@ -225,7 +225,7 @@ def check_cuda(reading: GpuReading, facts: Facts) -> Check | None:
     )
 
 
-def check_topology(reading: GpuReading, facts: Facts) -> Check:
+def check_topology(reading: GpuReading, facts: DoctorFacts) -> Check:
     """Can the GPUs of a tensor parallel server reach each other, and with what library."""
     title = "GPU topology"
     nvlinks = min(gpu.nvlinks for gpu in reading.gpus)
@@ -252,7 +252,7 @@ def check_topology(reading: GpuReading, facts: Facts) -> Check:
     return Check("gpu-topology", title, Result.WARNING, seen, todo, commands, details, examples)
 
 
-def _nccl_missing(facts: Facts) -> str | None:
+def _nccl_missing(facts: DoctorFacts) -> str | None:
     """The distribution to install when torch is a CUDA build without NCCL beside it."""
     environment = facts.environment
     if environment is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from app.doctor.facts import Facts, FolderFacts, HostFacts, PciGpu
+from app.doctor.facts import DoctorFacts, FolderFacts, HostFacts, PciGpu
 from app.doctor.report import Check, Result, command_line
 from app.output import human_bytes
 from engine.model_store.catalogue import SMOLLM2
@@ -24,7 +24,7 @@ _NETWORK_FILESYSTEMS = (
 )
 
 
-def checks(facts: Facts) -> Sequence[Check]:
+def checks(facts: DoctorFacts) -> Sequence[Check]:
     host = facts.host
     if host is None:
         return [Check("shm", "Shared memory", Result.SKIPPED, "the facts do not say")]
@@ -240,5 +240,5 @@ def _need_of(identity: str) -> tuple[int, str]:
     }[identity]
 
 
-def _pci(facts: Facts) -> Iterator[PciGpu]:
+def _pci(facts: DoctorFacts) -> Iterator[PciGpu]:
     return iter(facts.accelerators.pci if facts.accelerators else ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.doctor.facts import CacheFolder, Facts, LeftoverFile, Orphan
+from app.doctor.facts import CacheFolder, DoctorFacts, LeftoverFile, Orphan
 from app.doctor.report import Check, Result, command_line
 from app.output import human_bytes
 
@@ -14,7 +14,7 @@ _LARGE_CACHE = 20 << 30
 _SHOWN = 5
 
 
-def checks(facts: Facts) -> Sequence[Check]:
+def checks(facts: DoctorFacts) -> Sequence[Check]:
     found = facts.leftovers
     if found is None:
         return [Check("orphans", "Left processes", Result.SKIPPED, "the facts do not say")]

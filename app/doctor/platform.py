@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.doctor.facts import Facts, PlatformFacts
+from app.doctor.facts import DoctorFacts, PlatformFacts
 from app.doctor.report import Check, Result, command_line
 
 UNSPECIFIED = "UnspecifiedPlatform"
@@ -12,7 +12,7 @@ PROBE_ORDER = ("tpu", "cuda", "rocm", "xpu", "cpu")
 _TITLE = "vLLM platform"
 
 
-def checks(facts: Facts) -> Sequence[Check]:
+def checks(facts: DoctorFacts) -> Sequence[Check]:
     if facts.platform is None:
         return [Check("vllm-platform", _TITLE, Result.SKIPPED, "the facts do not say")]
     return [check_platform(facts.platform)]

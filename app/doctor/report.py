@@ -12,7 +12,7 @@ from app.client.terminal_text import one_line
 from app.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.doctor.facts import Facts
+    from app.doctor.facts import DoctorFacts
 
 _LEFT_OUT = "a command is left out: a name in it holds control characters"
 
@@ -77,7 +77,7 @@ def chosen_families(only: str | None) -> tuple[str, ...]:
     return tuple(name for name in FAMILIES if name in names)
 
 
-def check_facts(facts: Facts, families: Sequence[str] = FAMILIES) -> tuple[Check, ...]:
+def check_facts(facts: DoctorFacts, families: Sequence[str] = FAMILIES) -> tuple[Check, ...]:
     """Every check of the families on these facts, in the order of the report."""
     return tuple(check for family in families for check in _family(family)(facts))
 
@@ -143,10 +143,10 @@ def command_line(template: str, *words: str) -> str:
     return template.format(*map(shlex.quote, words))
 
 
-def _family(name: str) -> Callable[[Facts], Sequence[Check]]:
+def _family(name: str) -> Callable[[DoctorFacts], Sequence[Check]]:
     import importlib
 
-    checks: Callable[[Facts], Sequence[Check]] = importlib.import_module(
+    checks: Callable[[DoctorFacts], Sequence[Check]] = importlib.import_module(
         f"app.doctor.{name}"
     ).checks
     return checks

@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from app.doctor.facts import EnvironmentFacts, Facts, MachineFacts, Release
+from app.doctor.facts import DoctorFacts, EnvironmentFacts, MachineFacts, Release
 from app.doctor.report import Check, Result, command_line
 
 VLLM_VERSION = "0.30.0"
@@ -58,7 +58,7 @@ TORCH_RELEASE = Release(
 )
 
 
-def checks(facts: Facts) -> Sequence[Check]:
+def checks(facts: DoctorFacts) -> Sequence[Check]:
     machine = facts.machine
     if machine is None:
         return [Check("vllm-wheel", "vLLM wheel", Result.SKIPPED, "the facts do not say")]

@@ -17,7 +17,7 @@ from app.errors import StokerError, UsageError
 from app.planning.model_shapes import BUILTIN_SHAPES
 
 if TYPE_CHECKING:
-    from app.doctor.facts import Facts
+    from app.doctor.facts import DoctorFacts
     from app.planning.plan_models import PlannedModel
 
 MANY_USERS = 8
@@ -38,7 +38,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ChoiceRule:
     """`holds` gets the need and the number of users from which there are many."""
 
     id: str
@@ -48,7 +48,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class EngineChoice:
     """The answer, the rule that decided and those that were passed over before it."""
 
     need: Need
@@ -59,37 +59,37 @@ class Choice:
 
 
 RULES = (
-    Rule(
+    ChoiceRule(
         "cpu-or-apple",
         lambda need, many: need.is_cpu_or_apple_only,
         "llama.cpp",
         "CPU or Apple GPU: llama.cpp builds for both; the vLLM PyPI wheel is the CUDA build",
     ),
-    Rule(
+    ChoiceRule(
         "not-linux",
         lambda need, many: not need.is_linux,
         "llama.cpp",
         "vLLM wheels are manylinux only",
     ),
-    Rule(
+    ChoiceRule(
         "gguf-only",
         lambda need, many: need.is_gguf_only,
         "llama.cpp",
         "GGUF is llama.cpp's native format; vLLM 0.30.0 has no GGUF loader",
     ),
-    Rule(
+    ChoiceRule(
         "several-gpus",
         lambda need, many: need.needs_several_gpus,
         "vLLM",
         "tensor and pipeline parallelism across GPUs",
     ),
-    Rule(
+    ChoiceRule(
         "many-users",
         lambda need, many: need.has_gpu and need.concurrent_users >= many,
         "vLLM",
         "many concurrent requests: paged KV blocks, token-budget scheduler, CUDA graphs",
     ),
-    Rule(
+    ChoiceRule(
         "few-users",
         lambda need, many: True,
         "llama.cpp",
@@ -98,11 +98,11 @@ RULES = (
 )
 
 
-def choose_engine(need: Need, many_users: int = MANY_USERS) -> Choice:
+def choose_engine(need: Need, many_users: int = MANY_USERS) -> EngineChoice:
     """The first rule that holds; the last one always does."""
     number, rule = next((n, r) for n, r in enumerate(RULES) if r.holds(need, many_users))
     before = tuple(rule.id for rule in RULES[:number])
-    return Choice(need, rule.engine, rule.reason, rule.id, before)
+    return EngineChoice(need, rule.engine, rule.reason, rule.id, before)
 
 
 def read_needs(path: Path) -> tuple[Need, ...]:
@@ -129,7 +129,9 @@ def _need(item: Any, path: Path) -> Need:
     return Need(**item)
 
 
-def host_need(facts: Facts, model: str | None, users: int, needs_several_gpus: bool | None) -> Need:
+def host_need(
+    facts: DoctorFacts, model: str | None, users: int, needs_several_gpus: bool | None
+) -> Need:
     """A machine as doctor's probes saw it. What is not given follows from MODEL and the GPUs.
 
     Several GPUs are needed where the model does not fit one and fits more.
@@ -151,7 +153,7 @@ def host_need(facts: Facts, model: str | None, users: int, needs_several_gpus: b
     )
 
 
-def gpus_needed(facts: Facts, model: str) -> int | None:
+def gpus_needed(facts: DoctorFacts, model: str) -> int | None:
     """The least tensor-parallel size with which the model and a short request fit those GPUs; None
     where that is not known.
     """
@@ -169,7 +171,7 @@ def gpus_needed(facts: Facts, model: str) -> int | None:
 
 
 def start_command(
-    choice: Choice, model: str | None, tensor_parallel_size: int | None = None
+    choice: EngineChoice, model: str | None, tensor_parallel_size: int | None = None
 ) -> str:
     """What to type for the engine that was chosen."""
     name = model or "MODEL"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from app.errors import ExitCode, StokerError
 from app.planning.gpu_catalogue import PlannedGpu
 from app.planning.model_shapes import ModelShape
-from app.planning.plan import Plan
+from app.planning.plan import MemoryPlan
 from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest, planned_step_budget
 from app.planning.planned_cache import cache_spec
 from app.planning.vllm_versions import NEWEST_VERSION, Version, parse_version, version_rules
@@ -121,7 +121,7 @@ def compare_capacity(
     return tuple(_figures(report, counting, low // size, (high - 1) // size, basis))
 
 
-def compare_memory(plan: Plan, report: LogReport) -> Iterator[ComparedValue]:
+def compare_memory(plan: MemoryPlan, report: LogReport) -> Iterator[ComparedValue]:
     """Weights, estimates and KV memory beside what the start measured."""
     facts = report.facts
     measured = {

@@ -56,7 +56,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MemoryPlan:
     """The prediction. `shortfall` is why it does not fit; `capacity` counts the least stage."""
 
     request: PlanRequest
@@ -109,7 +109,7 @@ class Plan:
         return max(0, usable // self.tightest.spec.blocks_per_request(num_tokens))
 
 
-def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> Plan:
+def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> MemoryPlan:
     """Predict; StokerError with exit code 2 for flags that cannot work."""
     require_possible(shape, request)
     if shape.quantization is None:
@@ -122,7 +122,7 @@ def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> Plan
     graphs = _graphs(request, scheduler)
     guesses = _assumptions(shape, request, scheduler, graphs)
     requested = _requested(request)
-    plan = Plan(
+    plan = MemoryPlan(
         request=request,
         shape=shape,
         weights=weights,
@@ -162,7 +162,7 @@ def _is_native(shape: ModelShape, request: PlanRequest) -> bool:
     return is_ours and has_own_code and run_dtype(shape, request) == "bfloat16"
 
 
-def _sized(plan: Plan) -> Plan:
+def _sized(plan: MemoryPlan) -> MemoryPlan:
     stage, max_len = plan.tightest, plan.max_model_len
     blocks = max(0, _blocks(stage))
     kv, guesses = stage.available_bytes, plan.assumptions
@@ -178,13 +178,13 @@ def _sized(plan: Plan) -> Plan:
     )
 
 
-def estimate_slack(plan: Plan) -> int:
+def estimate_slack(plan: MemoryPlan) -> int:
     """Bytes by which the memory for the KV cache may come out less than planned."""
     above = sum(guess.high - guess.num_bytes for guess in plan.assumptions)
     return above + _device_spread(plan.request)
 
 
-def kv_room(plan: Plan) -> int:
+def kv_room(plan: MemoryPlan) -> int:
     """Most bytes that a KV cache can take beside the weights and all else, whatever the share."""
     request = plan.request
     spent = plan.tightest.weights_bytes + sum(guess.num_bytes for guess in plan.assumptions)
@@ -194,7 +194,7 @@ def kv_room(plan: Plan) -> int:
     return max(0, request.gpu.memory_bytes - spent)
 
 
-def _cache_beyond_memory(plan: Plan) -> str | None:
+def _cache_beyond_memory(plan: MemoryPlan) -> str | None:
     asked = plan.request.kv_memory_bytes
     if asked is None or asked <= (room := kv_room(plan)):
         return None
@@ -310,7 +310,7 @@ def _cpu_cap(spec: KVCacheSpec, max_len: int) -> int:
     return max(_CPU_CAP_BYTES, one_request)
 
 
-def cpu_process_bytes(plan: Plan, kv_bytes: int) -> int | None:
+def cpu_process_bytes(plan: MemoryPlan, kv_bytes: int) -> int | None:
     """What a start on a CPU took beside weights and KV cache; None where its cap hides that."""
     stage, request = plan.tightest, plan.request
     if request.kv_memory_bytes is not None or kv_bytes >= 0.99 * _cpu_cap(
@@ -321,13 +321,13 @@ def cpu_process_bytes(plan: Plan, kv_bytes: int) -> int | None:
     return max(0, request.free_ram_bytes - stage.weights_bytes - found)
 
 
-def with_changes(plan: Plan, weights: Weights, **changes: object) -> Plan:
+def with_changes(plan: MemoryPlan, weights: Weights, **changes: object) -> MemoryPlan:
     """The same plan with other flags, for what-if answers. `weights` are those before fp8."""
     request = dataclasses.replace(plan.request, **changes)  # type: ignore[arg-type]
     return make_plan(plan.shape, weights, request)
 
 
-def least_tensor_parallel(plan: Plan, weights: Weights) -> int | None:
+def least_tensor_parallel(plan: MemoryPlan, weights: Weights) -> int | None:
     """The smallest size that divides the heads and fits; None when 16 GPUs are too few."""
     if plan.request.engine != VLLM or plan.request.kv_memory_bytes is not None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.planning.plan import Plan, kv_room, least_tensor_parallel, with_changes
+from app.planning.plan import MemoryPlan, kv_room, least_tensor_parallel, with_changes
 from app.planning.plan_fixes import find_fixes, quantised_forms
 from app.planning.plan_models import PlannedModel
 from app.planning.plan_request import VLLM, parallel_sizes
@@ -39,7 +39,7 @@ class Answers:
     commands: tuple[StartCommand, ...]
 
 
-def answer(plan: Plan, model: PlannedModel, lengths: tuple[int, ...]) -> Answers:
+def answer(plan: MemoryPlan, model: PlannedModel, lengths: tuple[int, ...]) -> Answers:
     """Everything that follows from a plan; `lengths` are tokens of a request.
 
     The commands are those of the plan, or of the first change to it that fits.
@@ -58,12 +58,12 @@ def answer(plan: Plan, model: PlannedModel, lengths: tuple[int, ...]) -> Answers
     )
 
 
-def _has_room(plan: Plan) -> bool:
+def _has_room(plan: MemoryPlan) -> bool:
     given = plan.request.kv_memory_bytes
     return given is None or given <= kv_room(plan)
 
 
-def _variants(plan: Plan, model: PlannedModel) -> tuple[Variant, ...]:
+def _variants(plan: MemoryPlan, model: PlannedModel) -> tuple[Variant, ...]:
     """What vLLM does on a GPU with fp8 weights, an fp8 cache and both."""
     if plan.request.engine != VLLM or plan.request.gpu is None:
         return ()

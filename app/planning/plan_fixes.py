@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import StokerError
-from app.planning.plan import Plan, estimate_slack, kv_room, least_tensor_parallel, with_changes
+from app.planning.plan import (
+    MemoryPlan,
+    estimate_slack,
+    kv_room,
+    least_tensor_parallel,
+    with_changes,
+)
 from app.planning.plan_request import LEAST_LENGTH, LLAMA_CPP, STOKER, VLLM
 from app.planning.weight_sizes import Weights
 
@@ -22,32 +28,32 @@ Change = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
+class PlanFix:
     """`flags` are what to add or replace; `plan` is the plan with them, which fits."""
 
     flags: str
-    plan: Plan
+    plan: MemoryPlan
 
 
-def find_fixes(plan: Plan, weights: Weights) -> tuple[Fix, ...]:
+def find_fixes(plan: MemoryPlan, weights: Weights) -> tuple[PlanFix, ...]:
     """Changes that are enough alone; empty when the plan fits or no single change is enough.
 
     `weights` are those before any quantisation on load.
     """
     if plan.shortfall is None:
         return ()
-    found: list[Fix] = []
+    found: list[PlanFix] = []
     for flags, changes in _changes(plan, weights):
         try:
             changed = with_changes(plan, weights, **changes)
         except StokerError:  # this model or engine cannot have it
             continue
         if changed.shortfall is None:
-            found.append(Fix(flags, changed))
+            found.append(PlanFix(flags, changed))
     return tuple(_first_of_each_kind(found))
 
 
-def quantised_forms(plan: Plan) -> Iterator[Change]:
+def quantised_forms(plan: MemoryPlan) -> Iterator[Change]:
     """Coarser weights and a coarser cache, where they are not there already."""
     changes: dict[str, dict[str, Any]] = {}
     if plan.shape.quantization is None and plan.request.quantization is None:
@@ -62,14 +68,14 @@ def quantised_forms(plan: Plan) -> Iterator[Change]:
         yield " ".join(changes), {k: v for change in changes.values() for k, v in change.items()}
 
 
-def _load_formats(plan: Plan) -> tuple[str, ...]:
+def _load_formats(plan: MemoryPlan) -> tuple[str, ...]:
     request = plan.request
     if request.engine == VLLM and request.gpu is not None:
         return ("fp8",) if request.gpu.has_fp8_weights else ()
     return ("int8", "int4") if request.engine == STOKER and request.gpu is None else ()
 
 
-def _changes(plan: Plan, weights: Weights) -> Iterator[Change]:
+def _changes(plan: MemoryPlan, weights: Weights) -> Iterator[Change]:
     request = plan.request
     yield from _cache_sizes(plan)
     if request.kv_memory_bytes is None and request.gpu is not None and request.engine != LLAMA_CPP:
@@ -89,7 +95,7 @@ def _changes(plan: Plan, weights: Weights) -> Iterator[Change]:
     yield from quantised_forms(plan)
 
 
-def _cache_sizes(plan: Plan) -> Iterator[Change]:
+def _cache_sizes(plan: MemoryPlan) -> Iterator[Change]:
     """Of a cache whose size was given: as large as there is room, as one request needs, or open."""
     if plan.request.kv_memory_bytes is None:
         return
@@ -103,7 +109,7 @@ def _cache_sizes(plan: Plan) -> Iterator[Change]:
     yield "no --kv-cache-memory-bytes", {"kv_memory_bytes": None}
 
 
-def _first_of_each_kind(fixes: list[Fix]) -> Iterator[Fix]:
+def _first_of_each_kind(fixes: list[PlanFix]) -> Iterator[PlanFix]:
     """The mildest value of each flag."""
     seen: set[tuple[str, ...]] = set()
     for fix in fixes:

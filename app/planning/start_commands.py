@@ -13,7 +13,7 @@ from typing import Any
 
 from app.errors import StokerError
 from app.planning.gpu_catalogue import CUDA
-from app.planning.plan import Plan, with_changes
+from app.planning.plan import MemoryPlan, with_changes
 from app.planning.plan_models import PlannedModel
 from app.planning.plan_request import (
     LEAST_LENGTH,
@@ -41,12 +41,12 @@ class StartCommand:
     note: str | None = None
 
 
-def start_commands(model: PlannedModel, plan: Plan) -> tuple[StartCommand, ...]:
+def start_commands(model: PlannedModel, plan: MemoryPlan) -> tuple[StartCommand, ...]:
     """One for each engine."""
     return _vllm(model, plan), _stoker(model, plan), _llama_cpp(model, plan)
 
 
-def _vllm(model: PlannedModel, plan: Plan) -> StartCommand:
+def _vllm(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     request = plan.request
     if model.is_gguf:
         return StartCommand(VLLM, None, "vLLM 0.30.0 has no GGUF loader")
@@ -72,7 +72,7 @@ def _vllm(model: PlannedModel, plan: Plan) -> StartCommand:
     return StartCommand(VLLM, shlex.join(words), note)
 
 
-def _stoker(model: PlannedModel, plan: Plan) -> StartCommand:
+def _stoker(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     request = plan.request
     support, shape = support_of(model), model.shape
     reason = _own_obstacle(model, support, request)
@@ -127,7 +127,7 @@ def _own_obstacle(model: PlannedModel, support: Support, request: PlanRequest) -
     return None
 
 
-def _llama_cpp(model: PlannedModel, plan: Plan) -> StartCommand:
+def _llama_cpp(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     as_file = model if model.is_gguf else _as_gguf(model)
     fitting = _fitting(plan, as_file, engine=LLAMA_CPP)
     if isinstance(fitting, str):
@@ -152,7 +152,7 @@ def _as_gguf(model: PlannedModel) -> PlannedModel:
     return PlannedModel(model.shape, weights, name, is_gguf=True)
 
 
-def _fitting(plan: Plan, model: PlannedModel, *, engine: str) -> Plan | str:
+def _fitting(plan: MemoryPlan, model: PlannedModel, *, engine: str) -> MemoryPlan | str:
     """The plan for `engine`, with the longest length that fits it; or why there is none."""
     changes: dict[str, Any] = {"engine": engine}
     if engine != plan.request.engine:
@@ -174,7 +174,7 @@ def _fitting(plan: Plan, model: PlannedModel, *, engine: str) -> Plan | str:
     return found if found.shortfall is None else f"it would not fit. {found.shortfall}"
 
 
-def _shared_flags(plan: Plan, default_share: float) -> list[str]:
+def _shared_flags(plan: MemoryPlan, default_share: float) -> list[str]:
     """Flags that vLLM and our engine spell alike, where they are not at their default."""
     request = plan.request
     words = []

@@ -14,7 +14,7 @@ from app.planning.calibration import calibrate, device_key, shape_key
 from app.planning.gpu_catalogue import PlannedGpu, gpu_of_reading
 from app.planning.log_comparison import request_of_log
 from app.planning.memory_ledger import Figures, LedgerEntry, MemoryLedger
-from app.planning.plan import Plan, cpu_process_bytes, make_plan, with_changes
+from app.planning.plan import MemoryPlan, cpu_process_bytes, make_plan, with_changes
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import STOKER, VLLM, PlanRequest
 from engine.errors import EngineError
@@ -131,19 +131,19 @@ def _model_on_disk(spec: LaunchSpec) -> PlannedModel | None:
     return None if folder is None else find_planned_model(str(folder))
 
 
-def _has_known_kv(plan: Plan) -> bool:
+def _has_known_kv(plan: MemoryPlan) -> bool:
     """Whether the plan knows this engine's rule for the size of the KV cache on this device."""
     engine = plan.request.engine
     return engine == STOKER or (engine == VLLM and plan.request.gpu is not None)
 
 
-def _estimated_other(plan: Plan) -> int | None:
+def _estimated_other(plan: MemoryPlan) -> int | None:
     if not plan.assumptions or not _has_known_kv(plan):
         return None
     return sum(guess.num_bytes for guess in plan.assumptions)
 
 
-def _predicted(plan: Plan, model: PlannedModel, report: LogReport) -> Figures:
+def _predicted(plan: MemoryPlan, model: PlannedModel, report: LogReport) -> Figures:
     """Where the engine's rule for the cache's size is not known, what follows from its size."""
     weights = plan.tightest.weights_bytes
     kv: int | None = plan.tightest.available_bytes
@@ -161,7 +161,7 @@ def _predicted(plan: Plan, model: PlannedModel, report: LogReport) -> Figures:
     )
 
 
-def _actual(plan: Plan, report: LogReport) -> Figures:
+def _actual(plan: MemoryPlan, report: LogReport) -> Figures:
     facts = report.facts
     weights, kv = _bytes(least(facts.weights_gib)), _bytes(least(facts.kv_memory_gib))
     other = None
@@ -177,7 +177,7 @@ def _actual(plan: Plan, report: LogReport) -> Figures:
     )
 
 
-def _process_bytes(plan: Plan, report: LogReport) -> int | None:
+def _process_bytes(plan: MemoryPlan, report: LogReport) -> int | None:
     kv = _bytes(least(report.facts.kv_memory_gib))
     if plan.request.engine != STOKER or plan.request.gpu is not None or kv is None:
         return None

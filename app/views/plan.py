@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.output import printable
-from app.planning.plan import Plan
+from app.planning.plan import MemoryPlan
 from app.planning.plan_answers import Answers
 from app.planning.plan_request import LLAMA_CPP, VLLM
 from app.planning.process_layout import processes
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 60
 
 
-def plan_text(plan: Plan, answers: Answers, batches: Sequence[int]) -> str:
+def plan_text(plan: MemoryPlan, answers: Answers, batches: Sequence[int]) -> str:
     lines = [*_verdict_lines(plan, answers), "", *_model_lines(plan), "", *_memory_lines(plan)]
     lines += ["", *_process_lines(plan)]
     lines += ["", *_scheduler_lines(plan, batches), "", *_answer_lines(plan, answers)]
     return printable("\n".join(lines))
 
 
-def _verdict_lines(plan: Plan, answers: Answers) -> Iterator[str]:
+def _verdict_lines(plan: MemoryPlan, answers: Answers) -> Iterator[str]:
     if plan.shortfall is not None:
         yield f"It does not fit. {plan.shortfall}"
         yield f"  what would, each alone: {'; or '.join(answers.advice)}"
@@ -41,7 +41,7 @@ def _verdict_lines(plan: Plan, answers: Answers) -> Iterator[str]:
     )
 
 
-def _model_lines(plan: Plan) -> Iterator[str]:
+def _model_lines(plan: MemoryPlan) -> Iterator[str]:
     shape, weights = plan.shape, plan.weights
     count = weights.parameters
     size = f"{count:,} parameters" if count is not None else f"{shape.quantization} checkpoint"
@@ -55,7 +55,7 @@ def _model_lines(plan: Plan) -> Iterator[str]:
     yield f"  cache: {_cache_words(plan)}"
 
 
-def _cache_words(plan: Plan) -> str:
+def _cache_words(plan: MemoryPlan) -> str:
     shape, spec = plan.shape, plan.tightest.spec
     if shape.latent is not None:
         return f"MLA, one vector of {spec.head_dim} values for a token, the same on every rank"
@@ -68,7 +68,7 @@ def _cache_words(plan: Plan) -> str:
     return words
 
 
-def _memory_lines(plan: Plan) -> Iterator[str]:
+def _memory_lines(plan: MemoryPlan) -> Iterator[str]:
     request, stage = plan.request, plan.tightest
     if request.gpu is None:
         yield f"free RAM       = {_gib(plan.requested_bytes)} GiB"
@@ -102,7 +102,7 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     yield from _bar(plan)
 
 
-def _device_lines(plan: Plan) -> Iterator[str]:
+def _device_lines(plan: MemoryPlan) -> Iterator[str]:
     gpu = plan.request.gpu
     if gpu is not None and gpu.memory_tolerance:
         low, high = (gpu.memory_bytes * (1 + sign * gpu.memory_tolerance) for sign in (-1, 1))
@@ -110,7 +110,7 @@ def _device_lines(plan: Plan) -> Iterator[str]:
         yield f"  memory of {gpu.name} {memory}  as drivers report it"
 
 
-def _version_lines(plan: Plan) -> Iterator[str]:
+def _version_lines(plan: MemoryPlan) -> Iterator[str]:
     request = plan.request
     if request.engine != VLLM or request.gpu is None:
         return
@@ -120,7 +120,7 @@ def _version_lines(plan: Plan) -> Iterator[str]:
         yield f"  as vLLM {NEWEST} does it, ranges for all since 0.9; --vllm-version narrows them"
 
 
-def _calibration_lines(plan: Plan) -> Iterator[str]:
+def _calibration_lines(plan: MemoryPlan) -> Iterator[str]:
     found = plan.request.calibration
     if found is None:
         return
@@ -133,7 +133,7 @@ def _calibration_lines(plan: Plan) -> Iterator[str]:
     yield f"  {what}, {found.basis}; --no-calibration leaves them out"
 
 
-def _bar(plan: Plan) -> Iterator[str]:
+def _bar(plan: MemoryPlan) -> Iterator[str]:
     """The device's memory to scale."""
     total = plan.request.gpu.memory_bytes if plan.request.gpu else plan.requested_bytes
     if total <= 0:
@@ -150,7 +150,7 @@ def _bar(plan: Plan) -> Iterator[str]:
     yield "  # weights  + other  = KV cache  . not used by this server"
 
 
-def _process_lines(plan: Plan) -> Iterator[str]:
+def _process_lines(plan: MemoryPlan) -> Iterator[str]:
     request, lines = plan.request, processes(plan.request)
     sizes = f"pp={request.pipeline_parallel_size} tp={request.tensor_parallel_size}"
     if request.data_parallel_size > 1:
@@ -167,7 +167,7 @@ def _process_lines(plan: Plan) -> Iterator[str]:
             )
 
 
-def _scheduler_lines(plan: Plan, batches: Sequence[int]) -> Iterator[str]:
+def _scheduler_lines(plan: MemoryPlan, batches: Sequence[int]) -> Iterator[str]:
     scheduler, sizes = plan.scheduler, plan.graphs.piecewise_sizes
     yield (
         f"scheduler: max_num_batched_tokens={scheduler.max_num_batched_tokens} "
@@ -194,7 +194,7 @@ def _shortened(sizes: Sequence[int]) -> str:
     )
 
 
-def _answer_lines(plan: Plan, answers: Answers) -> Iterator[str]:
+def _answer_lines(plan: MemoryPlan, answers: Answers) -> Iterator[str]:
     yield f"longest max_model_len that fits: {answers.longest_model_len:,}"
     for length, number in answers.requests:
         yield f"requests of {length:,} tokens at once: {number:,}"
@@ -213,7 +213,7 @@ def _answer_lines(plan: Plan, answers: Answers) -> Iterator[str]:
         yield f"{start.engine + ':':<10} {start.command or 'no, ' + (start.note or '')}{note}"
 
 
-def plan_document(plan: Plan, answers: Answers, batches: Sequence[int]) -> dict[str, Any]:
+def plan_document(plan: MemoryPlan, answers: Answers, batches: Sequence[int]) -> dict[str, Any]:
     """The payload of `--json`; sizes are bytes."""
     request, shape, stage, spec = plan.request, plan.shape, plan.tightest, plan.tightest.spec
     sizes = plan.graphs.piecewise_sizes
@@ -351,7 +351,7 @@ def _kib(size: int) -> str:
     return f"{size / 1024:g}"
 
 
-def _each(plan: Plan) -> str:
+def _each(plan: MemoryPlan) -> str:
     if plan.world_size == plan.request.data_parallel_size:
         return ""
     return f" on a GPU, of {_gib(plan.weights.num_bytes)} GiB"

@@ -14,7 +14,7 @@ from app.bench.compare import compare
 from app.bench.report import parse_slo, ratio_documents, result_document
 from app.bench.round import Amount, Load, Round, Target
 from app.bench.run import find_knees
-from app.bench.stream import Outcome
+from app.bench.stream import RequestResult
 from app.cli import run
 from app.client.metrics.sample import MetricsSample
 from app.errors import StokerError
@@ -28,12 +28,12 @@ BEFORE = MetricsSample(
 AFTER = replace(BEFORE, prompt_tokens=140, generation_tokens=56, prefix_hits=10)
 
 
-def outcome(due_s: float, *chunks_s: float, **changes: Any) -> Outcome:
+def outcome(due_s: float, *chunks_s: float, **changes: Any) -> RequestResult:
     fields = {"wanted_tokens": len(chunks_s), "expected_prompt_tokens": 20, "prompt_tokens": 20}
-    return Outcome(due_s, due_s, max(chunks_s), list(chunks_s), **{**fields, **changes})
+    return RequestResult(due_s, due_s, max(chunks_s), list(chunks_s), **{**fields, **changes})
 
 
-def round_of(*outcomes: Outcome, **changes: Any) -> Round:
+def round_of(*outcomes: RequestResult, **changes: Any) -> Round:
     fields = {"cpu_s": 0.1, "before": BEFORE, "after": AFTER, **changes}
     return Round(TARGET, LOAD, outcomes, **fields)
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from app.bench.stream import Outcome, StreamClient
+from app.bench.stream import RequestResult, StreamClient
 from tests.client.local_server import Answer, serving
 
 PATH = "/v1/completions"
@@ -35,14 +35,14 @@ USAGE = event(
 )
 
 
-def ask(answer: Answer, timeout_s: float = 20) -> Outcome:
-    outcome = Outcome(0.0, 0.0)
+def ask(answer: Answer, timeout_s: float = 20) -> RequestResult:
+    outcome = RequestResult(0.0, 0.0)
     with serving({PATH: lambda _call: answer}) as server:
         asyncio.run(send(StreamClient(server.url, timeout_s=timeout_s), outcome))
     return outcome
 
 
-async def send(client: StreamClient, outcome: Outcome) -> None:
+async def send(client: StreamClient, outcome: RequestResult) -> None:
     await client.send(PATH, {"prompt": "é"}, outcome)
     await client.aclose()
 
@@ -94,7 +94,7 @@ def test_failures_by_kind(answer: Answer, kind: str, detail: str) -> None:
 
 
 def test_nobody_listens() -> None:
-    outcome = Outcome(0.0, 0.0)
+    outcome = RequestResult(0.0, 0.0)
     with serving({}) as server:
         url = server.url
     asyncio.run(send(StreamClient(url), outcome))
@@ -120,8 +120,8 @@ def chunked(data: bytes) -> bytes:
 
 async def with_server(
     handler: Handler, num_requests: int, timeout_s: float = 20, api_key: str | None = None
-) -> list[Outcome]:
-    outcomes = [Outcome(0.0, 0.0) for _ in range(num_requests)]
+) -> list[RequestResult]:
+    outcomes = [RequestResult(0.0, 0.0) for _ in range(num_requests)]
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     client = StreamClient(f"http://127.0.0.1:{port}", api_key, timeout_s)
@@ -219,7 +219,7 @@ async def test_connections_are_opened_before_they_are_needed_and_gone_ones_repla
     client = StreamClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     await client.connect_idle(3)
     await client.connect_idle(2)
-    outcomes = [Outcome(0.0, 0.0) for _ in range(3)]
+    outcomes = [RequestResult(0.0, 0.0) for _ in range(3)]
     await asyncio.gather(*(client.send(PATH, {"prompt": "x"}, one) for one in outcomes))
     assert [outcome.error for outcome in outcomes] == [None] * 3
     assert len(opened) == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.doctor.facts import AcceleratorFacts, Facts, MachineFacts
+from app.doctor.facts import AcceleratorFacts, DoctorFacts, MachineFacts
 from app.errors import ExitCode, StokerError
 from app.planning.choosing import (
     RULES,
@@ -84,7 +84,7 @@ def test_commands_name_the_model() -> None:
     )
 
 
-def h100s(number: int) -> Facts:
+def h100s(number: int) -> DoctorFacts:
     gpu = Gpu(
         name="NVIDIA H100 80GB HBM3",
         memory_bytes=84_930_000_000,
@@ -92,7 +92,7 @@ def h100s(number: int) -> Facts:
         compute_capability=(9, 0),
     )
     machine = MachineFacts(system="linux", arch="x86_64", python="3.12.3")
-    return Facts(name="lab", machine=machine, gpu=GpuReading(gpus=(gpu,) * number))
+    return DoctorFacts(name="lab", machine=machine, gpu=GpuReading(gpus=(gpu,) * number))
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_several_gpus_are_needed_when_the_user_says_so() -> None:
 
 
 def test_a_rocm_machine_has_a_gpu_and_a_mac_is_no_linux() -> None:
-    amd = Facts(accelerators=AcceleratorFacts(has_kfd=True))
-    mac = Facts(machine=MachineFacts(system="macos", arch="arm64", python="3.12.3"))
+    amd = DoctorFacts(accelerators=AcceleratorFacts(has_kfd=True))
+    mac = DoctorFacts(machine=MachineFacts(system="macos", arch="arm64", python="3.12.3"))
 
     assert host_need(amd, None, 20, None).has_gpu
     assert choose_engine(host_need(mac, None, 20, None)).rule == "cpu-or-apple"

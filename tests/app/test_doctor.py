@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from app import cli
 from app.doctor.facts import (
     AccessFacts,
+    DoctorFacts,
     EnvironmentFacts,
-    Facts,
     LeftoverFacts,
     MachineFacts,
     ModelAccess,
@@ -232,7 +232,7 @@ def test_only_asks_only(capsys: pytest.CaptureFixture[str]) -> None:
 
 # -- every problem and warning says what to type ------------------------------------------------
 
-TROUBLED = Facts(
+TROUBLED = DoctorFacts(
     name="troubled",
     machine=MachineFacts(system="linux", arch="x86_64", python="3.9.1", musl=(1, 2)),
     environment=EnvironmentFacts(executable="/v/bin/python", prefix="/v", base_prefix="/v"),
@@ -320,8 +320,8 @@ def anything(kind: type) -> st.SearchStrategy[Any]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(anything(Facts))
-def test_whatever_the_facts_are_every_problem_has_a_fix(facts: Facts) -> None:
+@given(anything(DoctorFacts))
+def test_whatever_the_facts_are_every_problem_has_a_fix(facts: DoctorFacts) -> None:
     checks = check_facts(facts)
 
     for check in checks:
@@ -362,8 +362,8 @@ PAYLOADS = (
 
 
 @settings(max_examples=150, deadline=None)
-@given(anything(Facts), st.sampled_from(PAYLOADS))
-def test_no_name_of_a_machine_becomes_a_command(facts: Facts, payload: str) -> None:
+@given(anything(DoctorFacts), st.sampled_from(PAYLOADS))
+def test_no_name_of_a_machine_becomes_a_command(facts: DoctorFacts, payload: str) -> None:
     shown = hostile(facts, payload)
     script = "\n".join(fix_lines(check_facts(shown)))
 
@@ -378,8 +378,8 @@ def test_no_name_of_a_machine_becomes_a_command(facts: Facts, payload: str) -> N
 
 
 @settings(max_examples=150, deadline=None)
-@given(anything(Facts))
-def test_a_script_has_nothing_to_fill_in(facts: Facts) -> None:
+@given(anything(DoctorFacts))
+def test_a_script_has_nothing_to_fill_in(facts: DoctorFacts) -> None:
     for check in check_facts(facts):
         for command in check.commands:
             assert "..." not in command
@@ -489,7 +489,7 @@ def test_another_vllm_comes_from_the_index() -> None:
         files=("vllm-0.31.0-cp38-abi3-manylinux_2_34_x86_64.whl",),
     )
     old_system = dataclasses.replace(LINUX, glibc=(2, 31))
-    checks = {c.id: c for c in check_facts(Facts(machine=old_system, vllm_release=release))}
+    checks = {c.id: c for c in check_facts(DoctorFacts(machine=old_system, vllm_release=release))}
 
     assert checks["vllm-wheel"].seen == "no: manylinux_2_34 needs glibc 2.34 or newer"
     assert checks["vllm-wheel"].title == "vLLM 0.31.0 wheel"

@@ -14,7 +14,7 @@ import pytest
 
 from app import cli
 from app.doctor import environment
-from app.doctor.facts import Distribution, EnvironmentFacts, Facts
+from app.doctor.facts import Distribution, DoctorFacts, EnvironmentFacts
 from app.doctor.report import Check, Result
 
 
@@ -219,7 +219,7 @@ PLAIN = EnvironmentFacts(
 
 
 def check(identity: str, **changes: object) -> Check:
-    facts = Facts(environment=dataclasses.replace(PLAIN, **changes))  # type: ignore[arg-type]
+    facts = DoctorFacts(environment=dataclasses.replace(PLAIN, **changes))  # type: ignore[arg-type]
     return next(one for one in environment.checks(facts) if one.id == identity)
 
 

@@ -11,8 +11,8 @@ from app.doctor import gpu
 from app.doctor.facts import (
     AcceleratorFacts,
     Distribution,
+    DoctorFacts,
     EnvironmentFacts,
-    Facts,
     HostFacts,
     PackageFolder,
     PciGpu,
@@ -28,7 +28,7 @@ def look_up(pid: int) -> tuple[str | None, str | None]:
 
 def checks_of(nvml: ScriptedNvml, **facts: Any) -> dict[str, Check]:
     reading = read_gpus(nvml, look_up)
-    found = gpu.checks(Facts(gpu=reading, **facts))
+    found = gpu.checks(DoctorFacts(gpu=reading, **facts))
     assert all(
         c.todo or c.commands or c.examples
         for c in found
@@ -208,7 +208,7 @@ def test_torchs_cuda_against_the_drivers(cuda: str | None, result: Result) -> No
 
 
 def beside(seen: AcceleratorFacts, **facts: Any) -> dict[str, Check]:
-    found = gpu.checks(Facts(accelerators=seen, **facts))
+    found = gpu.checks(DoctorFacts(accelerators=seen, **facts))
     assert all(
         c.todo or c.commands or c.examples
         for c in found

@@ -19,7 +19,7 @@ from app.doctor import access, access_probe, host, host_probe, leftovers, leftov
 from app.doctor.facts import (
     AccessFacts,
     CacheFolder,
-    Facts,
+    DoctorFacts,
     FolderFacts,
     HostFacts,
     LeftoverFacts,
@@ -52,7 +52,7 @@ ONE = Gpu(name="A", memory_bytes=GIB, memory_used_bytes=0, compute_capability=(9
 
 def host_checks(num_gpus: int = 0, **changes: object) -> dict[str, Check]:
     facts = dataclasses.replace(GOOD, **changes)  # type: ignore[arg-type]
-    found = host.checks(Facts(host=facts, gpu=GpuReading(gpus=(ONE,) * num_gpus)))
+    found = host.checks(DoctorFacts(host=facts, gpu=GpuReading(gpus=(ONE,) * num_gpus)))
     return {check.id: check for check in found}
 
 
@@ -354,7 +354,7 @@ def test_an_open_server_without_a_key() -> None:
         Listener(os.getpid(), "0.0.0.0", 22, ("sshd",)),
     )
     facts = access_probe.read_access({}, 8000, None, listeners)
-    checks = [c for c in access.checks(Facts(access=facts)) if c.id == "open-server"]
+    checks = [c for c in access.checks(DoctorFacts(access=facts)) if c.id == "open-server"]
 
     assert [check.result for check in checks] == [Result.WARNING, Result.OK]
     assert "vllm serve MODEL --host 127.0.0.1" in checks[0].examples
@@ -433,7 +433,7 @@ def test_broken_downloads_locks_and_caches(tmp_path: Path) -> None:
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "no"),
     }
     facts = leftovers_probe.read_leftovers(environ, GpuReading())
-    checks = {check.id: check for check in leftovers.checks(Facts(leftovers=facts))}
+    checks = {check.id: check for check in leftovers.checks(DoctorFacts(leftovers=facts))}
 
     assert checks["downloads"].seen == "1 files, 2.0 KiB, the oldest 5 days old"
     assert checks["locks"].commands == (f"rm {lock}",)
@@ -444,7 +444,7 @@ def test_a_running_download_is_no_leftover() -> None:
     fresh = LeftoverFile(path="/x", kind="download", bytes=1, age_s=30)
     facts = LeftoverFacts(files=(fresh,))
 
-    assert all(c.result is Result.OK for c in leftovers.checks(Facts(leftovers=facts)))
+    assert all(c.result is Result.OK for c in leftovers.checks(DoctorFacts(leftovers=facts)))
 
 
 def test_counting_a_large_cache_stops(tmp_path: Path) -> None:
@@ -463,5 +463,5 @@ def test_counting_a_large_cache_stops(tmp_path: Path) -> None:
 
 
 def test_access_without_facts_is_skipped() -> None:
-    assert [check.result for check in access.checks(Facts())] == [Result.SKIPPED]
-    assert access.checks(Facts(access=AccessFacts()))[0].id == "token"
+    assert [check.result for check in access.checks(DoctorFacts())] == [Result.SKIPPED]
+    assert access.checks(DoctorFacts(access=AccessFacts()))[0].id == "token"

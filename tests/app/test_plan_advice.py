@@ -16,7 +16,7 @@ from app.errors import StokerError
 from app.planning.gpu_catalogue import known_gpus
 from app.planning.lora_weights import LoraSlots
 from app.planning.model_shapes import BUILTIN_SHAPES
-from app.planning.plan import Plan, make_plan
+from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_answers import Answers, answer
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest
@@ -93,7 +93,7 @@ def test_everything_that_is_advised_fits_and_keeps_the_users_flags(
     _check_commands(plan, model, answers)
 
 
-def _check_advice(plan: Plan, model: PlannedModel, answers: Answers) -> None:
+def _check_advice(plan: MemoryPlan, model: PlannedModel, answers: Answers) -> None:
     if plan.shortfall is None:
         assert answers.advice == ()
         return
@@ -114,7 +114,7 @@ def _changes(flags: str) -> dict[str, Any]:
     return {_VLLM_FLAGS[flag][0]: _VLLM_FLAGS[flag][1](value) for flag, value in pairs}
 
 
-def _check_commands(plan: Plan, model: PlannedModel, answers: Answers) -> None:
+def _check_commands(plan: MemoryPlan, model: PlannedModel, answers: Answers) -> None:
     for start in answers.commands:
         if start.command is None:
             assert start.note
@@ -126,7 +126,7 @@ def _check_commands(plan: Plan, model: PlannedModel, answers: Answers) -> None:
             _check_flags_kept(words, plan.request, start.engine)
 
 
-def _vllm_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
+def _vllm_plan(words: list[str], plan: MemoryPlan, model: PlannedModel) -> MemoryPlan:
     """As who pastes it would start it: nothing but what the command says, on the same GPU."""
     assert words[:2] == ["vllm", "serve"]
     assert _MODELS[_NAMES[words[2]]] is model
@@ -149,7 +149,7 @@ def _vllm_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
     return make_plan(model.shape, model.weights, request)
 
 
-def _own_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
+def _own_plan(words: list[str], plan: MemoryPlan, model: PlannedModel) -> MemoryPlan:
     assert words[:2] == ["stoker", "serve"]
     assert find_builtin(words[2]) is not None or words[2] == model.command_name
     parser = argparse.ArgumentParser()
@@ -173,7 +173,7 @@ def _own_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
     return make_plan(model.shape, model.weights, request)
 
 
-def _require_served(model: PlannedModel, plan: Plan, args: EngineArgs) -> None:
+def _require_served(model: PlannedModel, plan: MemoryPlan, args: EngineArgs) -> None:
     """As the engine checks model and flags when it starts."""
     gpu = plan.request.gpu
     host = HostDevice("cpu", "cpu", None)
@@ -185,7 +185,7 @@ def _require_served(model: PlannedModel, plan: Plan, args: EngineArgs) -> None:
     args.create_engine_config(config, host)
 
 
-def _llama_plan(words: list[str], plan: Plan, model: PlannedModel) -> Plan:
+def _llama_plan(words: list[str], plan: MemoryPlan, model: PlannedModel) -> MemoryPlan:
     from app.planning.start_commands import _as_gguf
 
     assert words[:2] == ["llama-server", "--model"]

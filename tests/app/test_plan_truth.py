@@ -16,7 +16,7 @@ import pytest
 
 from app.planning.gpu_catalogue import find_gpu
 from app.planning.lora_weights import LoraSlots
-from app.planning.plan import Plan, make_plan
+from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_models import find_planned_model
 from app.planning.plan_request import PlanRequest
 from app.planning.vllm_versions import parse_version
@@ -109,7 +109,7 @@ ROWS = (
 _INFERRED = ("P08", "P10", "P12")  # card, share or emptiness is a guess of who read the log
 
 
-def planned(row: Row, *, with_version: bool) -> Plan:
+def planned(row: Row, *, with_version: bool) -> MemoryPlan:
     model = find_planned_model(row.model)
     request = PlanRequest(gpu=find_gpu(row.gpu), **row.flags)
     if with_version:

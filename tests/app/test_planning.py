@@ -22,7 +22,7 @@ from app.planning.hub_files import _KeepTokenHome
 from app.planning.log_comparison import compare_capacity, kv_memory_interval
 from app.planning.memory_estimates import GivenGib
 from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
-from app.planning.plan import Plan, make_plan
+from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_models import PlannedModel, find_planned_model, shape_by_model_name
 from app.planning.plan_request import STOKER, PlanRequest, parallel_sizes, planned_step_budget
 from app.planning.process_layout import processes
@@ -77,7 +77,7 @@ def shape_of(name: str) -> ModelShape:
     return read_shape(BUILTIN_SHAPES[name].config, name)
 
 
-def plan_of(name: str, **changes: Any) -> Plan:
+def plan_of(name: str, **changes: Any) -> MemoryPlan:
     shape = shape_of(name)
     request = dataclasses.replace(PlanRequest(gpu=GPU, given=GIVEN), **changes)
     return make_plan(shape, count_weights(shape), request)

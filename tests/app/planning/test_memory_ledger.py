@@ -19,7 +19,7 @@ from app.planning.calibration import calibrate, shape_key
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu
 from app.planning.memory_estimates import Calibration
 from app.planning.memory_ledger import _MOST_BYTES, Figures, LedgerEntry, MemoryLedger
-from app.planning.plan import Plan, make_plan
+from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import PlanRequest
 from app.planning.start_record import MemoryBefore, plan_request, record_start
@@ -176,7 +176,7 @@ def model() -> PlannedModel:
     return find_planned_model("smollm2-135m")
 
 
-def planned(calibration: Calibration | None = None) -> Plan:
+def planned(calibration: Calibration | None = None) -> MemoryPlan:
     request = PlanRequest(gpu=GPU, calibration=calibration)
     return make_plan(model().shape, model().weights, request)
 
