@@ -84,14 +84,6 @@ def state_dir() -> Path:
     return private_folder(_state_path())
 
 
-def runtime_dir() -> Path:
-    """Folder of what means nothing after a reboot; below the state folder where there is none.
-
-    It need not be there: who writes into it makes it.
-    """
-    return _runtime_path()[0]
-
-
 def records_dir() -> Path:
     """Folder of the records of running servers; StokerError unless it is this user's alone.
 

@@ -36,11 +36,6 @@ class ServeCommand(PassThroughCommand):
 
         return engine_setting_defaults()
 
-    @property
-    def flag_names(self) -> tuple[str, ...]:
-        own = ("model", "engine_args")
-        return tuple(name for name in self.setting_defaults if name not in own)
-
     words_metavar = "@PROFILE MODEL"
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.doctor.facts import DoctorFacts
-from app.errors import StokerError, UsageError
+from app.errors import UsageError
 
 SCHEMA = "stoker.doctor.facts"
 SCHEMA_VERSION = 1
@@ -31,7 +31,9 @@ def write_facts(facts: DoctorFacts, path: Path) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise _usage(f"cannot write {path}: {error.strerror}", "give another file") from error
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="give another file"
+        ) from error
 
 
 def read_facts(path: Path) -> DoctorFacts:
@@ -40,19 +42,25 @@ def read_facts(path: Path) -> DoctorFacts:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         hint = "stoker doctor --dump FACTS.json writes one"
-        raise _usage(f"cannot read {path}: {error.strerror}", hint) from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=hint) from error
     except ValueError as error:
-        raise _usage(f"{path} is not JSON: {error}", "write it with --dump") from error
+        raise UsageError(f"{path} is not JSON: {error}", hint="write it with --dump") from error
     if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
-        raise _usage(f"{path} holds no facts of a host", f'it must say "schema": "{SCHEMA}"')
+        raise UsageError(
+            f"{path} holds no facts of a host", hint=f'it must say "schema": "{SCHEMA}"'
+        )
     if (version := document.pop("schema_version", None)) != SCHEMA_VERSION:
-        raise _usage(f"{path} has schema_version {version}", f"this Stoker reads {SCHEMA_VERSION}")
+        raise UsageError(
+            f"{path} has schema_version {version}", hint=f"this Stoker reads {SCHEMA_VERSION}"
+        )
     try:
         facts = from_json(DoctorFacts, document)
         _require_versions(facts)
         return facts
     except ValueError as error:
-        raise _usage(f"{path}: {error}", "compare it with a file that --dump writes") from error
+        raise UsageError(
+            f"{path}: {error}", hint="compare it with a file that --dump writes"
+        ) from error
 
 
 def from_json(kind: type[_D], document: object, where: str = "facts") -> _D:
@@ -114,7 +122,3 @@ def _tuple(arguments: tuple[Any, ...], value: object, where: str) -> object:
         _value(kind, one, f"{where}[{place}]")
         for place, (kind, one) in enumerate(zip(kinds, value, strict=True))
     )
-
-
-def _usage(message: str, hint: str) -> StokerError:
-    return UsageError(message, hint=hint)

@@ -128,7 +128,7 @@ def engine_called(name: str) -> str:
     engine = _ALIASES.get(name.lower(), name.lower())
     if engine in ENGINES:
         return engine
-    raise _usage(f"no such engine: {name}", f"known engines: {', '.join(ENGINES)}")
+    raise UsageError(f"no such engine: {name}", hint=f"known engines: {', '.join(ENGINES)}")
 
 
 def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequest:
@@ -143,17 +143,19 @@ def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequ
     if unknown:
         raise parser.unknown_flag(unknown[0], engine)
     if len(rest) > 1:
-        raise _usage(f"one model is served, but {len(rest)} were named: {' '.join(rest)}")
+        raise UsageError(f"one model is served, but {len(rest)} were named: {' '.join(rest)}")
     model = rest[0] if rest else DEFAULT_MODEL
     try:
         require_model_name(model)
     except ModelNotFoundError as error:
-        raise _usage(str(error), error.hint) from error
+        raise UsageError(str(error), hint=error.hint) from error
     args = EngineArgs.from_cli(namespace)
     if args.api_key == "":
-        raise _usage("--api-key is empty", "leave it out to serve without a key")
+        raise UsageError("--api-key is empty", hint="leave it out to serve without a key")
     if not 1 <= args.port <= 65535:
-        raise _usage(f"--port {args.port} is out of range", "use a port from 1024 to 65535")
+        raise UsageError(
+            f"--port {args.port} is out of range", hint="use a port from 1024 to 65535"
+        )
     return ServeRequest(
         model=model,
         args=dataclasses.replace(args, api_key=None),
@@ -195,7 +197,7 @@ def check_fits_model(request: ServeRequest, folder: Path) -> None:
         config = ModelConfig.from_folder(folder, request.served_name, request.args.model_impl)
         request.args.create_engine_config(config, detect_device())
     except (ConfigError, ModelNotFoundError) as error:  # as a name that is no model
-        raise _usage(str(error).rstrip(".")) from error
+        raise UsageError(str(error).rstrip(".")) from error
     except ModelError as error:
         # The same code as when the engine finds it, a second later.
         raise StokerError(
@@ -284,7 +286,7 @@ class _EngineFlagParser(argparse.ArgumentParser):
     """Raises StokerError where argparse would print and exit."""
 
     def error(self, message: str) -> NoReturn:
-        raise _usage(message.removeprefix("argument "))
+        raise UsageError(message.removeprefix("argument "))
 
     def unknown_flag(self, word: str, engine: str) -> StokerError:
         flag = word.partition("=")[0]
@@ -294,7 +296,7 @@ class _EngineFlagParser(argparse.ArgumentParser):
             hint = self._gone(GONE_FLAGS[flag])
         elif engine != STOKER:
             hint += f"; flags of {engine} alone go to the end, behind `--`: -- {flag}"
-        return _usage(f"no such flag: {flag}", hint)
+        return UsageError(f"no such flag: {flag}", hint=hint)
 
     def _gone(self, successor: str | None) -> str:
         """A flag that vLLM removed works nowhere, behind `--` neither."""
@@ -323,9 +325,11 @@ def _require_harmless(engine_words: Sequence[str]) -> None:
         flag = with_dashes(word).partition("=")[0]
         if flag in _SECRET_FLAGS:
             hint = "--api-key-file FILE or STOKER_API_KEY; HF_TOKEN for the hub"
-            raise _usage(f"{flag} behind `--` would show a secret in the process list", hint)
+            raise UsageError(
+                f"{flag} behind `--` would show a secret in the process list", hint=hint
+            )
         if flag in _WATCHED_FLAGS:
-            raise _usage(f"{flag} belongs before `--`, Stoker has to know it")
+            raise UsageError(f"{flag} belongs before `--`, Stoker has to know it")
 
 
 def _require_text(words: Sequence[str]) -> None:
@@ -336,7 +340,7 @@ def _require_text(words: Sequence[str]) -> None:
         except UnicodeEncodeError as error:
             shown = word.encode("ascii", "backslashreplace").decode()
             hint = "set a UTF-8 locale: export LC_ALL=C.UTF-8"
-            raise _usage(f"{shown} is not valid text", hint) from error
+            raise UsageError(f"{shown} is not valid text", hint=hint) from error
 
 
 def without_api_key(words: Iterable[str]) -> tuple[str, ...]:
@@ -349,7 +353,3 @@ def without_api_key(words: Iterable[str]) -> tuple[str, ...]:
             kept.append(word)
         is_value = not is_value and word.replace("_", "-") in _SECRET_FLAGS
     return tuple(kept)
-
-
-def _usage(message: str, hint: str | None = None) -> StokerError:
-    return UsageError(message, hint=hint)

@@ -79,9 +79,9 @@ def llama_flags(request: ServeRequest) -> list[str]:
     """Flags for llama-server; StokerError names one that it has no equal for."""
     args = request.args
     if "," in request.served_name:
-        raise _usage(
+        raise UsageError(
             f"llama-server would take the name {request.served_name} for several",
-            "give one without a comma: --served-model-name NAME",
+            hint="give one without a comma: --served-model-name NAME",
         )
     flags = ["--host", args.host, "--port", str(args.port), "--alias", request.served_name]
     flags += [] if args.disable_log_stats else ["--metrics"]
@@ -99,7 +99,9 @@ def llama_spec(
     """llama-server on `model_path`, a .gguf file or the id of a hub repository that has one."""
     key = api_key or os.environ.get(API_KEY_VARIABLE)
     if key and ("," in key or '"' in key):
-        raise _usage("llama-server would take an API key with commas or quotes for several keys")
+        raise UsageError(
+            "llama-server would take an API key with commas or quotes for several keys"
+        )
     is_file = model_path.endswith(".gguf")
     return LaunchSpec(
         engine=LLAMA_CPP,
@@ -121,7 +123,7 @@ def require_llama_model(path: Path) -> None:
     hint = "--engine stoker or --engine vllm serves a folder with safetensors files"
     if files:
         hint = f"name the file: {files[0]}"
-    raise _usage(f"llama-server serves a .gguf file, and {path} is a folder", hint)
+    raise UsageError(f"llama-server serves a .gguf file, and {path} is a folder", hint=hint)
 
 
 def _context_flags(args: EngineArgs) -> list[str]:
@@ -130,10 +132,10 @@ def _context_flags(args: EngineArgs) -> list[str]:
     if slots is None:
         return [] if length in (None, _AUTO_LEN) else ["--ctx-size", str(length)]
     if length is None or length == _AUTO_LEN:
-        raise _usage(
+        raise UsageError(
             "llama-server divides its context among --max-num-seqs requests, "
             "so their length must be known",
-            f"add --max-model-len, e.g. --max-model-len 4096 --max-num-seqs {slots}",
+            hint=f"add --max-model-len, e.g. --max-model-len 4096 --max-num-seqs {slots}",
         )
     return ["--ctx-size", str(length * slots), "--parallel", str(slots)]
 
@@ -145,7 +147,7 @@ def _translated(name: str, value: Any) -> tuple[str, ...]:
         return (_VALUE_FLAGS[name], str(value))
     flag = f"{'no-' if value is False else ''}{name.replace('_', '-')}"
     said = f"--{flag}" if isinstance(value, bool) else f"--{flag} {value}"
-    raise _usage(f"llama-server has no equal of {said}", _HINTS.get(name))
+    raise UsageError(f"llama-server has no equal of {said}", hint=_HINTS.get(name))
 
 
 def _named_program(binary: str) -> str:
@@ -181,7 +183,3 @@ def _in_package(folder: Path, python: str) -> str | None:
 
 def _not_found(message: str, hint: str) -> StokerError:
     return StokerError(message, hint=hint, exit_code=ExitCode.NOT_FOUND)
-
-
-def _usage(message: str, hint: str | None = None) -> StokerError:
-    return UsageError(message, hint=hint)

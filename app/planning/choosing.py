@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.errors import StokerError, UsageError
+from app.errors import UsageError
 from app.planning.model_shapes import BUILTIN_SHAPES
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def read_needs(path: Path) -> tuple[Need, ...]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _usage(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise _usage(f"{path} is no valid JSON: {error}") from error
+        raise UsageError(f"{path} is no valid JSON: {error}") from error
     return tuple(_need(item, path) for item in (value if isinstance(value, list) else [value]))
 
 
@@ -120,10 +120,10 @@ def _need(item: Any, path: Path) -> Need:
     kinds: Mapping[str, type] = {"name": str, "concurrent_users": int}
     fields = [entry.name for entry in dataclasses.fields(Need)]
     if not isinstance(item, dict) or set(item) != set(fields):
-        raise _usage(f"{path}: a need has exactly the keys {', '.join(fields)}")
+        raise UsageError(f"{path}: a need has exactly the keys {', '.join(fields)}")
     for name in fields:
         if type(item[name]) is not kinds.get(name, bool):
-            raise _usage(
+            raise UsageError(
                 f"{path}: {name} is {item[name]!r}, not a {kinds.get(name, bool).__name__}"
             )
     return Need(**item)
@@ -199,7 +199,3 @@ def own_command(model: PlannedModel | None) -> str | None:
     name = model.shape.name if find_builtin(model.shape.name) else model.command_name
     length = "" if support.max_model_len is None else f" --max-model-len {support.max_model_len}"
     return f"stoker serve {shlex.quote(name)}{length}"
-
-
-def _usage(message: str) -> StokerError:
-    return UsageError(message)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.errors import StokerError, UsageError
+from app.errors import UsageError
 
 if TYPE_CHECKING:
     from engine.machine.gpus import GpuReading
@@ -267,22 +267,23 @@ def find_gpu(text: str) -> PlannedGpu:
     if key in _FAMILIES:
         family = _FAMILIES[key]
         if box is None and family.must_choose:
-            raise _usage(
+            raise UsageError(
                 f"--gpu {text} comes in several sizes",
-                f"say which: {' or '.join(_names_of(key, family))}",
+                hint=f"say which: {' or '.join(_names_of(key, family))}",
             )
         box = next(iter(family.sizes)) if box is None else box
         if box in family.sizes:
             return _card(key, box)
-        raise _usage(
+        raise UsageError(
             f"--gpu {text} is no size that this card comes in",
-            f"known: {', '.join(_names_of(key, family))}; or give the memory, as in 24GiB",
+            hint=f"known: {', '.join(_names_of(key, family))}; or give the memory, as in 24GiB",
         )
     near = difflib.get_close_matches(key, [*_FAMILIES, *_OTHER_NAMES], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise _usage(
+    raise UsageError(
         f"--gpu {text} is no GPU that is known",
-        f"{hint}give the memory instead (24GiB), or cpu; `stoker plan --gpus` lists what is known",
+        hint=f"{hint}give the memory instead (24GiB), or cpu; "
+        "`stoker plan --gpus` lists what is known",
     )
 
 
@@ -344,7 +345,3 @@ def gpu_of_reading(reading: GpuReading) -> PlannedGpu | None:
         first.memory_used_bytes,
         is_unified=key in _FAMILIES and _FAMILIES[key].is_unified,
     )
-
-
-def _usage(message: str, hint: str) -> StokerError:
-    return UsageError(message, hint=hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.errors import StokerError, UsageError
+from app.errors import UsageError
 from app.planning.gpu_catalogue import PlannedGpu
 from app.planning.lora_weights import LoraSlots
 from app.planning.memory_estimates import Calibration, GivenGib
@@ -56,34 +56,38 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
     """Raise StokerError (2) for flags that cannot work with this model."""
     tensor, pipeline = request.tensor_parallel_size, request.pipeline_parallel_size
     if min(tensor, pipeline, request.data_parallel_size) < 1:
-        raise _usage("parallel sizes are at least 1")
+        raise UsageError("parallel sizes are at least 1")
     if not 0.0 < request.gpu_memory_utilization <= 1.0:
-        raise _usage(f"--gpu-memory-utilization {request.gpu_memory_utilization} is not in (0, 1]")
+        raise UsageError(
+            f"--gpu-memory-utilization {request.gpu_memory_utilization} is not in (0, 1]"
+        )
     if not _divides(shape, tensor):
         sizes = ", ".join(map(str, parallel_sizes(shape)))
-        raise _usage(
+        raise UsageError(
             f"--tp {tensor} does not divide the {shape.num_heads} attention heads "
             f"({shape.num_kv_heads} for keys and values) of {shape.name}",
-            f"sizes that do: {sizes}",
+            hint=f"sizes that do: {sizes}",
         )
     _require_vllm_limits(request)
     if pipeline > shape.num_layers:
-        raise _usage(f"--pp {pipeline} is more than the {shape.num_layers} layers of {shape.name}")
+        raise UsageError(
+            f"--pp {pipeline} is more than the {shape.num_layers} layers of {shape.name}"
+        )
     if request.engine != VLLM and tensor * pipeline * request.data_parallel_size > 1:
-        raise _usage(
-            f"{request.engine} is planned on one device only", "leave --tp, --pp, --dp out"
+        raise UsageError(
+            f"{request.engine} is planned on one device only", hint="leave --tp, --pp, --dp out"
         )
     formats = _load_formats(request)
     if request.quantization is not None and request.quantization not in formats:
         where = "CPU" if request.gpu is None else "GPU"
-        raise _usage(
+        raise UsageError(
             f"--quantization {request.quantization} is nothing that {request.engine} does while it "
             f"loads on a {where}, as far as `stoker plan` knows",
-            f"{' and '.join(formats) or 'nothing'} can be planned there; a checkpoint that is "
+            hint=f"{' and '.join(formats) or 'nothing'} can be planned there; a checkpoint that is "
             "quantised already needs no flag",
         )
     if request.quantization and shape.quantization:
-        raise _usage(f"{shape.name} is quantised already ({shape.quantization})")
+        raise UsageError(f"{shape.name} is quantised already ({shape.quantization})")
 
 
 def _require_vllm_limits(request: PlanRequest) -> None:
@@ -92,14 +96,14 @@ def _require_vllm_limits(request: PlanRequest) -> None:
         return
     tokens, seqs = request.max_num_batched_tokens, request.max_num_seqs
     if tokens is not None and seqs is not None and tokens < seqs:
-        raise _usage(
+        raise UsageError(
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {seqs}, which vLLM refuses",
-            f"use --max-num-seqs {tokens} or less",
+            hint=f"use --max-num-seqs {tokens} or less",
         )
     if request.block_size is not None and request.block_size % 16:
-        raise _usage(
+        raise UsageError(
             f"--block-size {request.block_size} is no multiple of 16, as vLLM's attention needs it",
-            f"use --block-size {-(-request.block_size // 16) * 16}",
+            hint=f"use --block-size {-(-request.block_size // 16) * 16}",
         )
 
 
@@ -116,12 +120,12 @@ def asked_model_len(shape: ModelShape, request: PlanRequest) -> int:
     if asked is None or asked == -1:
         return shape.max_model_len
     if request.engine == STOKER and asked == 1:
-        raise _usage("--max-model-len 1 leaves no room for an answer", "use 2 or more")
+        raise UsageError("--max-model-len 1 leaves no room for an answer", hint="use 2 or more")
     if not 1 <= asked <= shape.max_model_len:
-        raise _usage(
+        raise UsageError(
             f"--max-model-len {asked} is not within the {shape.max_model_len} positions that "
             f"{shape.name} was made for",
-            f"use {shape.max_model_len} or less",
+            hint=f"use {shape.max_model_len} or less",
         )
     return asked
 
@@ -151,7 +155,3 @@ def _divides(shape: ModelShape, size: int) -> bool:
     vocabulary = -(-shape.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
     has_equal_kv = kv_heads % size == 0 or size % kv_heads == 0
     return heads % size == 0 and has_equal_kv and vocabulary % size == 0
-
-
-def _usage(message: str, hint: str | None = None) -> StokerError:
-    return UsageError(message, hint=hint)

@@ -65,7 +65,7 @@ class SettingsFile:
         for name in section:
             table = table.get(name, {}) if isinstance(table, Mapping) else {}
         if not isinstance(table, Mapping):
-            raise _usage(f"{self.path}: {'.'.join(section)} must be a section, [{section[-1]}]")
+            raise UsageError(f"{self.path}: {'.'.join(section)} must be a section, [{section[-1]}]")
         return {
             _plain(key): Setting(value, self._place(section, key)) for key, value in table.items()
         }
@@ -157,9 +157,9 @@ def read_file(path: Path) -> SettingsFile:
         text = path.read_text(encoding="utf-8")
         return SettingsFile(path, text, toml.loads(text))
     except OSError as error:
-        raise _usage(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # of the encoding, or of TOML, which names the line
-        raise _usage(f"{path}: {error}", "`stoker config check` tries it again") from error
+        raise UsageError(f"{path}: {error}", hint="`stoker config check` tries it again") from error
 
 
 def variable(section: Section, key: str) -> str:
@@ -176,9 +176,9 @@ def is_overruled(key: str, environ: Mapping[str, str]) -> bool:
 def require_known(section: Section, key: str, setting: Setting, known: Collection[str]) -> None:
     """Refuse a key that nobody reads, and a secret in plain text."""
     if key in _SECRET_KEYS:
-        raise _usage(
+        raise UsageError(
             f"{setting.origin}: a secret does not belong into settings",
-            "put it into a file that only you can read, and name that: api-key-file = ..."
+            hint="put it into a file that only you can read, and name that: api-key-file = ..."
             if key == "api_key"
             else "the variable HF_TOKEN, or `hf auth login`",
         )
@@ -188,7 +188,7 @@ def require_known(section: Section, key: str, setting: Setting, known: Collectio
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         shown = f"`{' '.join(['stoker config show', *section[:1]])}` lists the settings"
         hint = f"did you mean {near[0].replace('_', '-')}?" if near else shown
-        raise _usage(f"{setting.origin}: no such setting: {title_of(section, key)}", hint)
+        raise UsageError(f"{setting.origin}: no such setting: {title_of(section, key)}", hint=hint)
 
 
 def text_of(section: Section, key: str, setting: Setting) -> str:
@@ -202,7 +202,7 @@ def text_of(section: Section, key: str, setting: Setting) -> str:
 
 def wrong_type(section: Section, key: str, setting: Setting, must: str) -> StokerError:
     """The error for a value that cannot be meant."""
-    return _usage(f"{setting.origin}: {title_of(section, key)} {must}")
+    return UsageError(f"{setting.origin}: {title_of(section, key)} {must}")
 
 
 def title_of(section: Section, key: str) -> str:
@@ -239,7 +239,7 @@ def _require_variable(name: str, value: str) -> None:
         if near
         else f"those of a command have its name: {example}"
     )
-    raise _usage(f"no such variable: {name}", hint)
+    raise UsageError(f"no such variable: {name}", hint=hint)
 
 
 def _require_section(origin: str, name: str, known: Collection[str]) -> None:
@@ -249,12 +249,8 @@ def _require_section(origin: str, name: str, known: Collection[str]) -> None:
 
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "sections are named like commands"
-    raise _usage(f"{origin}: no such section: {name}", hint)
+    raise UsageError(f"{origin}: no such section: {name}", hint=hint)
 
 
 def _plain(key: str) -> str:
     return key.replace("-", "_")
-
-
-def _usage(message: str, hint: str | None = None) -> StokerError:
-    return UsageError(message, hint=hint)

@@ -68,20 +68,6 @@ LASTING_CAUSES = frozenset(
         *("S1", "S2", "S3", "S4", "S5", "S6", "S7"),
     }
 )
-# Other programs, the network, the driver or the load are part of it.
-PASSING_CAUSES = frozenset(
-    {
-        *("A3", "A4", "A9", "A12", "A13", "A15"),  # memory that others hold, or load
-        *("B3", "B4"),  # the hub
-        *("D5", "D6", "D8", "D9"),  # NCCL, Ray, the network
-        *("E12", "E26"),  # a GPU computation failed, GPUs that are not ready
-        "F7",  # too many open files
-        *("G1", "G2", "G3", "G4", "G5", "G6", "G10", "G11", "G12"),  # crashes, time-outs, signals
-        "L8",  # a check inside llama.cpp, or a device call
-        "L11",  # the hub
-        "Q3",
-    }
-)
 _USAGE_STATUSES = frozenset({2, 78})  # argparse's, and sysexits' for a wrong configuration
 # Somebody ended it on purpose; systemd's on-failure sees these as clean, too.
 _WANTED_ENDS = frozenset({0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})

@@ -36,7 +36,6 @@ _LABELS = re.compile(r'\{[\w.]{1,80}="[^{}]{0,2000}\} ')  # Loki's, behind its t
 _BARS = ">\u258e\u258f\u258c\u2502\u2503\u2551\u00bb"  # of quotations, in mails and on pages
 _QUOTE = re.compile(rf"(?:[{_BARS}] ?){{1,5}}")
 _FENCE = re.compile(r"(?:```|~~~)[\w+-]{0,20}\s*")
-_FENCE_ENDS = ("```", "~~~")
 _SPACED = r"\s{1,40}(?=\([^()]{1,60} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
 
 

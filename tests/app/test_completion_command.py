@@ -24,7 +24,7 @@ import pytest
 
 from app.cli import COMMANDS, run
 from app.completion.table import Values, places
-from app.paths import runtime_dir
+from app.paths import records_dir
 from app.registry.server_registry import ServerRecord, open_registry
 from app.registry.states import ServerState
 from engine.args import EngineArgs
@@ -205,7 +205,7 @@ def test_a_name_runs_no_code(
 
 
 def test_answers_are_the_servers_that_live(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = runtime_dir() / "servers"
+    folder = records_dir()
     (folder / "gone.json").write_text(
         json.dumps({"name": "gone", "pid": 0, "supervisor_pid": 0, "state": "ready"})
     )

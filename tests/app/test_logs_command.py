@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.paths import logs_dir, runtime_dir
+from app.paths import logs_dir, records_dir
 from app.registry.server_registry import ServerRecord, ServerRegistry
 from app.views import raw_log
 from app.views.raw_log import print_lines
@@ -241,7 +241,7 @@ def test_a_running_server_by_name_and_pid(tmp_path: Path, monkeypatch: pytest.Mo
         supervisor_pid=os.getpid(), url="http://127.0.0.1:1", model="m", engine="vllm",
         log_path=str(SAMPLE), identity=process_identity(os.getpid()),
     )  # fmt: skip
-    ServerRegistry(runtime_dir() / "servers").add(record)
+    ServerRegistry(records_dir()).add(record)
     for word in ("mine", str(os.getpid())):
         done = stoker_logs(word)
         assert done.returncode == 0

@@ -68,11 +68,11 @@ def test_folders_are_private_and_can_be_moved(
 
     assert models_dir() == tmp_path / "c" / "models"
     assert paths.logs_dir() == tmp_path / "s" / "logs"
-    assert paths.runtime_dir() == tmp_path / "s" / "run"
+    assert paths.records_dir() == tmp_path / "s" / "run" / "servers"
     paths.cache_dir()
     paths.private_folder(models_dir())
-    paths.private_folder(paths.runtime_dir())
-    for folder in ("c", "c/models", "s", "s/logs", "s/run"):
+    paths.private_folder(paths.records_dir())
+    for folder in ("c", "c/models", "s", "s/logs", "s/run", "s/run/servers"):
         assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
 
 
@@ -102,7 +102,7 @@ def test_xdg_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert paths.cache_dir() == tmp_path / "XDG_CACHE_HOME" / "stoker"
     assert paths.state_dir() == tmp_path / "XDG_STATE_HOME" / "stoker"
-    assert paths.runtime_dir() == tmp_path / "XDG_RUNTIME_DIR" / "stoker"
+    assert paths.records_dir() == tmp_path / "XDG_RUNTIME_DIR" / "stoker" / "servers"
 
 
 def test_json_cannot_steer_a_terminal_and_says_the_same() -> None:

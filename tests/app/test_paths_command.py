@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import run
-from app.paths import logs_dir, private_folder, records_dir, runtime_dir
+from app.paths import logs_dir, private_folder, records_dir
 from app.planning.memory_ledger import open_ledger
 from engine.model_store.store import models_dir
 
@@ -29,7 +29,7 @@ def test_paths_are_those_in_use_and_are_not_made(
         "variable": "STOKER_CACHE_DIR",
     }
     assert rows["logs"]["path"] == str(logs_dir())
-    assert rows["running servers"]["path"] == str(runtime_dir() / "servers")
+    assert rows["running servers"]["path"] == str(records_dir())
     assert rows["memory ledger"]["path"] == str(tmp_path / "state" / "memory-ledger.jsonl")
     assert open_ledger().read() == ((), 0)
 

@@ -214,20 +214,6 @@ OWN_READING = (
 )
 """Names that are read in a way of their own."""
 
-NOT_READ = {
-    "vllm:prompt_tokens_by_source": "its parts are cached_prompt_tokens and the rest",
-    "vllm:prompt_tokens_cached_by_source": "its sum is cached_prompt_tokens",
-    "vllm:request_prefill_kv_computed_tokens": "prompt_length less what was cached",
-    "vllm:request_max_num_generation_tokens": "output_length tells what was generated",
-    "vllm:request_params_max_tokens": "what clients ask for says nothing of the server",
-    "vllm:request_params_n": "what clients ask for says nothing of the server",
-    "vllm:request_num_preemptions": "preemptions counts them when they happen",
-    "vllm:estimated_flops_per_gpu": "an estimate that moves only with --enable-mfu-metrics",
-    "vllm:estimated_read_bytes_per_gpu": "an estimate that moves only with --enable-mfu-metrics",
-    "vllm:estimated_write_bytes_per_gpu": "an estimate that moves only with --enable-mfu-metrics",
-}
-"""What vLLM exposes without further flags and nobody reads here, with the reason."""
-
 
 def is_of_an_engine(name: str) -> bool:
     """Whether a metric of this name is one of an engine's own."""

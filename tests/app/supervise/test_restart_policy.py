@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from app.supervise.restart_policy import (
     LASTING_CAUSES,
-    PASSING_CAUSES,
     RestartCount,
     RestartPolicy,
     why_no_restart,
@@ -16,6 +15,20 @@ from app.supervise.restart_policy import (
 from logparse import parse_lines
 from logparse.problems.table import LAST_RESORTS, PROBLEM_RULES
 
+# Other programs, the network, the driver or the load are part of it.
+PASSING_CAUSES = frozenset(
+    {
+        *("A3", "A4", "A9", "A12", "A13", "A15"),  # memory that others hold, or load
+        *("B3", "B4"),  # the hub
+        *("D5", "D6", "D8", "D9"),  # NCCL, Ray, the network
+        *("E12", "E26"),  # a GPU computation failed, GPUs that are not ready
+        "F7",  # too many open files
+        *("G1", "G2", "G3", "G4", "G5", "G6", "G10", "G11", "G12"),  # crashes, time-outs, signals
+        "L8",  # a check inside llama.cpp, or a device call
+        "L11",  # the hub
+        "Q3",
+    }
+)
 KNOWN = {rule.id for rule in (*PROBLEM_RULES, *LAST_RESORTS)}
 
 
