@@ -335,7 +335,7 @@ def _ledger_note(request: ServeRequest, spec: LaunchSpec) -> Callable[[ManagedSe
         from app.output import say
         from app.planning.memory_ledger import open_ledger
 
-        report, log = server.report(), server.log_path
+        report, log = server.log.report(), server.log.path
         reason = record_start(
             open_ledger(), request, spec, before, report, server=server.name, log_path=log
         )
@@ -503,7 +503,7 @@ def _watched(link: FrontLink) -> Running:
         if server.care.is_background:
             wait_quietly(server, should_go_on)
             return
-        end = link.show(server.log_path, should_go_on)
+        end = link.show(server.log.path, should_go_on)
         if end == DETACH:
             _detach(server, link)
             wait_quietly(server, should_go_on)

@@ -269,7 +269,7 @@ def _start_neighbour(folder: Path, variables: dict[str, str]) -> None:
 
 
 def _watch(server: ManagedServer, link: FrontLink, should_go_on: Callable[[], bool]) -> None:
-    link.show(server.log_path, should_go_on)
+    link.show(server.log.path, should_go_on)
 
 
 def run_cycles(count: int) -> TrialResult:

@@ -30,14 +30,25 @@ class BackgroundStart:
 
 def start_in_background(supervise: Callable[[], int], output: Path) -> BackgroundStart:
     """Fork; the child, in a session of its own, runs `supervise` and exits with its result."""
-    sys.stdout.flush()
-    sys.stderr.flush()
     descriptor = open_output(output)
-    pid = os.fork()
-    if pid == 0:
-        _become_supervisor(supervise, descriptor)
+
+    def detached() -> int:
+        leave_terminal(descriptor)
+        return supervise()
+
+    pid = fork_session(detached)
     os.close(descriptor)
     return BackgroundStart(pid, output)
+
+
+def fork_session(run: Callable[[], int]) -> int:
+    """Fork; the child, in a session of its own, ends with what `run` returns. Its pid."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _run_in_session(run)
+    return pid
 
 
 def follow_start(
@@ -85,12 +96,11 @@ def exit_code_of_child(status: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _become_supervisor(supervise: Callable[[], int], output: int) -> NoReturn:
+def _run_in_session(run: Callable[[], int]) -> NoReturn:
     code = 1
     try:
         os.setsid()
-        leave_terminal(output)
-        code = supervise()
+        code = run()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

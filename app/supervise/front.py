@@ -13,7 +13,6 @@ import queue
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.client.terminal import is_terminal_gone
-from app.supervise.background import exit_code_of_child
+from app.supervise.background import exit_code_of_child, fork_session
 
 QUIT, DETACH, GONE, FAILED = "quit", "detach", "server-gone", "failed"
 _SHOW, _CLOSE, _LET_GO = "show", "close", "let-go"
@@ -85,20 +84,13 @@ def serve_with_front(supervise: Callable[[FrontLink], int], show: Show) -> int:
 
     `show` gets the server's log and whether to go on; it returns QUIT, DETACH, GONE or FAILED.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
     ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            ours.close()
-            os.setsid()
-            code = supervise(FrontLink(theirs))
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)  # never back into the parent's stack
+
+    def behind_the_front() -> int:
+        ours.close()
+        return supervise(FrontLink(theirs))
+
+    pid = fork_session(behind_the_front)
     theirs.close()
     return _Front(pid, ours, show).run()
 

@@ -23,19 +23,18 @@ from app.registry.server_registry import ServerRecord, ServerRegistry
 from app.registry.states import ServerState
 from app.server_logs.log_files import DEFAULT_LOG_BYTES
 from app.server_logs.log_sink import new_log_path
-from app.supervise.one_start import OneStart
 from app.supervise.ownerless_files import remove_ownerless_files
 from app.supervise.restart_policy import RestartPolicy
 from app.supervise.service_notify import ServiceManager
+from app.supervise.start_log import StartLog
 from app.supervise.status_endpoint import LOOPBACK, StatusEndpoint
 from app.supervise.status_pages import SupervisorStatus, page
-from app.supervise.supervisor import StopReport, StopTimes
+from app.supervise.supervisor import StopReport, StopTimes, Supervisor
 from app.watch.activity_watch import DEFAULT_IDLE_PROBE_S, ActivityWatch, IdleProbe
 from app.watch.forward_progress import DEFAULT_STALL_S, Verdict
-from app.watch.readiness import StartOutcome, answers_one_token, wait_until_ready
+from app.watch.readiness import ReadyProbe, StartOutcome, answers_one_token, wait_until_ready
 from engine.machine.addresses import url_host
 from engine.machine.processes import process_identity
-from logparse import Event, LogReport
 
 _TELLS_BY_S = 30.0  # a server that shows its queue has done so by then
 # What SIGHUP can change; the rest belongs to the start.
@@ -96,16 +95,22 @@ class ManagedServer:
         self._lasting_stall: str | None = None
         self._endpoint = StatusEndpoint(lambda path: page(path, self.status()))
         self._began_at = time.monotonic()
-        self._start = self._new_start(log_path)
+        self._prepare_start(log_path)
 
-    def _new_start(self, log_path: Path) -> OneStart:
-        return OneStart(self.spec, log_path, self.care.max_log_bytes, self._times)
+    def _prepare_start(self, log_path: Path) -> None:
+        """What every start has of its own."""
+        secrets = tuple(self.spec.secrets.values())
+        self.log = StartLog(log_path, secrets=secrets, max_bytes=self.care.max_log_bytes)
+        self._supervisor = Supervisor(self.spec, self.log, self._times)
+        self._probe = ReadyProbe(self.spec)
+        self._start_began_at = time.monotonic()
+        self._ready_at: float | None = None
 
     def start(self) -> None:
         """Start the process, leave a record of it and answer probes."""
         remove_ownerless_files()
         try:
-            self._start.supervisor.start()
+            self._supervisor.start()
             if self._record is None:
                 self._register()
             else:
@@ -113,9 +118,9 @@ class ManagedServer:
                     **self._process_fields(), state=ServerState.RESTARTING, detail=None
                 )
         except BaseException:
-            if self._start.supervisor.has_begun:
-                self._start.supervisor.hurry()
-                self._start.supervisor.stop()
+            if self._supervisor.has_begun:
+                self._supervisor.hurry()
+                self._supervisor.stop()
             self.leave()
             raise
 
@@ -123,7 +128,7 @@ class ManagedServer:
         """After `clear_away`: another start, with a log of its own."""
         self.num_restarts += 1
         self._stall = self._lasting_stall = None
-        self._start = self._new_start(new_log_path(self.log_path.parent, self.name))
+        self._prepare_start(new_log_path(self.log.path.parent, self.name))
         self.start()
 
     def _register(self) -> None:
@@ -145,16 +150,16 @@ class ManagedServer:
     def _new_record(self) -> ServerRecord:
         return ServerRecord(
             name=self.name,
-            pid=self._start.supervisor.pid,
-            create_time=self._start.supervisor.create_time,
+            pid=self._supervisor.pid,
+            create_time=self._supervisor.create_time,
             supervisor_pid=os.getpid(),
             supervisor_create_time=psutil.Process().create_time(),
-            identity=self._start.supervisor.identity,
+            identity=self._supervisor.identity,
             supervisor_identity=process_identity(os.getpid()),
             url=self.spec.url,
             model=self.spec.model,
             engine=self.spec.engine,
-            log_path=str(self.log_path),
+            log_path=str(self.log.path),
             stop_s=self.spec.shutdown_timeout_s,
             command=without_api_key(self.spec.argv),
             serve_args=self.care.serve_args,
@@ -165,10 +170,10 @@ class ManagedServer:
 
     def _process_fields(self) -> dict[str, object]:
         return {
-            "pid": self._start.supervisor.pid,
-            "create_time": self._start.supervisor.create_time,
-            "identity": self._start.supervisor.identity,
-            "log_path": str(self.log_path),
+            "pid": self._supervisor.pid,
+            "create_time": self._supervisor.create_time,
+            "identity": self._supervisor.identity,
+            "log_path": str(self.log.path),
             "num_restarts": self.num_restarts,
         }
 
@@ -220,8 +225,8 @@ class ManagedServer:
 
     def begin_service(self) -> None:
         """It is ready: from now on its counters are watched."""
-        self._start.ready_at = time.monotonic()
-        self._start.supervisor.note_files()  # it will not use others before long
+        self._ready_at = time.monotonic()
+        self._supervisor.note_files()  # it will not use others before long
         self.note_state(ServerState.READY)
         self._begin_watch()
         if self.care.endpoint_file is not None:
@@ -245,7 +250,7 @@ class ManagedServer:
         self._activity = ActivityWatch(
             self.spec.url,
             self.care.stall_s,
-            processes=self._start.supervisor.processes,
+            processes=self._supervisor.processes,
             probe=self._idle_probe(),
             on_change=self._note_activity,
         )
@@ -290,7 +295,7 @@ class ManagedServer:
         activity = self._activity
         if activity is not None:
             return activity.moved_at
-        return time.monotonic() - self._start.progress.age_s
+        return time.monotonic() - self.log.progress.age_s
 
     def read_care_again(self) -> None:
         """Take what the settings say now; what cannot be used is said, and the old goes on."""
@@ -323,98 +328,76 @@ class ManagedServer:
 
         def tick() -> None:
             if self.watch():
-                self.note_state(state, self._start.running_phase())
+                self.note_state(state, self.log.running_phase())
             on_tick()
 
         return wait_until_ready(
-            is_ready=self._start.probe.is_ready,
+            is_ready=self._probe.is_ready,
             is_alive=self.is_alive,
             is_stop_requested=is_stop_requested,
             timeout_s=timeout_s,
-            still_s=lambda: self._start.progress.age_s,
+            still_s=lambda: self.log.progress.age_s,
             on_tick=tick,
         )
 
     def status(self) -> SupervisorStatus:
         """What the supervisor's own endpoint tells; called by its threads."""
-        record, start, activity = self._record, self._start, self._activity
-        is_started = start.ready_at is not None
-        moved = activity.still_s if activity is not None else start.progress.age_s
+        record, activity = self._record, self._activity
+        log, supervisor = self.log, self._supervisor
+        is_started = self._ready_at is not None
+        moved = activity.still_s if activity is not None else log.progress.age_s
         return SupervisorStatus(
             name=self.name,
             engine=self.spec.engine,
             model=self.spec.model,
             state=ServerState.STARTING if record is None else record.state,
             detail=None if record is None else record.detail,
-            phase=None if is_started else start.running_phase(),
+            phase=None if is_started else log.running_phase(),
             is_started=is_started,
-            is_process_alive=start.supervisor.has_begun and start.supervisor.is_alive(),
+            is_process_alive=supervisor.has_begun and supervisor.is_alive(),
             num_restarts=self.num_restarts,
             uptime_s=time.monotonic() - self._began_at,
             progress_age_s=moved,
-            log_lost_bytes=start.sink.lost_bytes,
-            engine_version=start.report().facts.engine_version,
+            log_lost_bytes=log.lost_bytes,
+            engine_version=log.report().facts.engine_version,
         )
 
     def is_alive(self) -> bool:
         """True while the server's first process runs."""
-        return self._start.supervisor.is_alive()
+        return self._supervisor.is_alive()
 
     @property
     def exit_code(self) -> int | None:
         """Exit status of the first process, None while it runs."""
-        return self._start.supervisor.exit_code
+        return self._supervisor.exit_code
 
     @property
     def served_s(self) -> float:
-        """For how long this start has been ready."""
-        return self._start.served_s
+        """For how long this start has been ready; 0 if it never was."""
+        return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
 
     def elapsed_s(self) -> float:
         """Seconds since the start."""
-        return self._start.elapsed_s
+        return time.monotonic() - self._start_began_at
 
     def watch(self) -> bool:
         """Note new processes of the tree, at most once a second; True when it was time."""
-        is_time = self._start.watch()
+        is_time = self._supervisor.watch()
         if is_time:
             self._change_record(**self._log_fields())
         return is_time
 
     def _log_fields(self) -> dict[str, object]:
-        sink = self._start.sink
-        return {"log_lost_bytes": sink.lost_bytes, "log_error": sink.write_error}
-
-    def take_events(self) -> tuple[Event, ...]:
-        """What the log has told since the last call."""
-        return self._start.take_events()
-
-    def report(self) -> LogReport:
-        """All that the log has told so far."""
-        return self._start.report()
-
-    @property
-    def log_path(self) -> Path:
-        """The log of this start."""
-        return self._start.log_path
-
-    def log_tail(self, count: int) -> list[str]:
-        """The last lines of the log."""
-        return self._start.sink.tail(count)
-
-    @property
-    def log_write_error(self) -> str | None:
-        """Why the log file is incomplete, if it is."""
-        return self._start.sink.write_error
+        return {"log_lost_bytes": self.log.lost_bytes, "log_error": self.log.write_error}
 
     def hurry(self) -> None:
         """Make `stop` skip its waiting."""
-        self._start.supervisor.hurry()
+        self._supervisor.hurry()
 
     def clear_away(self) -> StopReport:
         """End every process of this start; record and endpoint stay for the next one."""
         self._end_watch()
-        report = self._start.supervisor.stop()
+        report = self._supervisor.stop()
         remove_ownerless_files()
         return report
 

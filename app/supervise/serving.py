@@ -125,7 +125,7 @@ class _Life:
         def tick() -> None:
             self._answer_signals()
             self._report.starting()
-            self._screens.starting(server.take_events())
+            self._screens.starting(server.log.take_events())
 
         outcome = server.wait_until_ready(self._start_timeout_s, signals.is_requested, tick)
         if outcome is not StartOutcome.READY:
@@ -134,7 +134,7 @@ class _Life:
                 was_ready=False,
                 hang=_explain(server) if outcome is StartOutcome.TIMED_OUT else None,
             )
-        self._screens.starting(server.take_events())  # what came with the last of the start
+        self._screens.starting(server.log.take_events())  # what came with the last of the start
         server.begin_service()
         self._screens.ready(server)
         self._report.ready()
@@ -226,7 +226,7 @@ def _why_no_restart(server: ManagedServer, ended: _Ended, report: StopReport) ->
     if not report.is_clean:
         return report.remains(server.spec.port)
     exit_code = server.exit_code if ended.by_itself else None
-    return why_no_restart(exit_code, server.report().problem)
+    return why_no_restart(exit_code, server.log.report().problem)
 
 
 def _failure(server: ManagedServer, ended: _Ended, start_timeout_s: float) -> StokerError:
@@ -255,11 +255,11 @@ def _death_error(server: ManagedServer, ended: _Ended) -> StokerError:
     code = server.exit_code
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
     when = "died" if ended.was_ready else "failed to start"
-    problem = server.report().problem
+    problem = server.log.report().problem
     cause = f": {problem.title}" if problem is not None and problem.is_known else ""
     return StokerError(
         f"the server {when} ({how}){printable(cause)}\n{_explain(server)}",
-        hint=f"the whole log: {server.log_path}",
+        hint=f"the whole log: {server.log.path}",
         exit_code=ExitCode.ENGINE_DIED if ended.was_ready else ExitCode.ENGINE_FAILED_TO_START,
     )
 
@@ -267,7 +267,7 @@ def _death_error(server: ManagedServer, ended: _Ended) -> StokerError:
 def _stall_error(server: ManagedServer, reason: str) -> StokerError:
     return StokerError(
         f"the server was stopped, since it was stalled: {reason}",
-        hint=f"the whole log: {server.log_path}",
+        hint=f"the whole log: {server.log.path}",
         exit_code=ExitCode.ENGINE_STALLED,
     )
 
@@ -275,13 +275,13 @@ def _stall_error(server: ManagedServer, reason: str) -> StokerError:
 def _timeout_error(server: ManagedServer, timeout_s: float, hang: str) -> StokerError:
     return StokerError(
         f"the server was stopped: not ready, and no progress for {timeout_s:g} s\n{hang}",
-        hint=f"give it longer with --startup-timeout; the whole log: {server.log_path}",
+        hint=f"give it longer with --startup-timeout; the whole log: {server.log.path}",
         exit_code=ExitCode.TIMEOUT,
     )
 
 
 def _explain(server: ManagedServer) -> str:
-    return explanation_text(server.report(), server.exit_code, server.log_tail(_TAIL_LINES))
+    return explanation_text(server.log.report(), server.exit_code, server.log.tail(_TAIL_LINES))
 
 
 def _leftover_error(server: ManagedServer, report: StopReport) -> StokerError:

@@ -27,6 +27,7 @@ from engine.machine.ports import describe_holder, is_port_free
 from engine.machine.processes import is_stopped, process_identity
 
 _LOG_GRACE_S = 4.0
+_WATCH_INTERVAL_S = 1.0
 _NOTE_FILES_S = 2.0
 _GUARD_S = 12.0  # it has nothing to end any more
 
@@ -94,7 +95,7 @@ class Supervisor:
         self._identity = ""
         self._gpus = GpuWitness(nvml)
         self._files = SharedFiles()
-        self._files_noted_at = 0.0
+        self._watched_at = self._files_noted_at = 0.0
 
     def start(self) -> None:
         """Start the server and the thread that drains its output."""
@@ -156,13 +157,18 @@ class Supervisor:
         """Exit status of the first process; negative for a signal, None while it runs."""
         return self._running().poll()
 
-    def watch(self) -> None:
-        """Note processes that have appeared, and their files; call it about once a second."""
+    def watch(self) -> bool:
+        """Note new processes, and their files, at most once a second; whether it was time."""
+        now = time.monotonic()
+        if now - self._watched_at < _WATCH_INTERVAL_S:
+            return False
+        self._watched_at = now
         self._keep_guard()
-        if time.monotonic() - self._files_noted_at >= _NOTE_FILES_S:
+        if now - self._files_noted_at >= _NOTE_FILES_S:
             self.note_files()
         elif self._tree is not None:
             self._tree.refresh()
+        return True
 
     def note_files(self) -> None:
         """Learn which processes there are and, here and in the guard, which files they use."""

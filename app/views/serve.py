@@ -80,7 +80,7 @@ class ServeView:
         self._start.close()
         self._remember()
         if not server.care.is_background:
-            say_warnings(server.report(), server.name)
+            say_warnings(server.log.report(), server.name)
             _print_ready(server)
         self._on_ready(server)
 
@@ -149,7 +149,7 @@ def wait_quietly(server: ManagedServer, should_go_on: Callable[[], bool]) -> Non
     """In the background nobody reads along: only what is wrong is said."""
     while should_go_on():
         _say_news(server)
-        server.take_events()
+        server.log.take_events()
         time.sleep(_FOLLOW_POLL_S)
 
 
@@ -160,16 +160,16 @@ def print_throughput(server: ManagedServer, should_go_on: Callable[[], bool]) ->
         _say_news(server)
         if not has_warned:
             has_warned = warn_of_incomplete_log(server)
-        if _has_throughput(server.take_events()):
+        if _has_throughput(server.log.take_events()):
             print(_throughput_line(server), flush=True)
         time.sleep(_FOLLOW_POLL_S)
 
 
 def warn_of_incomplete_log(server: ManagedServer) -> bool:
     """Say why the log is incomplete, if it is."""
-    if server.log_write_error is None:
+    if server.log.write_error is None:
         return False
-    output.say(f"warning: the log {server.log_path} is incomplete: {server.log_write_error}")
+    output.say(f"warning: the log {server.log.path} is incomplete: {server.log.write_error}")
     return True
 
 
@@ -194,7 +194,7 @@ def _has_throughput(events: tuple[Event, ...]) -> bool:
 
 
 def _throughput_line(server: ManagedServer) -> str:
-    facts = server.report().facts
+    facts = server.log.report().facts
     values = (
         ("prompt", facts.prompt_tokens_per_s, lambda value: f"{formatting.rate(value)} tok/s"),
         (
@@ -216,7 +216,7 @@ def _speed(value: float) -> str:
 
 def _print_ready(server: ManagedServer) -> None:
     took = formatting.age(server.elapsed_s())
-    print(f"ready at {server.spec.addresses} ({took}), log {server.log_path}", flush=True)
+    print(f"ready at {server.spec.addresses} ({took}), log {server.log.path}", flush=True)
     address = "" if server.spec.port == 8000 else f" {server.spec.url}"
     output.say(f'next: echo "Hello" | stoker chat{address}    (Ctrl-C here stops the server)')
 
