@@ -24,7 +24,7 @@ _LOGS = "logs"
 CONVERSATIONS = "conversations.sqlite3"
 MEMORY_LEDGER = "memory-ledger.jsonl"
 START_TIMES = "start-times.json"
-JOBS = "jobs"
+JOBS, KEYS = "jobs", "keys"
 SERVERS = "servers"
 _LONGEST_NAME = 60
 
@@ -56,6 +56,7 @@ def all_places() -> tuple[Place, ...]:
         Place("memory ledger", state / MEMORY_LEDGER, _STATE),
         Place("start times", state / START_TIMES, _STATE),
         Place("endpoints of jobs", state / JOBS, _STATE),
+        Place("keys of servers", state / KEYS, _STATE),
         Place("running servers", run / SERVERS, run_variable),
     )
 
@@ -107,6 +108,11 @@ def ledger_path() -> Path:
 def jobs_path() -> Path:
     """Where the endpoint files of batch jobs lie; it need not be there."""
     return _state_path() / JOBS
+
+
+def keys_path() -> Path:
+    """Where the keys lie that were made for servers; it need not be there."""
+    return _state_path() / KEYS
 
 
 def logs_path() -> Path:

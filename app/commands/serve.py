@@ -194,9 +194,9 @@ def serve(
       stoker serve --engine llama.cpp ./model.gguf --max-model-len 4096 --max-num-seqs 8 -- -ngl 99
     """
     from app.launch.engine_launch import EnginePlace
+    from app.launch.exposure import exposure_lines, is_exposed, key_file_of, made_key
     from app.launch.launch_specs import (
         engine_called,
-        open_to_all,
         parse_serve_request,
         with_debug_endpoints,
         without_api_key,
@@ -213,10 +213,14 @@ def serve(
     _require_two_ports(request, status_port)
     endpoint = None if endpoint_file is None else prepared_endpoint_path(endpoint_file)
     place = EnginePlace(engine_python, engine_binary)
-    api_key = _api_key(request, api_key_file)
+    key_file = Path(api_key_file).expanduser().absolute() if api_key_file else None
+    api_key = _api_key(request, key_file)
+    if api_key is None and is_exposed(request):
+        key_file = key_file_of(name or Path(request.served_name).name)
+        api_key = None if dry_run else made_key(key_file, request.args.host)
     request = with_debug_endpoints(request, words, api_key)
-    if (danger := open_to_all(request, api_key)) is not None:
-        say(f"warning: {danger}")
+    for line in exposure_lines(request, key_file):
+        say(f"note: {line}")
     spec = _prepare(request, place, api_key)
     if dry_run:
         return _print_launch(spec)
@@ -233,7 +237,7 @@ def serve(
         status_host=status_host,
         exit_when_idle_s=None if exit_when_idle is None else 60 * exit_when_idle,
         endpoint_file=endpoint,
-        key_file=None if api_key_file is None else Path(api_key_file).expanduser().absolute(),
+        key_file=key_file,
         service=service,
         read_again=lambda: _care_again(ctx),
     )
@@ -374,14 +378,14 @@ def _print_launch(spec: LaunchSpec) -> int:
     return 0
 
 
-def _api_key(request: ServeRequest, key_file: str | None) -> str | None:
+def _api_key(request: ServeRequest, key_file: Path | None) -> str | None:
     from app.output import say
     from app.targets.servers import api_key_from
 
     if request.api_key:
         say("note: other users see --api-key in the process list; STOKER_API_KEY is private")
         return request.api_key
-    return api_key_from(Path(key_file) if key_file else None)
+    return api_key_from(key_file)
 
 
 def _prepare(request: ServeRequest, place: EnginePlace, api_key: str | None) -> LaunchSpec:

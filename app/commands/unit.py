@@ -111,10 +111,14 @@ def unit(
 def _units(
     ctx: typer.Context, kinds: list[str], own: UnitChoices, choices: KindChoices
 ) -> list[WrittenUnit]:
+    from app.launch.exposure import exposure_lines
+    from app.output import say
     from app.units.build import deployment_of, require_reachable_model
     from app.units.kinds import CONTAINERS, KINDS
 
     line = _serve_line(ctx)
+    for text in exposure_lines(line.request, None):
+        say(f"note: {text}")
     if set(kinds) & set(CONTAINERS):
         require_reachable_model(line.request)
     deployment = deployment_of(line, own, _usual_start_s(line), choices.version)

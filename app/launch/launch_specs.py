@@ -165,18 +165,6 @@ def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequ
     )
 
 
-def open_to_all(request: ServeRequest, api_key: str | None) -> str | None:
-    """The warning of a server that other machines reach without a key; None where none does."""
-    host = request.args.host
-    if api_key is not None or is_loopback(host):
-        return None
-    more = ", cancel requests of others" if request.args.enable_debug_endpoints else ""
-    return (
-        f"--host {host} without a key: whoever reaches this machine can use the server{more}; "
-        "set STOKER_API_KEY, or leave --host out to serve this machine alone"
-    )
-
-
 def with_debug_endpoints(
     request: ServeRequest, words: Sequence[str], api_key: str | None
 ) -> ServeRequest:

@@ -7,17 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.cli import run
 from app.errors import ExitCode, StokerError
 from app.launch.launch_specs import (
     as_flags,
     check_fits_model,
     engine_called,
     engine_flag_help,
-    open_to_all,
     parse_serve_request,
     stoker_spec,
-    with_debug_endpoints,
     without_api_key,
 )
 from engine.machine.addresses import outward_host
@@ -194,36 +191,6 @@ def test_a_flag_that_vllm_removed_is_not_passed_on(engine: str, flag: str, advic
     assert f"-- {flag}" not in hint
 
 
-@pytest.mark.parametrize("engine", ["stoker", "vllm", "llama.cpp"])
-@pytest.mark.parametrize(
-    ("host", "api_key", "is_warned"),
-    [
-        ("127.0.0.1", None, False),
-        ("localhost", None, False),
-        ("0.0.0.0", "key", False),
-        ("0.0.0.0", None, True),
-        ("::", None, True),
-        ("192.168.7.7", None, True),
-    ],
-)
-def test_a_server_open_to_all_is_warned_of(
-    engine: str, host: str, api_key: str | None, is_warned: bool
-) -> None:
-    words = ["--host", host]
-    request = with_debug_endpoints(parse_serve_request(words, engine), words, api_key)
-    warning = open_to_all(request, api_key)
-
-    assert (warning is not None) == is_warned
-    assert warning is None or f"--host {host} without a key" in warning
-    if is_warned:
-        assert not request.args.enable_debug_endpoints, "nobody else may cancel"
-
-
-def test_a_request_to_be_cancelled_by_all_is_named() -> None:
-    words = ["--host", "0.0.0.0", "--enable-debug-endpoints"]
-    assert "cancel requests of others" in str(open_to_all(parse_serve_request(words), None))
-
-
 def test_the_address_for_other_machines() -> None:
     assert outward_host("127.0.0.1") is None
     assert outward_host("192.168.7.7") == "192.168.7.7"
@@ -234,11 +201,6 @@ def test_the_address_for_other_machines() -> None:
     assert spec.url == "http://127.0.0.1:8989"
     if found not in (None, "127.0.0.1"):
         assert spec.addresses == f"http://127.0.0.1:8989 (others: http://{found}:8989)"
-
-
-def test_serve_says_so_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", str(tmp_path), "--host", "0.0.0.0"]) != 0
-    assert "warning: --host 0.0.0.0 without a key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
