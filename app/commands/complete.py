@@ -53,7 +53,7 @@ def complete(
     `stoker complete "def add(a, b):" -n 40`; the continuation alone goes to stdout.
     """
     from app.client.chat.answers import AnswerBuilder
-    from app.client.chat.completions import stream_completion
+    from app.client.chat.stream import stream_completion
     from app.client.served_model import served_model
     from app.client.terminal_text import strip_escapes
     from app.targets.server_errors import client_errors

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from app.cli import run
-from tests.client.debug.test_trace import DOCUMENT
+from tests.client.debug.trace_document import DOCUMENT
 from tests.client.local_server import Answer, LocalServer, serving
 
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"

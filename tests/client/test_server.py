@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import httpx
 import pytest
 
-from app.client.errors import BadAnswer, BadStatus, Unauthorized, Unreachable
+from app.client.errors import (
+    BadAnswer,
+    BadStatus,
+    Unauthorized,
+    Unreachable,
+)
+from app.client.metrics.sample import MetricsSample
 from app.client.server import (
     HealthStatus,
     MetricsSource,
@@ -98,3 +107,51 @@ async def test_source_lives_through_a_restart() -> None:
     server.stop()
     assert first.running == again.running == 3
     assert again.time_s > first.time_s
+
+
+def scraped(answer: Any) -> MetricsSample:
+    async def ask() -> MetricsSample:
+        async with MetricsSource("http://h:1", transport=httpx.MockTransport(answer)) as source:
+            return await source.scrape()
+
+    return asyncio.run(ask())
+
+
+def test_router_is_asked_for_each_loaded_model() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url.raw_path.decode()))
+        if request.url.path == "/models":
+            states = (("qwen", "loaded"), ("llama", "loaded"), ("gemma", "unloaded"))
+            data = [{"id": name, "status": {"value": state}} for name, state in states]
+            return httpx.Response(200, json={"data": data})
+        model = request.url.params.get("model")
+        if model is None:
+            error = {"code": 400, "message": "model name is missing from the request"}
+            return httpx.Response(400, json={"error": error})
+        number = {"qwen": 2, "llama": 3}[model]
+        return httpx.Response(200, text=f"llamacpp:requests_processing {number}\n")
+
+    found = scraped(answer)
+    assert (found.engine, found.running, found.model) == ("llama.cpp", 5, "llama, qwen")
+    assert [(e.name, e.running) for e in found.engines] == [("llama", 3), ("qwen", 2)]
+    assert not any("gemma" in path for path in asked), "a question would load the model"
+    assert all("autoload=false" in path for path in asked if "model=" in path)
+
+
+def test_model_that_the_metrics_do_not_name_is_asked_for_once() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "/models/small-q4.gguf"}]})
+        return httpx.Response(200, text="llamacpp:requests_processing 0\n")
+
+    async def twice() -> list[MetricsSample]:
+        async with MetricsSource("http://h:1", transport=httpx.MockTransport(answer)) as source:
+            return [await source.scrape(), await source.scrape()]
+
+    assert [found.model for found in asyncio.run(twice())] == ["small-q4.gguf"] * 2
+    assert asked == ["/metrics", "/v1/models", "/metrics"]

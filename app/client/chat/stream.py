@@ -1,4 +1,4 @@
-"""Streamed chat completions: messages in, deltas out. No terminal, no history."""
+"""Streamed answers: messages in, or a raw prompt that goes on where it ends; deltas out."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def stream_chat(
     events = post_events(
         base_url,
         _PATH,
-        _body(model, messages, params),
+        _body({"model": model, "messages": _sent(messages)}, params),
         api_key=api_key,
         timeout_s=timeout_s,
         transport=transport,
@@ -92,7 +92,7 @@ async def stream_chat_async(
     events = post_events_async(
         base_url,
         _PATH,
-        _body(model, messages, params),
+        _body({"model": model, "messages": _sent(messages)}, params),
         api_key=api_key,
         timeout_s=timeout_s,
         transport=transport,
@@ -102,12 +102,37 @@ async def stream_chat_async(
             yield _delta(event)
 
 
-def _body(
-    model: str, messages: Sequence[Message], params: Mapping[str, object]
-) -> dict[str, object]:
+def stream_completion(
+    base_url: str,
+    prompt: str,
+    *,
+    model: str,
+    api_key: str | None = None,
+    timeout_s: float = STREAM_TIMEOUT_S,
+    transport: httpx.BaseTransport | None = None,
+    **params: object,
+) -> Generator[ChatDelta, None, None]:
+    """Yield the continuation of `prompt`, without a chat template."""
+    events = post_events(
+        base_url,
+        "/v1/completions",
+        _body({"model": model, "prompt": prompt}, params),
+        api_key=api_key,
+        timeout_s=timeout_s,
+        transport=transport,
+    )
+    with contextlib.closing(events):
+        for event in events:
+            yield _delta(event)
+
+
+def _sent(messages: Sequence[Message]) -> list[dict[str, object]]:
+    return [dict(message) for message in messages]
+
+
+def _body(asked: Mapping[str, object], params: Mapping[str, object]) -> dict[str, object]:
     return {
-        "model": model,
-        "messages": [dict(message) for message in messages],
+        **asked,
         "stream": True,
         "stream_options": {"include_usage": True},
         **{name: value for name, value in params.items() if value is not None},
@@ -119,10 +144,10 @@ def _delta(event: Mapping[str, Any]) -> ChatDelta:
     choice = choices[0]
     part = choice.get("delta") or {}
     return ChatDelta(
-        text=part.get("content") or "",
+        text=part.get("content") or choice.get("text") or "",
         reasoning=part.get("reasoning_content") or part.get("reasoning") or "",
         finish_reason=clean_word(choice.get("finish_reason")),
-        usage=read_usage(event),
+        usage=_usage(event),
         tool_calls=tuple(_tool_call(piece) for piece in part.get("tool_calls") or ()),
     )
 
@@ -137,7 +162,7 @@ def _tool_call(piece: Mapping[str, Any]) -> ToolCallPiece:
     )
 
 
-def read_usage(event: Mapping[str, Any]) -> Usage | None:
+def _usage(event: Mapping[str, Any]) -> Usage | None:
     """The token counts of an event that carries them."""
     usage = event.get("usage")
     if not usage:

@@ -6,8 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.client.chat.stream import ChatDelta, Usage, stream_chat
+from app.client.chat.stream import ChatDelta, Usage, stream_chat, stream_completion
 from app.client.errors import BadAnswer, BadStatus, Unreachable
+from tests.client.chat_server import DONE, ChatServer, event, usage
 from tests.client.local_server import Answer, serving
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -101,3 +102,25 @@ def test_nothing_listens() -> None:
         url = server.url
     with pytest.raises(Unreachable):
         list(stream_chat(url, MESSAGES))
+
+
+def test_completion_of_a_raw_prompt() -> None:
+    events = [
+        event(choices=[{"text": " upon"}]),
+        event(choices=[{"text": " a", "finish_reason": "length"}]),
+        usage(1, 2),
+        DONE,
+    ]
+    with ChatServer([events]).running() as server:
+        deltas = list(stream_completion(server.url, "Once", model="m", max_tokens=2, seed=None))
+    assert "".join(delta.text for delta in deltas) == " upon a"
+    assert deltas[1].finish_reason == "length"
+    assert server.bodies == [
+        {
+            "model": "m",
+            "prompt": "Once",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 2,
+        }
+    ]

@@ -15,7 +15,7 @@ from app.client.debug.trace import read_trace
 from app.client.errors import BadStatus, EngineInStep, Unauthorized, Unreachable
 from app.client.metrics.sample import MetricsSample
 from app.client.metrics.slots import Slot
-from tests.client.debug.test_trace import DOCUMENT
+from tests.client.debug.trace_document import DOCUMENT
 from tests.tui.engine_script import ScriptedDebug, sample_of
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until
 from tui.app import DashboardApp

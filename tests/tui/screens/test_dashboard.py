@@ -21,8 +21,8 @@ from tui.state.history import MetricHistory
 from tui.widgets.logs.log_pane import LogPane
 from tui.widgets.panel import Panel
 
-REAL = Path(__file__).parents[3] / "shared" / "metrics" / "vllm-0.30.0-busy.txt"
-OWN_LOG = Path(__file__).parents[1] / "data" / "own_engine_start.log"
+REAL = Path(__file__).parents[4] / "shared" / "metrics" / "vllm-0.30.0-busy.txt"
+OWN_LOG = Path(__file__).parents[2] / "data" / "own_engine_start.log"
 FAST_S = 0.001
 GONE = Unreachable(f"no server answers at {URL} (connection refused)")
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.client.errors import BadStatus, EngineInStep, ServerLoading, status_error
 from app.client.metrics.exposition import KnownSeries, parse_exposition, with_label
 from app.client.metrics.sample import MetricsSample, read_sample
-from app.client.server import MetricsSource
 from app.client.watch.sample_record import record_of
 
-PAGES = Path(__file__).parents[3] / "shared" / "more-metrics"
+PAGES = Path(__file__).parents[4] / "shared" / "more-metrics"
 
 READINGS: Mapping[str, Mapping[str, Any]] = {
     "m02-sglang-percent-gauge.txt": {
@@ -286,71 +281,8 @@ def test_any_order_of_series_labels_and_ranks_reads_the_same(
 # ---- a router, a model without a name, a server that loads ---------------------------------------
 
 
-def scraped(answer: Any) -> MetricsSample:
-    async def ask() -> MetricsSample:
-        async with MetricsSource("http://h:1", transport=httpx.MockTransport(answer)) as source:
-            return await source.scrape()
-
-    return asyncio.run(ask())
-
-
-def test_router_is_asked_for_each_loaded_model() -> None:
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url.raw_path.decode()))
-        if request.url.path == "/models":
-            states = (("qwen", "loaded"), ("llama", "loaded"), ("gemma", "unloaded"))
-            data = [{"id": name, "status": {"value": state}} for name, state in states]
-            return httpx.Response(200, json={"data": data})
-        model = request.url.params.get("model")
-        if model is None:
-            error = {"code": 400, "message": "model name is missing from the request"}
-            return httpx.Response(400, json={"error": error})
-        number = {"qwen": 2, "llama": 3}[model]
-        return httpx.Response(200, text=f"llamacpp:requests_processing {number}\n")
-
-    found = scraped(answer)
-    assert (found.engine, found.running, found.model) == ("llama.cpp", 5, "llama, qwen")
-    assert [(e.name, e.running) for e in found.engines] == [("llama", 3), ("qwen", 2)]
-    assert not any("gemma" in path for path in asked), "a question would load the model"
-    assert all("autoload=false" in path for path in asked if "model=" in path)
-
-
-def test_model_that_the_metrics_do_not_name_is_asked_for_once() -> None:
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.path)
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "/models/small-q4.gguf"}]})
-        return httpx.Response(200, text="llamacpp:requests_processing 0\n")
-
-    async def twice() -> list[MetricsSample]:
-        async with MetricsSource("http://h:1", transport=httpx.MockTransport(answer)) as source:
-            return [await source.scrape(), await source.scrape()]
-
-    assert [found.model for found in asyncio.run(twice())] == ["small-q4.gguf"] * 2
-    assert asked == ["/metrics", "/v1/models", "/metrics"]
-
-
 def test_label_is_put_into_every_sample_and_read_back() -> None:
     text = '# TYPE a counter\na_total{x="1",} 2 17 # {t="y"} 1\nb 3\nnot a sample}\n'
     exposition = parse_exposition(with_label(text, "model_name", 'q"\\n'))
     assert exposition.get("a")[0] == ({"x": "1", "model_name": 'q"\\n'}, 2)
     assert exposition.get("b")[0].labels == {"model_name": 'q"\\n'}
-
-
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        (json.dumps({"error": {"message": "Loading model", "code": 503}}), ServerLoading),
-        (json.dumps({"error": {"message": "x", "code": "server_starting"}}), ServerLoading),
-        (json.dumps({"status": "starting"}), ServerLoading),
-        (json.dumps({"error": {"message": "loading is over", "code": "engine_dead"}}), BadStatus),
-        (json.dumps({"error": {"message": "x", "code": "engine_in_step"}}), EngineInStep),
-        ("upstream connect error", BadStatus),
-    ],
-)
-def test_kinds_of_503(body: str, kind: type[BadStatus]) -> None:
-    assert type(status_error("http://h:1/metrics", 503, body)) is kind
