@@ -152,8 +152,9 @@ class DashboardScreen(Screen[None]):
 
     async def _watch_cores(self, read: Callable[[], float | None]) -> None:
         """How busy this machine is, when the server is on it: a limit that no metric tells."""
+        panel = self.query_one(LimitPanel)  # found once: while the screen closes it is not there
         while True:
-            self.query_one(LimitPanel).core_load = await asyncio.to_thread(read)
+            panel.core_load = await asyncio.to_thread(read)
             await asyncio.sleep(_CORES_S)
 
     @property

@@ -14,15 +14,10 @@ from tests.client.local_server import Answer, serving
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def event(**fields: Any) -> bytes:
-    return b"data: " + json.dumps(fields).encode() + b"\n\n"
-
-
 def text_event(text: str, finish_reason: str | None = None) -> bytes:
     return event(choices=[{"delta": {"content": text}, "finish_reason": finish_reason}])
 
 
-DONE = b"data: [DONE]\n\n"
 USAGE = event(choices=[], usage={"prompt_tokens": 5, "completion_tokens": 2})
 
 
