@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from app.client.errors import BadAnswer, Unauthorized
-from app.client.metrics.served_model import ServedModel, served_model
+from app.client.served_model import ServedModel, served_model
 
 
 def models(**answers: tuple[int, object]) -> httpx.MockTransport:
