@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from engine.config import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_UTILIZATION,
     CacheConfig,
     CompilationConfig,
     DeviceConfig,
@@ -32,6 +34,9 @@ from engine.sampling_params import MAX_LOGPROBS
 from engine.step_budget import StepDevice, step_budget
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
+QUANTIZATIONS = ("int8", "int4")
+"""What weights can be rounded to while they are loaded on a CPU."""
+
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _TOOL_CALL_PARSERS = ("hermes", "llama3_json", "json")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -129,7 +134,7 @@ class EngineArgs:
     quantization: str = _flag(
         "none",
         "Round weights to int8 or int4 on load, on a CPU; their inputs become int8.",
-        choices=("none", "int8", "int4"),
+        choices=("none", *QUANTIZATIONS),
         short="-q",
     )
     model_impl: str = _flag(
@@ -155,9 +160,10 @@ class EngineArgs:
         "ones keep coming.",
         choices=("fcfs", "priority"),
     )
-    block_size: int | None = _flag(None, "Tokens per KV block; default 16.")
+    block_size: int | None = _flag(None, f"Tokens per KV block; default {DEFAULT_BLOCK_SIZE}.")
     gpu_memory_utilization: float = _flag(
-        0.92, "Share of the device's memory for this server (on a CPU: of the free RAM)."
+        DEFAULT_UTILIZATION,
+        "Share of the device's memory for this server (on a CPU: of the free RAM).",
     )
     kv_cache_memory_bytes: int | None = _flag(
         None, "KV cache size in bytes, e.g. 2G; overrides the share.", parse=human_readable_int
@@ -284,7 +290,7 @@ class EngineArgs:
         return EngineConfig(
             model=model,
             cache=CacheConfig(
-                block_size=self.block_size or CacheConfig().block_size,
+                block_size=self.block_size or DEFAULT_BLOCK_SIZE,
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 num_gpu_blocks_override=self.num_gpu_blocks_override,
@@ -407,9 +413,12 @@ def _resolve_dtype(asked: str, model: ModelConfig, device: str) -> str:
     """`auto` is a 16-bit format where the device computes it fast; on a CPU our own kernels do."""
     if asked != "auto":
         return asked
-    if device == "cpu":
-        return cpu_dtype(model.implementation)
-    return "float16" if model.dtype in ("float16", "float32") else model.dtype
+    return cpu_dtype(model.implementation) if device == "cpu" else gpu_dtype(model.dtype)
+
+
+def gpu_dtype(checkpoint_dtype: str) -> str:
+    """What `--dtype auto` is on a GPU: the checkpoint's format, float16 for a float32 one."""
+    return "float16" if checkpoint_dtype == "float32" else checkpoint_dtype
 
 
 def cpu_dtype(implementation: str) -> str:

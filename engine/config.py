@@ -15,13 +15,16 @@ from engine.pooling_params import PoolingParams
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per KV block (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE)."""
 
+DEFAULT_UTILIZATION = 0.92
+"""Share of the device's memory that one server takes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """KV cache. `kv_cache_memory_bytes` overrides what `gpu_memory_utilization` would give."""
 
     block_size: int = DEFAULT_BLOCK_SIZE
-    gpu_memory_utilization: float = 0.92
+    gpu_memory_utilization: float = DEFAULT_UTILIZATION
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True

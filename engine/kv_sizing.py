@@ -17,6 +17,7 @@ from engine.errors import ConfigError, MemoryBudgetError
 from engine.model_config import ModelConfig
 
 GIB = 1 << 30
+_CPU_CAP_BYTES = 4 * GIB
 
 _DTYPE_BYTES = {
     "float32": 4,
@@ -115,6 +116,10 @@ class KVCacheSpec:
             blocks, window_blocks(group.sliding_window, self.in_flight_tokens, self.block_size)
         )
 
+    def bytes_for_one_request(self, num_tokens: int) -> int:
+        """Of a cache that holds one request of `num_tokens`, with its null block."""
+        return (self.blocks_per_request(num_tokens) + 1) * self.bytes_per_block
+
 
 def window_blocks(window: int, in_flight_tokens: int, block_size: int) -> int:
     """Most blocks that a sliding window holds at once, wherever it begins in a block."""
@@ -204,6 +209,16 @@ def format_gib(num_bytes: float) -> str:
 def requested_memory(total_bytes: int, utilization: float) -> int:
     """This instance's share of the device (vLLM's request_memory)."""
     return math.ceil(total_bytes * utilization)
+
+
+def cpu_cap(spec: KVCacheSpec, max_model_len: int) -> int:
+    """Most that a cache takes of a CPU's free RAM by itself: 4 GiB, or one request's if more."""
+    return max(_CPU_CAP_BYTES, spec.bytes_for_one_request(max_model_len))
+
+
+def cpu_share(free_bytes: int, utilization: float, spec: KVCacheSpec, max_model_len: int) -> int:
+    """What a cache takes of the RAM that is free once the weights are there."""
+    return min(int(free_bytes * utilization), cpu_cap(spec, max_model_len))
 
 
 def kv_capacity(available_bytes: int, spec: KVCacheSpec, max_model_len: int) -> KVCapacity:

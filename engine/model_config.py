@@ -6,6 +6,7 @@ Reads a local folder only; finding, downloading and converting models is `engine
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,6 @@ class ModelConfig:
         if is_own:
             require_own_code(architecture, raw)
         check_decoder(raw, str(folder / "config.json"))
-        heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
         activation = raw.get("hidden_act") or raw.get("hidden_activation") or "silu"
         if activation not in _ACTIVATIONS:
             known = " and ".join(_ACTIVATIONS)
@@ -185,27 +185,42 @@ class ModelConfig:
             path=str(folder),
             served_name=served_name,
             architecture=architecture,
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=hidden,
-            intermediate_size=int(raw["intermediate_size"]),
-            num_hidden_layers=int(raw["num_hidden_layers"]),
-            num_attention_heads=heads,
-            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
-            max_position_embeddings=int(raw["max_position_embeddings"]),
+            **decoder_numbers(raw),
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(theta),
             rope_scaling=_rope_scaling(rope, int(raw["max_position_embeddings"])),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             hidden_act=activation,
             mlp_bias=bool(raw.get("mlp_bias", False)),
-            dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"),
+            **checkpoint_traits(raw),
             bos_token_id=raw.get("bos_token_id"),
             eos_token_ids=_eos_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
             kv_lora_rank=raw.get("kv_lora_rank"),
             qk_rope_head_dim=int(raw.get("qk_rope_head_dim") or 0),
             **{"attention_bias": False, **family_fields(architecture, raw)},
         )
+
+
+def decoder_numbers(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that every decoder has, by the names of ModelConfig; KeyError for a missing one."""
+    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    return {
+        "vocab_size": int(raw["vocab_size"]),
+        "hidden_size": hidden,
+        "intermediate_size": int(raw["intermediate_size"]),
+        "num_hidden_layers": int(raw["num_hidden_layers"]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(raw.get("num_key_value_heads") or heads),
+        "head_dim": int(raw.get("head_dim") or hidden // heads),
+        "max_position_embeddings": int(raw["max_position_embeddings"]),
+    }
+
+
+def checkpoint_traits(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Number format and shared embedding table, which a config.json may leave out."""
+    return {
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "dtype": str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"),
+    }
 
 
 def incompatible(architecture: str, reason: str) -> ModelError:

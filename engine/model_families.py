@@ -101,7 +101,7 @@ def _gemma3(raw: Mapping[str, Any]) -> Fields:
         "embedding_scale": float(raw["hidden_size"]) ** 0.5,
         "query_scale": float(raw["query_pre_attn_scalar"]) ** -0.5,
         "local_rope_theta": _local_theta(raw),
-        "layer_windows": alternating_windows(raw, 6),
+        "layer_windows": gemma3_windows(raw),
     }
 
 
@@ -130,6 +130,11 @@ def alternating_windows(raw: Mapping[str, Any], every: int) -> tuple[int | None,
     layers = int(raw["num_hidden_layers"])
     is_sliding = [bool((number + 1) % every) for number in range(layers)]
     return _windows(raw, raw.get("sliding_window"), is_sliding)
+
+
+def gemma3_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Each sixth layer has full attention."""
+    return alternating_windows(raw, 6)
 
 
 def plain_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:

@@ -9,12 +9,12 @@ from app.errors import UsageError
 from app.planning.model_shapes import Experts, ModelShape
 from app.planning.weight_sizes import EMBEDDING, HEAD, LAYER, SPLIT, WeightPart, Weights
 from engine.errors import CorruptModelError
+from engine.model_families import gemma3_windows
 from engine.model_files.bounds import shown
 from engine.model_files.gguf_header import TYPES, GGUFHeader, GGUFTensor, read_gguf_header
 
 _PLAIN = frozenset({"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "phi3", "mistral"})
 _GEMMA3 = "gemma3"
-_GEMMA3_EVERY = 6
 _LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.")
 
 
@@ -52,6 +52,7 @@ def _shape(header: GGUFHeader) -> ModelShape:
         )
     heads, hidden = header.count("attention.head_count"), header.count("embedding_length")
     layers, window = header.count("block_count"), header.count("attention.sliding_window", 0)
+    config = {"num_hidden_layers": layers, "sliding_window": window or None}
     inner, experts = header.count("feed_forward_length"), header.count("expert_count", 0)
     if hidden < heads:
         raise CorruptModelError(f"{path}: {heads:,} heads do not fit into {hidden:,} values.")
@@ -68,10 +69,7 @@ def _shape(header: GGUFHeader) -> ModelShape:
         max_model_len=header.count("context_length"),
         dtype="float16",  # of llama.cpp's cache
         tie_word_embeddings=all(tensor.name != "output.weight" for tensor in header.tensors),
-        layer_windows=tuple(
-            window if family == _GEMMA3 and window and (n + 1) % _GEMMA3_EVERY else None
-            for n in range(layers)
-        ),
+        layer_windows=gemma3_windows(config) if family == _GEMMA3 else (None,) * layers,
         experts=Experts(
             number=experts,
             per_token=header.count("expert_used_count"),

@@ -7,7 +7,6 @@ never to the storage host that it redirects to. Keeps nothing.
 from __future__ import annotations
 
 import os
-import re
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,6 @@ from engine.model_files.safetensors_header import (
 _TIMEOUT_S = 20.0
 _FIRST_BYTES = 256 << 10  # holds most headers whole
 _CONNECTIONS = 8
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class _KeepTokenHome(urllib.request.HTTPRedirectHandler):
@@ -145,8 +143,3 @@ def open_repository(repo_id: str) -> HubRepository:
             exit_code=ExitCode.UNREACHABLE,
         )
     return HubRepository(repo_id)
-
-
-def is_hub_id(text: str) -> bool:
-    """Whether it is written like org/name."""
-    return _HUB_ID.fullmatch(text) is not None

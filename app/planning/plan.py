@@ -34,6 +34,8 @@ from engine.kv_sizing import (
     KVCacheSpec,
     KVCapacity,
     capacity_of_blocks,
+    cpu_cap,
+    cpu_share,
     format_gib,
     longest_model_len,
     pipeline_stages,
@@ -41,8 +43,6 @@ from engine.kv_sizing import (
     require_one_request_fits,
 )
 from engine.step_budget import StepBudget
-
-_CPU_CAP_BYTES = 4 * GIB  # most that our engine takes of a CPU's free RAM by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def _shortfall(stages: Sequence[StagePlan], max_len: int) -> str | None:
         try:
             require_one_request_fits(stage.available_bytes, stage.spec, max_len)
         except MemoryBudgetError:
-            needed = stage.spec.bytes_per_block * (stage.spec.blocks_per_request(max_len) + 1)
+            needed = stage.spec.bytes_for_one_request(max_len)
             longest = longest_model_len(stage.available_bytes, stage.spec, max_len)
             return (
                 f"A request of {max_len:,} tokens needs {format_gib(needed)} GiB of KV cache, and "
@@ -293,29 +293,18 @@ def _stages(
             # Looked at once the weights are there, and the processes themselves.
             taken = size + int(request.calibration.likely if request.calibration else 0)
             left = max(0, request.free_ram_bytes - taken)
-            available = _cpu_available(int(left * request.gpu_memory_utilization), spec, max_len)
+            available = cpu_share(left, request.gpu_memory_utilization, spec, max_len)
         if request.kv_memory_bytes is not None:
             available = request.kv_memory_bytes
         stages.append(StagePlan(layers, size, available, spec))
     return tuple(stages)
 
 
-def _cpu_available(share: int, spec: KVCacheSpec, max_len: int) -> int:
-    """Our engine's rule: a share of the free RAM, but no more than 4 GiB unless one request is."""
-    return min(share, _cpu_cap(spec, max_len))
-
-
-def _cpu_cap(spec: KVCacheSpec, max_len: int) -> int:
-    one_request = (spec.blocks_per_request(max_len) + 1) * spec.bytes_per_block
-    return max(_CPU_CAP_BYTES, one_request)
-
-
 def cpu_process_bytes(plan: MemoryPlan, kv_bytes: int) -> int | None:
     """What a start on a CPU took beside weights and KV cache; None where its cap hides that."""
     stage, request = plan.tightest, plan.request
-    if request.kv_memory_bytes is not None or kv_bytes >= 0.99 * _cpu_cap(
-        stage.spec, plan.max_model_len
-    ):
+    cap = cpu_cap(stage.spec, plan.max_model_len)
+    if request.kv_memory_bytes is not None or kv_bytes >= 0.99 * cap:
         return None
     found = int(kv_bytes / request.gpu_memory_utilization)
     return max(0, request.free_ram_bytes - stage.weights_bytes - found)

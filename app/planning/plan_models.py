@@ -49,9 +49,9 @@ def _find(text: str) -> PlannedModel:
     builtin = BUILTIN_SHAPES.get(text.lower())
     if builtin is not None:
         return _from_shape(text.lower())
-    from app.planning.hub_files import is_hub_id
+    from engine.machine.hub import is_hub_id
 
-    if is_hub_id(text) and not text.endswith((".gguf", ".safetensors")):
+    if is_hub_id(text):
         return _from_hub(text)
     near = difflib.get_close_matches(text.lower(), BUILTIN_SHAPES, n=1, cutoff=0.5)
     raise UsageError(

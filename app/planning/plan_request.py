@@ -10,11 +10,12 @@ from app.planning.lora_weights import LoraSlots
 from app.planning.memory_estimates import Calibration, GivenGib
 from app.planning.model_shapes import ModelShape
 from app.planning.vllm_versions import Version
+from engine.args import QUANTIZATIONS
+from engine.config import DEFAULT_UTILIZATION
 from engine.step_budget import StepBudget, StepDevice, step_budget
 
 VLLM, STOKER, LLAMA_CPP = "vllm", "stoker", "llama.cpp"
 _VOCABULARY_MULTIPLE = 64  # DEFAULT_VOCAB_PADDING_SIZE of vLLM
-OWN_UTILIZATION = 0.92
 LEAST_LENGTH = 128
 """Shorter requests than this are nothing to advise."""
 ENGINES = (VLLM, STOKER, LLAMA_CPP)
@@ -39,7 +40,7 @@ class PlanRequest:
     max_model_len: int | None = None
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
-    gpu_memory_utilization: float = OWN_UTILIZATION
+    gpu_memory_utilization: float = DEFAULT_UTILIZATION
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
@@ -110,7 +111,7 @@ def _require_vllm_limits(request: PlanRequest) -> None:
 def _load_formats(request: PlanRequest) -> tuple[str, ...]:
     """What `--quantization` may be there."""
     if request.engine == STOKER:
-        return ("int8", "int4") if request.gpu is None else ()
+        return QUANTIZATIONS if request.gpu is None else ()
     return ("fp8",) if request.engine == VLLM else ()
 
 

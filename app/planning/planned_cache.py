@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from app.errors import UsageError
 from app.planning.model_shapes import ModelShape
 from app.planning.plan_request import LLAMA_CPP, VLLM, PlanRequest
+from engine.args import gpu_dtype
+from engine.config import DEFAULT_BLOCK_SIZE
 from engine.errors import ConfigError
 from engine.kv_sizing import (
     KVCacheGroup,
@@ -49,7 +51,7 @@ def cache_spec(
         tensor_parallel_size=request.tensor_parallel_size,
     )
     return kind(
-        block_size=request.block_size or (1 if request.engine == LLAMA_CPP else 16),
+        block_size=request.block_size or (1 if request.engine == LLAMA_CPP else DEFAULT_BLOCK_SIZE),
         num_kv_heads=heads,
         head_dim=head_dim,
         num_layers=len(windows),
@@ -61,17 +63,14 @@ def cache_spec(
 
 
 def run_dtype(shape: ModelShape, request: PlanRequest) -> str:
-    """The format that the model runs in: vLLM takes float16 for a float32 checkpoint."""
-    if request.gpu is None:
-        return request.cpu_dtype
-    return "float16" if shape.dtype == "float32" else shape.dtype
+    """The format that the model runs in."""
+    return request.cpu_dtype if request.gpu is None else gpu_dtype(shape.dtype)
 
 
 def _cache_value_bytes(shape: ModelShape, request: PlanRequest) -> int:
     asked = request.kv_cache_dtype
     if asked == "auto" and shape.declared_kv_dtype is not None:
         asked = shape.declared_kv_dtype
-    # vLLM runs a float32 checkpoint in float16.
     try:
         return cache_dtype_bytes(asked, run_dtype(shape, request))
     except ConfigError as error:

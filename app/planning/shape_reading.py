@@ -12,7 +12,7 @@ from typing import Any
 from app.errors import StokerError, UsageError
 from app.planning.model_shapes import Experts, LatentAttention, ModelShape, RawConfig, VisionTower
 from engine.errors import ModelError
-from engine.model_config import plain_decoder
+from engine.model_config import checkpoint_traits, decoder_numbers, plain_decoder
 from engine.model_families import (
     alternating_windows,
     family_fields,
@@ -74,7 +74,7 @@ def _read(
     *,
     is_plain: bool,
 ) -> ModelShape:
-    heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+    numbers = decoder_numbers(text)
     method, cache_dtype = _quantization(raw, name)
     bias = bool(text.get("attention_bias", False))
     traits = {"has_qkv_bias": bias, "has_output_bias": bias, **family.traits}
@@ -85,18 +85,14 @@ def _read(
     return ModelShape(
         name=name,
         architecture=architecture,
-        hidden_size=hidden,
-        intermediate_size=int(text["intermediate_size"]),
-        num_layers=int(text["num_hidden_layers"]),
-        num_heads=heads,
-        num_kv_heads=1
-        if text.get("multi_query")
-        else int(text.get("num_key_value_heads") or heads),
-        head_dim=int(text.get("head_dim") or hidden // heads),
-        vocab_size=int(text["vocab_size"]),
-        max_model_len=int(text["max_position_embeddings"]),
-        dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
-        tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
+        hidden_size=numbers["hidden_size"],
+        intermediate_size=numbers["intermediate_size"],
+        num_layers=numbers["num_hidden_layers"],
+        num_heads=numbers["num_attention_heads"],
+        num_kv_heads=1 if text.get("multi_query") else numbers["num_key_value_heads"],
+        head_dim=numbers["head_dim"],
+        vocab_size=numbers["vocab_size"],
+        max_model_len=numbers["max_position_embeddings"],
         layer_windows=family.windows(text),
         has_mlp_bias=bool(text.get("mlp_bias", False)),
         latent=_latent(text) if text.get("kv_lora_rank") else None,
@@ -105,6 +101,7 @@ def _read(
         declared_kv_dtype=cache_dtype,
         support=find_support(raw),
         is_plain=is_plain,
+        **checkpoint_traits(text),
         **traits,
     )
 

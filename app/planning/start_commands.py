@@ -18,13 +18,13 @@ from app.planning.plan_models import PlannedModel
 from app.planning.plan_request import (
     LEAST_LENGTH,
     LLAMA_CPP,
-    OWN_UTILIZATION,
     STOKER,
     VLLM,
     PlanRequest,
 )
 from app.planning.planned_cache import run_dtype
 from app.planning.vllm_versions import version_rules
+from engine.config import DEFAULT_UTILIZATION
 from engine.model_store.catalogue import find_builtin
 from engine.model_support import Support, find_gguf_support
 
@@ -83,7 +83,7 @@ def _stoker(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     if isinstance(fitting, str):
         return StartCommand(STOKER, None, fitting)
     name = shape.name if find_builtin(shape.name) else model.command_name
-    words = ["stoker", "serve", name, *_shared_flags(fitting, OWN_UTILIZATION)]
+    words = ["stoker", "serve", name, *_shared_flags(fitting, DEFAULT_UTILIZATION)]
     words += ["--quantization", request.quantization] if request.quantization else []
     note = None
     if model.is_gguf:
@@ -163,7 +163,7 @@ def _fitting(plan: MemoryPlan, model: PlannedModel, *, engine: str) -> MemoryPla
         changes |= {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
         changes |= {"data_parallel_size": 1, "lora": None, "quantization": None}
         changes |= {"block_size": None, "kv_cache_dtype": "auto", "kv_memory_bytes": None}
-        changes |= {"gpu_memory_utilization": OWN_UTILIZATION}
+        changes |= {"gpu_memory_utilization": DEFAULT_UTILIZATION}
     try:
         found = with_changes(plan, model.weights, **changes)
         longest = found.longest_model_len()

@@ -20,6 +20,7 @@ OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 _TRUE_WORDS = ("1", "ON", "YES", "TRUE")
 _ENDPOINT = "https://huggingface.co"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,11 @@ def offline_variable(environ: Mapping[str, str]) -> str | None:
     """The variable that forbids asking the hub; None when it may be asked."""
     name = next((name for name in OFFLINE_VARIABLES if environ.get(name)), None)
     return name if name is not None and environ[name].upper() in _TRUE_WORDS else None
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether it is written like org/name."""
+    return _HUB_ID.fullmatch(text) is not None and not text.endswith((".gguf", ".safetensors"))
 
 
 def _home(environ: Mapping[str, str]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from engine.errors import (
     ModelNotFoundError,
     OfflineError,
 )
-from engine.machine.hub import offline_variable
+from engine.machine.hub import is_hub_id, offline_variable
 from engine.model_files.checkpoint import checkpoint_files
 from engine.model_store.store import ModelStore, models_dir, told_by_step
 from engine.models.gguf_convert import CONVERTER_VERSION, convert_gguf
@@ -29,8 +28,6 @@ HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "
 """What is downloaded. Never pickles, never code."""
 
 HUB_IGNORED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.py", "*.gguf", "original/*", "onnx/*")
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 Download = Callable[[str, bool], str]
 """(hub id, local_files_only) -> folder; raises what huggingface_hub raises."""
@@ -56,7 +53,7 @@ def resolve_model(
         return _from_file(path.absolute(), cache_dir or models_dir(), say)
     if (stored := _from_store(model, ModelStore(cache_dir), say)) is not None:
         return stored
-    if _looks_like_a_path(model):
+    if not is_hub_id(model):
         raise ModelNotFoundError(
             f"{model} does not exist. Give a folder with config.json and safetensors files, a "
             ".gguf file, or a Hugging Face id such as HuggingFaceTB/SmolLM2-135M-Instruct."
@@ -149,10 +146,6 @@ def _checked(folder: Path) -> Path:
         raise ModelNotFoundError(f"{folder} holds no config.json; it is not a model folder.{hint}")
     checkpoint_files(folder)
     return folder
-
-
-def _looks_like_a_path(model: str) -> bool:
-    return _HUB_ID.fullmatch(model) is None or model.endswith((".gguf", ".safetensors"))
 
 
 def _gated_message(repo_id: str) -> str:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from engine.config import CacheConfig
 from engine.errors import MemoryBudgetError
-from engine.kv_sizing import GIB, KVCacheSpec, format_gib, requested_memory
+from engine.kv_sizing import KVCacheSpec, cpu_share, format_gib, requested_memory
 from engine.machine.gpus import GpuHolder, read_other_processes
 
-_CPU_CAP_BYTES = 4 * GIB
 _SHOWN_HOLDERS = 4
 
 
@@ -88,9 +87,7 @@ def cpu_available_bytes(
     """The share of free RAM, but at most 4 GiB, or one full-length request if that is more."""
     explicit = cache.kv_cache_memory_bytes
     if explicit is None:
-        one_request = (spec.blocks_per_request(max_model_len) + 1) * spec.bytes_per_block
-        share = int(free_bytes * cache.gpu_memory_utilization)
-        return min(share, max(_CPU_CAP_BYTES, one_request))
+        return cpu_share(free_bytes, cache.gpu_memory_utilization, spec, max_model_len)
     if explicit > free_bytes:
         raise MemoryBudgetError(
             f"--kv-cache-memory-bytes {explicit} ({format_gib(explicit)} GiB) is more than the "
