@@ -19,6 +19,9 @@ from logparse.rules.table import ALL_RULES
 _HEAD = """\
 # What `stoker logs` knows of a start-up log
 
+After this page you know which lines of a server are understood, what each means, and which failures
+have a name.
+
 Made from the tables in `logparse/` by `python -m logparse.rules_document`; do not edit it here.
 A new line of a server is one entry in a table and one test line.
 
