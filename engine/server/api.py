@@ -39,7 +39,7 @@ from engine.server.protocol import (
     TokenizeBody,
     parse_body,
 )
-from engine.server.state import ServerState, Services
+from engine.server.state import ApiState, Services
 from engine.server.streaming import (
     AnswerFormat,
     Document,
@@ -61,7 +61,7 @@ class _ClientGone(Exception):
 
 
 def create_app(
-    state: ServerState,
+    state: ApiState,
     api_key: str | None = None,
     *,
     has_debug_routes: bool = False,
@@ -110,7 +110,7 @@ def create_app(
 class _Routes:
     """Endpoint functions over one state."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ApiState) -> None:
         self._state = state
 
     async def health(self) -> Response:

@@ -13,7 +13,7 @@ from engine.server.chat import render_chat
 from engine.server.errors import ApiError
 from engine.server.prompts import MAX_UNBOUND_CHARS, decode, encode_all
 from engine.server.protocol import DetokenizeBody, TokenizeBody
-from engine.server.state import ServerPhase, ServerState, Services
+from engine.server.state import ApiState, ServerPhase, Services
 from engine.server.streaming import encode_json
 from engine.server.tools import template_tools
 from engine.version import __version__
@@ -25,7 +25,7 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(encode_json(value), status_code=status, media_type="application/json")
 
 
-def health(state: ServerState) -> Response:
+def health(state: ApiState) -> Response:
     """200 with an empty body when requests are served, else 503 and the phase."""
     if state.phase is ServerPhase.READY:
         return Response(status_code=200)
@@ -36,7 +36,7 @@ def version() -> Response:
     return json_response({"version": __version__})
 
 
-def load(state: ServerState) -> Response:
+def load(state: ApiState) -> Response:
     return json_response({"server_load": state.num_unfinished})
 
 

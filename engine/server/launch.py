@@ -32,7 +32,7 @@ from engine.server.debug import check_debug_flags
 from engine.server.http_log import http_event, setup_http_logging
 from engine.server.metrics import create_registry
 from engine.server.startup import RunningEngine, start_engine
-from engine.server.state import ServerPhase, ServerState
+from engine.server.state import ApiState, ServerPhase
 from engine.server.stop_signals import StopSignals
 from engine.version import __version__
 
@@ -76,7 +76,7 @@ async def _serve(
     stop.install()
     asyncio.get_running_loop().set_exception_handler(exception_handler())
     _log_invocation(model, args)
-    state = ServerState(create_registry())
+    state = ApiState(create_registry())
     app = create_app(
         state,
         args.api_key,
@@ -114,7 +114,7 @@ def _log_invocation(model: str, args: EngineArgs) -> None:
         )
 
 
-def _announce(app: FastAPI, engine: RunningEngine, state: ServerState, url: str) -> None:
+def _announce(app: FastAPI, engine: RunningEngine, state: ApiState, url: str) -> None:
     logger.info("Supported tasks: %s", engine.services.tasks.names)
     logger.info("Starting Stoker server on %s", url)
     logger.info("Available routes are:")
@@ -133,7 +133,7 @@ def _announce(app: FastAPI, engine: RunningEngine, state: ServerState, url: str)
 
 
 async def _run_until_end(
-    engine: RunningEngine, state: ServerState, stop: StopSignals, timeout_s: float
+    engine: RunningEngine, state: ApiState, stop: StopSignals, timeout_s: float
 ) -> int:
     tasks = [asyncio.create_task(_log_stats(engine)), asyncio.create_task(_give_back_memory())]
     try:

@@ -27,7 +27,7 @@ from engine.frontend.tokenizer import read_tokenizer_config
 from engine.messages import HandshakeReady
 from engine.server.metrics import EngineMetrics
 from engine.server.stat_logger import StatLogger
-from engine.server.state import ServerState, Services
+from engine.server.state import ApiState, Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RunningEngine:
 
 
 async def start_engine(
-    model: str, args: EngineArgs, state: ServerState, client_factory: ClientFactory
+    model: str, args: EngineArgs, state: ApiState, client_factory: ClientFactory
 ) -> RunningEngine:
     """Start the engine and make what serves it; raises the EngineError that ended the start.
 
@@ -89,9 +89,7 @@ def _tokenizer_info(started: StartedEngine) -> dict[str, object]:
     return info
 
 
-def _create_sinks(
-    config: EngineConfig, state: ServerState, ready: HandshakeReady
-) -> list[StatSink]:
+def _create_sinks(config: EngineConfig, state: ApiState, ready: HandshakeReady) -> list[StatSink]:
     if not config.observability.log_stats:
         return []
     device = "CPU" if config.device.device == "cpu" else "GPU"

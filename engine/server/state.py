@@ -1,4 +1,4 @@
-"""ServerState: which phase the server is in, and what it serves once it is ready."""
+"""ApiState: which phase the server is in, and what it serves once it is ready."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Services:
             )
 
 
-class ServerState:
+class ApiState:
     """The one mutable object behind the HTTP handlers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -25,7 +25,7 @@ from engine.server.api import create_app
 from engine.server.binding import bind_socket, socket_url
 from engine.server.browsers import BrowserAccess
 from engine.server.metrics import EngineMetrics, create_registry
-from engine.server.state import ServerPhase, ServerState, Services
+from engine.server.state import ApiState, ServerPhase, Services
 from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore
 from tests.tiny_model import EOS, VOCAB
 
@@ -38,7 +38,7 @@ class Served:
 
     url: str
     core: FakeCore
-    state: ServerState
+    state: ApiState
     llm: AsyncLLM
     services: Services
     http: httpx.AsyncClient
@@ -48,7 +48,7 @@ class Served:
 def make_llm(
     folder: Path,
     core: FakeCore,
-    state: ServerState | None = None,
+    state: ApiState | None = None,
     traces: FrontendTraces | None = None,
 ) -> AsyncLLM:
     tokenizer = Tokenizer.from_folder(folder)
@@ -83,7 +83,7 @@ async def serving(
     browsers: BrowserAccess | None = None,
 ) -> AsyncGenerator[Served, None]:
     """Serve; `in_process` leaves the socket out, which is faster and enough for plain answers."""
-    state = ServerState(create_registry())
+    state = ApiState(create_registry())
     llm = make_llm(folder, core, state, FrontendTraces() if has_debug_routes else None)
     services = Services(
         llm=llm,
