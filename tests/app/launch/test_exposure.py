@@ -20,7 +20,7 @@ from engine.machine.ports import free_port
 from engine.server import auth
 from engine.server.api import create_app
 from engine.server.metrics import create_registry
-from engine.server.state import ServerState
+from engine.server.state import ApiState
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_a_dry_run_and_a_key_of_ones_own_make_none(
 
 def test_the_routes_that_are_named_are_those_that_the_key_does_not_guard() -> None:
     app = create_app(
-        ServerState(create_registry()), "k", has_debug_routes=True, has_tokenizer_info=True
+        ApiState(create_registry()), "k", has_debug_routes=True, has_tokenizer_info=True
     )
     paths = {route.path for route in app.routes if isinstance(route, APIRoute)} | {"/openapi.json"}
     assert {path for path in paths if not path.startswith(auth._PROTECTED)} == set(
