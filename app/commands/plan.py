@@ -410,7 +410,8 @@ def _device(text: str) -> PlannedGpu | None:
 
 def _engine(asked: str | None, device: PlannedGpu | None, model: PlannedModel | None) -> str:
     from app.errors import UsageError
-    from app.planning.plan_request import ENGINES, LLAMA_CPP, STOKER, VLLM
+    from app.launch.engines import LLAMA_CPP, STOKER, VLLM
+    from app.planning.plan_request import ENGINES
 
     is_gguf = model is not None and model.is_gguf
     suits = LLAMA_CPP if is_gguf else STOKER if device is None else VLLM

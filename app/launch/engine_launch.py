@@ -12,15 +12,8 @@ from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
 from app.launch.engine_programs import require_engine_extra
-from app.launch.launch_specs import (
-    LLAMA_CPP,
-    STOKER,
-    VLLM,
-    LaunchSpec,
-    ServeRequest,
-    check_fits_model,
-    stoker_spec,
-)
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
+from app.launch.launch_specs import LaunchSpec, ServeRequest, check_fits_model, stoker_spec
 from app.launch.llama_spec import (
     find_llama_server,
     llama_flags,

@@ -11,7 +11,8 @@ import shlex
 from pathlib import Path
 
 from app.errors import UsageError
-from app.launch.launch_specs import LLAMA_CPP, STOKER, VLLM, ServeRequest
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
+from app.launch.launch_specs import ServeRequest
 from app.paths import file_name, keys_path, private_folder
 from app.registry.json_records import read_own_file
 from app.whole_file import replace_file

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from app.errors import ExitCode, StokerError, UsageError
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from engine.args import EngineArgs, with_dashes
 from engine.env import detect_device
 from engine.errors import ConfigError, ModelError, ModelNotFoundError
@@ -28,7 +29,6 @@ from engine.model_config import ModelConfig
 from engine.model_store.catalogue import DEFAULT_MODEL, require_model_name
 from logparse.problems.flags import GONE_FLAGS
 
-STOKER, VLLM, LLAMA_CPP = "stoker", "vllm", "llama.cpp"
 ENGINES = (STOKER, VLLM, LLAMA_CPP)
 API_KEY_VARIABLE = "STOKER_API_KEY"
 _ALIASES = {"llamacpp": LLAMA_CPP, "llama-cpp": LLAMA_CPP, "llama-server": LLAMA_CPP}

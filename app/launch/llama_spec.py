@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import ExitCode, StokerError, UsageError
-from app.launch.launch_specs import LLAMA_CPP, LaunchSpec, ServeRequest
+from app.launch.engines import LLAMA_CPP
+from app.launch.launch_specs import LaunchSpec, ServeRequest
 from engine.args import EngineArgs
 from engine.machine.secrets import child_environment
 

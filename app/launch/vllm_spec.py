@@ -13,7 +13,8 @@ import shutil
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
-from app.launch.launch_specs import VLLM, LaunchSpec, ServeRequest, as_flags
+from app.launch.engines import VLLM
+from app.launch.launch_specs import LaunchSpec, ServeRequest, as_flags
 from engine.args import EngineArgs
 from engine.machine.secrets import STORAGE_SECRETS
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from app.errors import ExitCode, StokerError
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.gpu_catalogue import PlannedGpu
 from app.planning.model_shapes import ModelShape
 from app.planning.plan import MemoryPlan
-from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest, planned_step_budget
+from app.planning.plan_request import PlanRequest, planned_step_budget
 from app.planning.planned_cache import cache_spec
 from app.planning.vllm_versions import NEWEST_VERSION, Version, parse_version, version_rules
 from engine.kv_sizing import (

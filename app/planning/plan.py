@@ -10,14 +10,12 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.expert_padding import padded_experts
 from app.planning.lora_weights import with_lora_slots
 from app.planning.memory_estimates import Assumption, ProfiledStart, assumptions, calibrated
 from app.planning.model_shapes import ModelShape
 from app.planning.plan_request import (
-    LLAMA_CPP,
-    STOKER,
-    VLLM,
     PlanRequest,
     asked_model_len,
     parallel_sizes,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.launch.engines import VLLM
 from app.planning.plan import MemoryPlan, kv_room, least_tensor_parallel, with_changes
 from app.planning.plan_fixes import find_fixes, quantised_forms
 from app.planning.plan_models import PlannedModel
-from app.planning.plan_request import VLLM, parallel_sizes
+from app.planning.plan_request import parallel_sizes
 from app.planning.start_commands import StartCommand, start_commands
 
 _NO_FLAG_HELPS = "a larger GPU, or a smaller or quantised model"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import StokerError
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.plan import (
     MemoryPlan,
     estimate_slack,
@@ -18,7 +19,7 @@ from app.planning.plan import (
     least_tensor_parallel,
     with_changes,
 )
-from app.planning.plan_request import LEAST_LENGTH, LLAMA_CPP, STOKER, VLLM
+from app.planning.plan_request import LEAST_LENGTH
 from app.planning.weight_sizes import Weights
 
 _LARGER_SHARES = (0.95, 0.98)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.errors import UsageError
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.gpu_catalogue import PlannedGpu
 from app.planning.lora_weights import LoraSlots
 from app.planning.memory_estimates import Calibration, GivenGib
@@ -14,7 +15,6 @@ from engine.args import QUANTIZATIONS
 from engine.config import DEFAULT_UTILIZATION
 from engine.step_budget import StepBudget, StepDevice, step_budget
 
-VLLM, STOKER, LLAMA_CPP = "vllm", "stoker", "llama.cpp"
 _VOCABULARY_MULTIPLE = 64  # DEFAULT_VOCAB_PADDING_SIZE of vLLM
 LEAST_LENGTH = 128
 """Shorter requests than this are nothing to advise."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.errors import UsageError
+from app.launch.engines import LLAMA_CPP, VLLM
 from app.planning.model_shapes import ModelShape
-from app.planning.plan_request import LLAMA_CPP, VLLM, PlanRequest
+from app.planning.plan_request import PlanRequest
 from engine.args import gpu_dtype
 from engine.config import DEFAULT_BLOCK_SIZE
 from engine.errors import ConfigError

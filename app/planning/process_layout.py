@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from app.planning.plan_request import LLAMA_CPP, VLLM, PlanRequest
+from app.launch.engines import LLAMA_CPP, VLLM
+from app.planning.plan_request import PlanRequest
 
 
 def processes(request: PlanRequest) -> tuple[str, ...]:

@@ -12,16 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import StokerError
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.gpu_catalogue import CUDA
 from app.planning.plan import MemoryPlan, with_changes
 from app.planning.plan_models import PlannedModel
-from app.planning.plan_request import (
-    LEAST_LENGTH,
-    LLAMA_CPP,
-    STOKER,
-    VLLM,
-    PlanRequest,
-)
+from app.planning.plan_request import LEAST_LENGTH, PlanRequest
 from app.planning.planned_cache import run_dtype
 from app.planning.vllm_versions import version_rules
 from engine.config import DEFAULT_UTILIZATION

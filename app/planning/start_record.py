@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import StokerError
+from app.launch.engines import STOKER, VLLM
 from app.launch.launch_specs import LaunchSpec, ServeRequest
 from app.planning.calibration import calibrate, device_key, shape_key
 from app.planning.gpu_catalogue import PlannedGpu, gpu_of_reading
@@ -16,7 +17,7 @@ from app.planning.log_comparison import request_of_log
 from app.planning.memory_ledger import Figures, LedgerEntry, MemoryLedger
 from app.planning.plan import MemoryPlan, cpu_process_bytes, make_plan, with_changes
 from app.planning.plan_models import PlannedModel, find_planned_model
-from app.planning.plan_request import STOKER, VLLM, PlanRequest
+from app.planning.plan_request import PlanRequest
 from engine.errors import EngineError
 from engine.kv_sizing import GIB
 from logparse import LogReport

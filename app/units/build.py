@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UsageError
-from app.launch.launch_specs import LLAMA_CPP, STOKER, VLLM, ServeRequest
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
+from app.launch.launch_specs import ServeRequest
 from app.units.deployment import Deployment, Timing
 from engine.machine.addresses import is_loopback
 

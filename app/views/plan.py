@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from app.launch.engines import LLAMA_CPP, VLLM
 from app.output import printable
 from app.planning.plan import MemoryPlan
 from app.planning.plan_answers import Answers
-from app.planning.plan_request import LLAMA_CPP, VLLM
 from app.planning.process_layout import processes
 from app.planning.vllm_versions import NEWEST
 from engine.cuda_graph_sizes import describe_dispatch

@@ -94,7 +94,7 @@ class ServeView:
             output.say(f"note: the time of this start is not kept: {error.strerror}")
 
     def _stopping(self) -> None:
-        from app.launch.launch_specs import LLAMA_CPP
+        from app.launch.engines import LLAMA_CPP
 
         self._start.close("stopped")
         _say_told(self._server)

@@ -9,7 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from app.commands import top
-from app.launch.launch_specs import VLLM, as_flags, parse_serve_request, with_debug_endpoints
+from app.launch.engines import VLLM
+from app.launch.launch_specs import as_flags, parse_serve_request, with_debug_endpoints
 
 URL = "http://127.0.0.1:9"
 FLAG = "--enable-debug-endpoints"

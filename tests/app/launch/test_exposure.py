@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 
 from app.cli import run
 from app.errors import ExitCode, UsageError
+from app.launch.engines import STOKER
 from app.launch.exposure import (
     OPEN_ROUTES,
     exposure_lines,
@@ -15,7 +16,7 @@ from app.launch.exposure import (
     key_file_of,
     made_key,
 )
-from app.launch.launch_specs import STOKER, parse_serve_request
+from app.launch.launch_specs import parse_serve_request
 from engine.machine.ports import free_port
 from engine.server import auth
 from engine.server.api import create_app

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from app.errors import ExitCode, StokerError
-from app.launch.launch_specs import LLAMA_CPP, LaunchSpec, parse_serve_request
+from app.launch.engines import LLAMA_CPP
+from app.launch.launch_specs import LaunchSpec, parse_serve_request
 from app.launch.llama_spec import find_llama_server, llama_spec, require_llama_model
 from engine.args import EngineArgs
 from tests.fakes.programs import program

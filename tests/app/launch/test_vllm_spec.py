@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from app.errors import ExitCode, StokerError
-from app.launch.launch_specs import VLLM, LaunchSpec, parse_serve_request
+from app.launch.engines import VLLM
+from app.launch.launch_specs import LaunchSpec, parse_serve_request
 from app.launch.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
 from tests.fakes.programs import program
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.launch.launch_specs import VLLM, LaunchSpec, parse_serve_request
+from app.launch.engines import VLLM
+from app.launch.launch_specs import LaunchSpec, parse_serve_request
 from app.paths import MEMORY_LEDGER
 from app.planning.calibration import calibrate, shape_key
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu

@@ -13,13 +13,14 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from app.errors import StokerError
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.gpu_catalogue import known_gpus
 from app.planning.lora_weights import LoraSlots
 from app.planning.model_shapes import BUILTIN_SHAPES
 from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_answers import Answers, answer
 from app.planning.plan_models import PlannedModel, find_planned_model
-from app.planning.plan_request import LLAMA_CPP, STOKER, VLLM, PlanRequest
+from app.planning.plan_request import PlanRequest
 from engine.args import EngineArgs
 from engine.env import HostDevice
 from engine.kv_sizing import GIB

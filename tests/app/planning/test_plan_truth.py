@@ -1,7 +1,8 @@
 """What real starts of vLLM reported, beside what a plan says of them.
 
-The rows of ../shared/facts/plan-truth.md are read in place; `python -m tests.app.test_plan_truth`
-prints the table. The figures of other starts below are from public logs.
+The rows of ../shared/facts/plan-truth.md are read in place; the table is printed by
+`python -m tests.app.planning.test_plan_truth`. The figures of other starts below are from public
+logs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from app.planning.plan_request import PlanRequest
 from app.planning.vllm_versions import parse_version
 from engine.kv_sizing import GIB
 
-TRUTH = Path(__file__).parents[2].parent / "shared" / "facts" / "plan-truth.md"
+TRUTH = Path(__file__).parents[3].parent / "shared" / "facts" / "plan-truth.md"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import StokerError
+from app.launch.engines import STOKER
 from app.planning.gguf_shape import read_gguf
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu, gpu_of_reading
 from app.planning.hub_files import _KeepTokenHome
@@ -24,7 +25,7 @@ from app.planning.memory_estimates import GivenGib
 from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
 from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_models import PlannedModel, find_planned_model, shape_by_model_name
-from app.planning.plan_request import STOKER, PlanRequest, parallel_sizes, planned_step_budget
+from app.planning.plan_request import PlanRequest, parallel_sizes, planned_step_budget
 from app.planning.process_layout import processes
 from app.planning.shape_reading import read_shape
 from app.planning.start_commands import start_commands
