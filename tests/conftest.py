@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.places import ROOT, SHARED
+
 # A busy machine is no failure. Whether a change lands must not depend on luck, so there the
 # examples are the same each time; by hand they are new ones.
 settings.register_profile("stoker", deadline=None, derandomize="CI" in os.environ)
@@ -40,13 +42,12 @@ def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
-    return Path(__file__).resolve().parent.parent
+    return ROOT
 
 
 @pytest.fixture(scope="session")
-def shared_folder(repo_root: Path) -> Path:
+def shared_folder() -> Path:
     """Collected logs and metrics of real servers, beside the checkout; tests skip without it."""
-    folder = repo_root.parent / "shared"
-    if not folder.is_dir():
+    if not SHARED.is_dir():
         pytest.skip("no ../shared beside this checkout")
-    return folder
+    return SHARED

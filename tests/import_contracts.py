@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from tests.places import ROOT
+
 PACKAGES = ("app", "engine", "tui", "logparse")
 
 

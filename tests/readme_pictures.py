@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 from rich.console import Console
@@ -32,6 +31,7 @@ from app.client.watch.watched import watch_replay
 from app.views.start import StartView
 from logparse import LogParser
 from logparse.reading.line import split_line, stamp_seconds
+from tests.places import ROOT
 from tests.tui.scripted import screen_text, until
 from tui.app import DashboardApp
 from tui.chat_app import ChatApp
@@ -39,7 +39,6 @@ from tui.log_app import LogApp
 from tui.theme import Appearance, StyledApp
 from tui.widgets.chat.turn import TurnView
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "pictures"
 DATA = ROOT / "tests" / "data"
 OWN_LOG = DATA / "own_engine_start.log"

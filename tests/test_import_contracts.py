@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.import_contracts import PACKAGES, ROOT, contracts
+from tests.import_contracts import PACKAGES, contracts
+from tests.places import ROOT
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from app.cli import COMMANDS
-from tests.import_contracts import ROOT, contracts
+from tests.import_contracts import contracts
+from tests.places import ROOT
 
 HEAVY = (
     *("torch", "triton", "transformers", "tokenizers", "fastapi", "uvicorn", "starlette"),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme_pictures import FOLDER, PICTURES, ROOT, svg_of
+from tests.places import ROOT
+from tests.readme_pictures import FOLDER, PICTURES, svg_of
 from tests.tui.conftest import pilot_that_waits
 
 __all__ = ["pilot_that_waits"]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from app import cli
 from app.errors import ExitCode, StokerError
 from app.settings.options import leaf_commands
+from tests.places import ROOT
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -230,7 +231,7 @@ def test_every_exit_code_is_explained(stoker: Run) -> None:
     explained = {int(code) for code in re.findall(r"\b\d+\b(?=.*  )", shown)}
 
     assert explained == {int(code) for code in ExitCode}
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     for line in shown.splitlines():
         assert f"| {line.strip().split('  ')[0]} |" in page
 
@@ -254,7 +255,7 @@ def test_a_working_folder_that_was_deleted_is_said(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == ExitCode.NO
     assert "error: the working folder was deleted\nhint: cd into" in done.stderr

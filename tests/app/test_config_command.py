@@ -15,6 +15,7 @@ import pytest
 
 from app.cli import COMMANDS
 from engine.args import EngineArgs
+from tests.places import ROOT
 
 PROJECT = """\
 url = "http://me:secret-word@host:9000"
@@ -47,7 +48,7 @@ def stoker(folder: Path, *words: str, **variables: str) -> subprocess.CompletedP
         timeout=60,
         check=False,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **own},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **own},
     )
 
 

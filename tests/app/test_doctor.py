@@ -45,8 +45,9 @@ from app.doctor.report import (
     worst_result,
 )
 from app.errors import StokerError
+from tests.places import DATA
 
-HOSTS = Path(__file__).parents[1] / "data" / "hosts"
+HOSTS = DATA / "hosts"
 BAD = (Result.WARNING, Result.PROBLEM)
 
 # The outputs of the seeds' two programs, Examples 8 and 9.

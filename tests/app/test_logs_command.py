@@ -19,8 +19,9 @@ from app.registry.server_registry import ServerRecord, ServerRegistry
 from app.views import raw_log
 from app.views.raw_log import print_lines
 from engine.machine.processes import process_identity
+from tests.places import DATA
 
-SAMPLE = Path(__file__).parents[1] / "data" / "seed_example10.log"
+SAMPLE = DATA / "seed_example10.log"
 FAILED = (
     "(APIServer pid=1) INFO 10-03 12:00:00 [a.py:1] vLLM server version 0.30.0, serving model o/m\n"
     "(APIServer pid=1) OSError: [Errno 98] Address already in use\n"

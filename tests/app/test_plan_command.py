@@ -24,9 +24,9 @@ from app.planning.plan_models import find_planned_model
 from engine.kv_sizing import GIB
 from tests.default_model import default_gguf, default_model_folder
 from tests.gemma_model import gemma_folder
+from tests.places import DATA
 from tests.test_import_hygiene import HEAVY, loaded_by, top_level
 
-DATA = Path(__file__).parents[1] / "data"
 EXAMPLES = json.loads((DATA / "seed_plan_examples.json").read_text())
 READY_LOGS = {  # logs whose model shape is known; those that the log does not name, by argument
     "002-v066-v0-single-gpu": (),

@@ -12,8 +12,9 @@ from app.registry.server_registry import ServerRecord, open_registry
 from app.targets.watched import SupervisedStates
 from engine.machine.processes import process_identity
 from tests.client.local_server import Answer, LocalServer, serving
+from tests.places import DATA
 
-RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
+RECORDINGS = DATA / "recordings"
 METRICS = b"""\
 vllm:num_requests_running{model_name="m",engine="0"} 3
 vllm:kv_cache_usage_perc{model_name="m",engine="0"} 0.5

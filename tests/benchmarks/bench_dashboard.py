@@ -22,10 +22,11 @@ import pytest
 
 from app.client.metrics.sample import read_sample
 from tests.client.local_server import Answer, Call, serving
+from tests.places import SHARED
 
 pytestmark = pytest.mark.benchmark
 
-REAL = Path(__file__).parents[3] / "shared" / "metrics" / "vllm-0.30.0-busy.txt"
+REAL = SHARED / "metrics" / "vllm-0.30.0-busy.txt"
 SETTLE_S = 4.0
 _COUNTED = re.compile(r"^(vllm:\S*(?:_total|_bucket|_sum|_count)\{[^\n]*\}) (\S+)$", re.M)
 

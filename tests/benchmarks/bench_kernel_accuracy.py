@@ -23,9 +23,10 @@ from engine.worker.uniproc_executor import UniProcExecutor
 from engine.worker.worker import Worker
 from tests.default_model import default_model_folder
 from tests.kernels.paged_sequences import PagedSequences
+from tests.places import ROOT
 from tests.worker.driver import engine_config
 
-_DOCS = Path(__file__).resolve().parents[2] / "docs"
+_DOCS = ROOT / "docs"
 _LENGTH = 500
 _FORMATS = ("none", "int8", "int4")
 

@@ -24,9 +24,10 @@ from logparse import LogParser, explain, parse_lines, to_document
 from logparse.reading.restore import restored_lines
 from logparse.reading.source import decoded_lines
 from tests.logparse.mutations import mutated_logs
+from tests.places import DATA, SHARED
 
-SAMPLES = Path(__file__).parents[3] / "shared" / "logs"
-START = Path(__file__).parents[1] / "data" / "seed_example10.log"
+SAMPLES = SHARED / "logs"
+START = DATA / "seed_example10.log"
 _SMALL_BYTES = 100_000
 
 

@@ -22,6 +22,7 @@ from engine.errors import CorruptModelError, EngineDeadError, EngineError, Memor
 from engine.messages import EngineCoreRequest, FinishReason
 from engine.sampling_params import SamplingParams
 from tests.core.conftest import engine_config
+from tests.places import ROOT
 
 
 def request(request_id: str, max_tokens: int) -> EngineCoreRequest:
@@ -181,12 +182,11 @@ def test_the_core_ends_when_its_parent_is_killed(tiny_folder: Path, tmp_path: Pa
             """
         )
     )
-    root = Path(__file__).parents[2]
     parent = subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert parent.stdout is not None
     pid = next(int(line) for line in parent.stdout if line.strip().isdigit())
@@ -201,7 +201,7 @@ def test_the_core_ends_when_its_parent_is_killed(tiny_folder: Path, tmp_path: Pa
 def test_a_core_that_comes_after_its_parents_end_ends_too(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
-    script = Path(__file__).parents[2] / "engine" / "__main__.py"
+    script = ROOT / "engine" / "__main__.py"
     words = ["core", "--handshake", f"ipc://{tmp_path}/nobody", "--parent", str(gone.pid)]
     core = subprocess.run([sys.executable, str(script), *words], timeout=120, check=False)
     assert core.returncode == 1

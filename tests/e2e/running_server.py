@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 
 from engine.machine.ports import free_port as free_port
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 STOKER = Path(sys.executable).with_name("stoker")
 ENGINE = [sys.executable, str(ROOT / "engine" / "__main__.py")]
 START_TIMEOUT_S = 240

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,11 +15,12 @@ import pytest
 
 from tests.default_model import default_model_folder
 from tests.e2e.running_server import ENGINE, Server, free_port, started
+from tests.places import DATA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "smollm2"
-TEMPLATE = Path(__file__).parents[1] / "data" / "hermes_tools.jinja"
+TEMPLATE = DATA / "hermes_tools.jinja"
 UNITS = ["celsius", "fahrenheit"]
 WEATHER: Any = {
     "type": "function",

@@ -14,8 +14,8 @@ from typing import Any
 
 from logparse import LogReport, parse_lines
 from logparse.reading.source import decoded_lines
+from tests.places import SHARED
 
-SHARED = Path(__file__).parents[3] / "shared"
 LOGS = SHARED / "logs"
 MORE_LOGS = SHARED / "more-logs"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +22,9 @@ from logparse import (
 )
 from logparse.problems.flags import OWN_FLAGS
 from logparse.report.line_meaning import explain_line
+from tests.places import DATA, ROOT
 
-START = (Path(__file__).parents[1] / "data" / "own_engine_start.log").read_text().splitlines()
+START = (DATA / "own_engine_start.log").read_text().splitlines()
 THROUGHPUT = (
     "(APIServer pid=70) INFO 10-03 12:00:16 [stat_logger.py:74] Engine 000: Avg prompt throughput: "
     "96.5 tokens/s, Avg generation throughput: 250.1 tokens/s, Running: 8 reqs, Waiting: 2 reqs, "
@@ -318,7 +318,7 @@ def test_the_known_flags_are_those_of_our_engine() -> None:
     assert {word for word in words if word.startswith("--")} == OWN_FLAGS
 
 
-ENGINE = Path(__file__).parents[2] / "engine"
+ENGINE = ROOT / "engine"
 # Their text is made elsewhere: the error itself, a line of uvicorn's, figures of other lines.
 MADE_ELSEWHERE = {"%s", "%s: %s", "OSError: %s", "ConfigError: %s"}
 VALUES = {  # of the placeholders, where a rule looks at them

@@ -26,7 +26,8 @@ from logparse.problems.text import filled_fixes, to_problem
 from logparse.problems.unknown import KINDS
 from logparse.problems.warnings import WARNING_RULES
 from logparse.records import Facts, Fix
-from tests.logparse.shared_logs import LOGS, MORE_LOGS, SHARED, report_of
+from tests.logparse.shared_logs import LOGS, MORE_LOGS, report_of
+from tests.places import SHARED
 
 ENGINES = ("vllm", "stoker", "sglang", "llama.cpp", None)
 FACTS_PAGES = sorted((SHARED / "facts").glob("vllm-*.md"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,10 +13,10 @@ from logparse import LogParser, LogReport, explain, parse_lines, to_document
 from logparse.reading.restore import restored_lines
 from logparse.reading.source import decoded_lines
 from tests.benchmarks.bench_logparse import SAMPLES, mutations, read_mutated
+from tests.places import DATA
 
 PACKED = (b"\x1f\x8b\x08", b"\xff\xfe", b"\xfe\xff")
 ZSTD = b"\x28\xb5\x2f\xfd"
-DATA = Path(__file__).parents[1] / "data"
 SAMPLE = (DATA / "seed_example10.log").read_text().splitlines()
 PIECES = st.sampled_from(
     [

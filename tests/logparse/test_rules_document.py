@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from logparse.problems.table import PROBLEM_RULES
 from logparse.problems.warnings import WARNING_RULES
 from logparse.rules.table import ALL_RULES
 from logparse.rules_document import rules_document
+from tests.places import ROOT
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "startup-log.md"
+DOCUMENT = ROOT / "docs" / "startup-log.md"
 
 
 def test_the_document_is_up_to_date() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from logparse import LogReport, Outcome, explain, parse_lines
 from logparse.records import LineCounts
+from tests.places import DATA
 
-SAMPLE = Path(__file__).parents[1] / "data" / "seed_example10.log"
+SAMPLE = DATA / "seed_example10.log"
 EXPECTED = """\
 26 lines: 11 APIServer, 15 EngineCore, 3 without a level (progress bars)
 weights        14.96 GiB

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from logparse import parse_lines, to_document
 from tests.logparse.wrappings import MOVES_LINES, WRAPPINGS
+from tests.places import DATA
 
-DATA = Path(__file__).parents[1] / "data"
 API, CORE = "\x1b[1;36m(APIServer pid=70)\x1b[0;0m ", "\x1b[1;36m(EngineCore_DP0 pid=71)\x1b[0;0m "
 KEYS = (
     "outcome", "engine", "engine_version", "model", "arguments", "weights_gib", "kv_memory_gib",

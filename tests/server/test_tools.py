@@ -21,6 +21,7 @@ from engine.server.chat import render_chat
 from engine.server.protocol import ChatBody, parse_body
 from engine.server.tools import plan_tools
 from tests.default_model import default_model_folder
+from tests.places import DATA
 from tests.server.fake_core import FakeCore
 from tests.server.serving import MODEL, Served, serving
 from tests.tiny_model import EOS
@@ -375,7 +376,7 @@ CONVERSATION: Any = [
     {"role": "assistant", "content": "Clear.", "tool_calls": []},
     {"role": "user", "content": "Thanks"},
 ]
-HERMES_TEMPLATE = (Path(__file__).parents[1] / "data" / "hermes_tools.jinja").read_text()
+HERMES_TEMPLATE = (DATA / "hermes_tools.jinja").read_text()
 
 
 def rendered(template: ChatTemplate, tools: Any) -> str:

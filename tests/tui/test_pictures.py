@@ -15,6 +15,7 @@ from app.client.errors import Unreachable
 from app.client.metrics.histograms import Histogram
 from app.client.metrics.sample import MetricsSample
 from app.client.watch.host import GpuHolder, GpuUse, HostSample, ProcessUse
+from tests.places import DATA
 from tests.tui.engine_script import ScriptedDebug, sample_of
 from tests.tui.picture import check_picture
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until
@@ -26,7 +27,7 @@ from tui.theme import Appearance
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 NOW_S = 1000.0
-OWN_LOG = Path(__file__).parents[1] / "data" / "own_engine_start.log"
+OWN_LOG = DATA / "own_engine_start.log"
 NUM_LINES = len(OWN_LOG.read_text(encoding="utf-8").splitlines())
 GPU = GpuUse(
     index=0,

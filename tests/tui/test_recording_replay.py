@@ -9,11 +9,12 @@ import pytest
 from app.client.watch.recording import RecordingWriter, read_recording
 from app.client.watch.replay import DEMO, Replay
 from app.client.watch.watched import WatchedServer, watch_replay
+from tests.places import DATA
 from tests.tui.scripted import screen_text, settled, until
 from tui.app import DashboardApp, FleetApp
 from tui.widgets.engine.request_table import RequestTable
 
-RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
+RECORDINGS = DATA / "recordings"
 NAMES = sorted(path.name for path in RECORDINGS.iterdir())
 FAST = 1000.0
 

@@ -18,6 +18,7 @@ from engine.env import HostDevice
 from engine.messages import EngineCoreRequest
 from engine.model_config import ModelConfig
 from engine.sampling_params import SamplingParams
+from tests.places import ROOT
 
 Tokens = list[list[int]]
 
@@ -73,7 +74,7 @@ TEXTS = (
     "| city | country | population |\n|---|---|---|\n| Paris | France |",
     "$ git status\nOn branch main\n",
 )  # fmt: skip
-_LICENCE = Path(__file__).resolve().parents[2] / "LICENSE"
+_LICENCE = ROOT / "LICENSE"
 LONG_TOKENS = 256
 LONG_TEXT_CHARS = (3600, 5200)  # longer than Gemma's window of 512 tokens
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,9 @@ from app.planning.plan_models import find_planned_model
 from app.planning.plan_request import PlanRequest
 from app.planning.vllm_versions import parse_version
 from engine.kv_sizing import GIB
+from tests.places import SHARED
 
-TRUTH = Path(__file__).parents[3].parent / "shared" / "facts" / "plan-truth.md"
+TRUTH = SHARED / "facts" / "plan-truth.md"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from app.settings.sources import (
     variable,
     writable_by_others,
 )
+from tests.places import ROOT
 
 SERVE = ("serve",)
 SOURCES = ("flag", "variable", "profile", "project", "user")  # the strongest first
@@ -265,11 +266,10 @@ def test_variables_that_a_cluster_sets_for_its_services_pass() -> None:
 
 
 def test_every_variable_of_the_source_is_known() -> None:
-    root = Path(__file__).parents[3]
     names = {
         name
         for package in ("app", "engine", "tui")
-        for path in (root / package).rglob("*.py")
+        for path in (ROOT / package).rglob("*.py")
         for name in re.findall(r"[\"'](STOKER_[A-Z][A-Z_]*[A-Z])[\"']", path.read_text())
     }
 

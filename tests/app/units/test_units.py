@@ -22,8 +22,9 @@ from app.units.build import ENGINE_IMAGES
 from app.units.check import check_files
 from app.units.deployment import PERMANENT_EXIT_CODES
 from app.units.kinds import KINDS
+from tests.places import DATA
 
-_GOLDEN = Path(__file__).parents[2] / "data" / "units"
+_GOLDEN = DATA / "units"
 _BIN = str(Path(sys.executable).parent)
 _SECRET = "hf_PlantedSecret0123456789"
 _PROFILES = """

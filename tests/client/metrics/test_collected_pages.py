@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from hypothesis import strategies as st
 from app.client.metrics.exposition import KnownSeries, parse_exposition, with_label
 from app.client.metrics.sample import MetricsSample, read_sample
 from app.client.watch.sample_record import record_of
+from tests.places import SHARED
 
-PAGES = Path(__file__).parents[4] / "shared" / "more-metrics"
+PAGES = SHARED / "more-metrics"
 
 READINGS: Mapping[str, Mapping[str, Any]] = {
     "m02-sglang-percent-gauge.txt": {

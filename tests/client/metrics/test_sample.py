@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -9,8 +8,9 @@ from app.client.metrics import names as metric_names
 from app.client.metrics.absence import metrics_hint, why_absent
 from app.client.metrics.exposition import parse_exposition
 from app.client.metrics.sample import MetricsSample, rates_between, read_sample
+from tests.places import SHARED
 
-REAL = Path(__file__).parents[4] / "shared" / "metrics"
+REAL = SHARED / "metrics"
 
 
 def sample(text: str, time_s: float = 0.0) -> MetricsSample:

@@ -21,8 +21,8 @@ from engine.core.handshake import CoreAddresses
 from engine.kernels.native import build
 from engine.machine.children import spawn
 from engine.machine.secrets import child_environment, is_secret, masked, secret_values
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 SECRETS = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HF_OIDC_ID_TOKEN"),
     *("STOKER_API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ from logparse.reading.restore import common_prefix, restored_lines
 from logparse.reading.source import decoded_lines
 from tests.logparse.reading.test_wraps import KEYS
 from tests.logparse.shared_logs import LOGS
+from tests.places import DATA
 
-OWN = (Path(__file__).parents[2] / "data" / "own_engine_start.log").read_text().splitlines()
+OWN = (DATA / "own_engine_start.log").read_text().splitlines()
 FAILED = [
     "INFO 10-03 12:00:00 [api_server.py:1] vLLM API server version 0.9.1",
     "INFO 10-03 12:00:01 [config.py:1] Using max model len 4096",

@@ -15,8 +15,8 @@ from logparse.reading.wraps import WRAP, wrap_width
 from logparse.redact import strip_ansi
 from logparse.report.line_lists import ErrorLines
 from tests.logparse.shared_logs import LOGS
+from tests.places import DATA
 
-DATA = Path(__file__).parents[2] / "data"
 KEYS = (
     "outcome", "engine", "engine_version", "model", "arguments", "weights_gib", "kv_memory_gib",
     "kv_tokens", "kv_blocks", "max_concurrency", "max_model_len", "requested_max_model_len",

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 from logparse import LogReport, parse_lines
 from logparse.redact import shortened, shortened_front
 from logparse.report.brief import brief
 from logparse.report.compare import ComparedRow, compare
+from tests.places import DATA
 
-SAMPLE = (Path(__file__).parents[2] / "data" / "seed_example10.log").read_text().splitlines()
+SAMPLE = (DATA / "seed_example10.log").read_text().splitlines()
 
 
 def changed(*pairs: tuple[str, str]) -> LogReport:

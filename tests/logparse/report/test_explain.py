@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from logparse import LogReport, Outcome, explain, parse_lines
 from logparse.records import Sample
 from logparse.report.details import chart
 from logparse.rules.arguments import differing_arguments
+from tests.places import DATA
 
-SAMPLE = (Path(__file__).parents[2] / "data" / "seed_example10.log").read_text().splitlines()
+SAMPLE = (DATA / "seed_example10.log").read_text().splitlines()
 VERSION = "INFO 10-03 12:00:00 [a.py:1] vLLM API server version 0.9.1"
 READY = "INFO:     Application startup complete."
 

@@ -12,6 +12,7 @@ from app.client.errors import Unreachable, status_error
 from app.client.metrics.sample import EngineLoad, MetricsSample, read_sample
 from app.client.server import MetricsSource
 from tests.client.local_server import Answer, Call, LocalServer
+from tests.places import DATA, SHARED
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until, until_right
 from tui.app import DETACH, QUIT, SERVER_GONE, DashboardApp
 from tui.screens.confirm import LeaveScreen
@@ -21,8 +22,8 @@ from tui.state.history import MetricHistory
 from tui.widgets.logs.log_pane import LogPane
 from tui.widgets.panel import Panel
 
-REAL = Path(__file__).parents[4] / "shared" / "metrics" / "vllm-0.30.0-busy.txt"
-OWN_LOG = Path(__file__).parents[2] / "data" / "own_engine_start.log"
+REAL = SHARED / "metrics" / "vllm-0.30.0-busy.txt"
+OWN_LOG = DATA / "own_engine_start.log"
 FAST_S = 0.001
 GONE = Unreachable(f"no server answers at {URL} (connection refused)")
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
+from tests.places import DATA
 from tui.state.start_progress import StartProgress
 
-LINES = (Path(__file__).parents[2] / "data" / "own_engine_start.log").read_text().splitlines()
+LINES = (DATA / "own_engine_start.log").read_text().splitlines()
 
 
 def test_phases_of_a_log_that_was_there_are_the_logs_own() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from tests.places import DATA
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until
 from tui.app import DashboardApp
 from tui.log_app import LogApp
@@ -29,7 +30,7 @@ from tui.widgets.logs.log_view import LogView
 from tui.widgets.logs.phase_list import PhaseList
 
 STOKER = Path(sys.executable).with_name("stoker")
-SAMPLE = Path(__file__).parents[3] / "data" / "seed_example10.log"
+SAMPLE = DATA / "seed_example10.log"
 SIZES = pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
 FAILED = """\
 (APIServer pid=7) INFO 10-03 12:00:00 [utils.py:1] vLLM API server version 0.11.0
