@@ -5,16 +5,15 @@ One JSON line a start in a private file of the state folder. Knows nothing of pl
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from app.registry.json_records import known_fields
 from app.whole_file import replace_file
+from engine.machine.locks import file_lock
 from engine.machine.ownership import make_private
 
 _MOST_BYTES = 256 << 10  # some hundred starts; then the older half goes
@@ -91,13 +90,9 @@ class MemoryLedger:
         lines = self._path.read_bytes().split(b"\n")
         replace_file(self._path, b"\n".join(lines[len(lines) // 2 :]))
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> AbstractContextManager[None]:
         make_private(self._path.parent)
-        lock = self._path.with_suffix(".lock")  # the ledger itself is replaced now and then
-        with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return file_lock(self._path.with_suffix(".lock"))  # the ledger is replaced now and then
 
 
 def open_ledger() -> MemoryLedger:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ import subprocess
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from engine.env import user_cache_dir
 from engine.errors import ConfigError, ModelNotFoundError, ModelStoreError
 from engine.machine.children import engine_command, kill_session, spawn
+from engine.machine.locks import file_lock
 from engine.machine.ownership import make_private
 from engine.model_config import ModelConfig
 from engine.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin, require_model_name
@@ -193,19 +194,8 @@ class ModelStore:
             )
         return folder
 
-    @contextlib.contextmanager
-    def _locked(self, on_progress: OnProgress) -> Iterator[None]:
-        """Hold the store's lock file; the kernel drops the lock if this process dies."""
-        lock = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                on_progress(StoreProgress("wait"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+    def _locked(self, on_progress: OnProgress) -> AbstractContextManager[None]:
+        return file_lock(self._root / _LOCK, lambda: on_progress(StoreProgress("wait")))
 
     def _make(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
         self._remove_leftovers()

@@ -6,16 +6,16 @@ renamed, under a lock. No torch; the gguf library reads and dequantises.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CorruptModelError
+from engine.machine.locks import file_lock
 
 CONVERTER_VERSION = 2
 """Part of the cache key; raised when the output changes."""
@@ -31,7 +31,7 @@ def convert_gguf(source: Path, target: Path, on_progress: Progress) -> None:
     A second process waits for the first. Whoever holds the lock removes what dead runs left.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(target.parent / f".{target.name}.lock"):
+    with file_lock(target.parent / f".{target.name}.lock"):
         for stale in target.parent.glob(f".{target.name}.tmp-*"):
             shutil.rmtree(stale)
         if target.is_dir():
@@ -69,19 +69,6 @@ def _write(source: Path, folder: Path, on_progress: Progress) -> None:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """An advisory lock that the system releases when its holder dies."""
-    with path.open("a") as file:
-        try:
-            import fcntl
-        except ImportError:  # Windows: no lock; the rename still decides who wins
-            yield
-            return
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _sync(folder: Path) -> None:

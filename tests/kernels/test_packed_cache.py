@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from engine.models.weights import DecoderWeights
 from engine.worker.kv_cache import cache_spec
 from tests.kernels.native_models import group_windows, native_library, save_rounded
 from tests.kernels.paged_sequences import PagedSequences
+from tests.waiting import wait_for
 from tests.worker.driver import engine_config
 
 PARTS = (b"weights" * 5000, b"embedding" * 300)
@@ -272,6 +274,7 @@ def test_the_next_start_computes_the_same_without_the_checkpoint(
         model, was_read = load(folder, cache)
         logits = PagedSequences(model, prompts, 16, windows=windows).run([[89, 13]])
         results.append((torch.cat(logits), model.weight_bytes, was_read))
+        wait_for(lambda: "packed-weights" not in [thread.name for thread in threading.enumerate()])
     assert [was_read for _, _, was_read in results] == [True, False]
     assert torch.equal(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import hashlib
 import os
 import platform
@@ -26,6 +25,7 @@ from engine.env import cpu_flags, user_cache_dir
 from engine.errors import ConfigError
 from engine.kernels.native.instruction_sets import InstructionSet, choose_instruction_set
 from engine.logger import get_logger
+from engine.machine.locks import file_lock
 from engine.machine.ownership import distrust, make_private, temporary_base
 from engine.machine.secrets import child_environment
 
@@ -38,7 +38,7 @@ _TIMEOUT_S = 300
 _FOLDER = Path(__file__).parent
 _SOURCES = ("step.cpp", "tiles.cpp")
 _KEPT_BUILDS = 16
-_BUILD_FOLDER = "build-"  # of a build in progress, or of one that was killed
+_BUILD_FOLDER = "build-"  # and the pid, of a build in progress or of one that was killed
 
 
 class Formats(enum.Enum):
@@ -178,7 +178,7 @@ def _build(
 ) -> Path:
     logger.info("Building CPU kernels for %s with %s (once)...", isa.title, compiler[0])
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=_BUILD_FOLDER, dir=folder) as work:
+    with tempfile.TemporaryDirectory(prefix=f"{_BUILD_FOLDER}{os.getpid()}-", dir=folder) as work:
         output = Path(work) / "step.so"
         _compile(compiler, flags, output)
         target = folder / f"{stem}-{_content_key(output)}.so"
@@ -211,18 +211,11 @@ def _remove_old(folder: Path, keep: Path) -> None:
 
 @contextlib.contextmanager
 def _only_one_build(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, which the system frees when a build is killed."""
-    with (folder / "build.lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            if lock.read() != str(os.getppid()):  # who has just called `start_build`
-                logger.info("Another start builds the CPU kernels; waiting for it...")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    def say() -> None:
+        if not any(folder.glob(f"{_BUILD_FOLDER}{os.getppid()}-*")):  # its `start_build`'s own
+            logger.info("Another start builds the CPU kernels; waiting for it...")
+
+    with file_lock(folder / "build.lock", say):
         for left in folder.glob(f"{_BUILD_FOLDER}*"):
             logger.info("Removing %s, left by a build that was killed.", left)
             shutil.rmtree(left, ignore_errors=True)

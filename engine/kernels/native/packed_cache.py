@@ -7,7 +7,6 @@ and what it packed for. Whatever goes wrong here costs a log line and the saving
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import mmap
@@ -17,7 +16,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +25,7 @@ from engine.env import user_cache_dir
 from engine.errors import ConfigError
 from engine.kv_sizing import GIB
 from engine.logger import get_logger
+from engine.machine.locks import file_lock
 from engine.machine.ownership import distrust, make_private
 
 logger = get_logger(__name__)
@@ -50,6 +50,14 @@ class PackedFile:
     path: Path
     parts: tuple[memoryview, ...]
     offsets: tuple[int, ...]
+
+
+class _OtherWriterError(Exception):
+    """Another start writes: most likely the same."""
+
+
+def _leave() -> None:
+    raise _OtherWriterError
 
 
 class PackedCache:
@@ -115,12 +123,12 @@ class PackedCache:
             make_private(self._folder)
             if (fault := distrust(self._folder)) is not None:
                 raise PermissionError(str(fault))
-            with self._only_writer() as is_ours:
-                if not is_ours:
-                    return
+            with file_lock(self._folder / "write.lock", _leave):
                 self._remove_replaced(key)
                 self._make_room(size)
                 self._write(key, parts)
+        except _OtherWriterError:
+            return
         except OSError as error:
             logger.info("Packed weights are not kept for the next start: %s.", _reason(error))
             return
@@ -129,17 +137,6 @@ class PackedCache:
 
     def _path(self, key: str) -> Path:
         return self._folder / (key + _SUFFIX)
-
-    @contextlib.contextmanager
-    def _only_writer(self) -> Iterator[bool]:
-        """False while another start writes: it most likely writes the same."""
-        with (self._folder / "write.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
 
     def _remove_replaced(self, key: str) -> None:
         for left in self._folder.glob("*" + _PARTIAL):  # of a start that was killed
