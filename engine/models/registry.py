@@ -1,4 +1,7 @@
-"""Which code runs which architecture of config.json, found by name at run time."""
+"""Which code runs a model on which kernel set, found by name at run time.
+
+One decoder runs every architecture that `engine.model_families` knows.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +25,28 @@ ModelClass = Callable[
     [ModelConfig, DecoderWeights, KernelSet | NativeKernels, int, KVCacheSpec], ModelStep
 ]
 
-_DECODER = {
+_DECODERS = {
     "native": "engine.models.decoder_native:build_native_decoder",
     "reference": "engine.models.decoder:DecoderModel",
 }
-_MODELS = dict.fromkeys(supported_architectures(), _DECODER)
 
 
 def kernel_sets_of(architecture: str, implementation: str = "stoker") -> list[str]:
     """The kernel sets that `architecture` has code for; ModelError names those that exist."""
     if implementation == "transformers":
         return ["reference"]
-    if architecture not in _MODELS:
+    known = supported_architectures()
+    if architecture not in known:
         raise ModelError(
             f"Model architecture {architecture} is not supported; this engine runs "
-            f"{', '.join(_MODELS)}."
+            f"{', '.join(known)}."
         )
-    return list(_MODELS[architecture])
+    return list(_DECODERS)
 
 
-def model_class(architecture: str, kernel_set: str = "reference") -> ModelClass:
-    """What builds `architecture` on `kernel_set`, one of `kernel_sets_of(architecture)`."""
-    assert kernel_set in kernel_sets_of(architecture), kernel_set
-    module_name, _, name = _MODELS[architecture][kernel_set].partition(":")
+def model_class(kernel_set: str = "reference") -> ModelClass:
+    """What builds the decoder on `kernel_set`, one of `kernel_sets_of`."""
+    module_name, _, name = _DECODERS[kernel_set].partition(":")
     return cast(ModelClass, getattr(importlib.import_module(module_name), name))
 
 

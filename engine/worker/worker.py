@@ -131,7 +131,7 @@ class Worker:
             return load_native_decoder(
                 config.model, self._load_weights, kernels, num_positions, self._spec, cache
             )
-        build = model_class(config.model.architecture, kernels.name)
+        build = model_class(kernels.name)
         return build(config.model, self._load_weights(), kernels, num_positions, self._spec)
 
     def _load_weights(self) -> DecoderWeights:

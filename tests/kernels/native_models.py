@@ -61,7 +61,7 @@ def reference_model(
     """The plain-torch twin in float32."""
     config = engine_config(folder, block_size=block_size, cache_dtype=cache_dtype)
     weights = load_weights(config.model, torch.float32, torch.device("cpu"), lambda *state: None)
-    build = model_class(config.model.architecture)
+    build = model_class()
     kernels = quantized(create_kernel_set("reference"), quantization)
     return build(config.model, weights, kernels, 256, cache_spec(config))
 

@@ -14,7 +14,7 @@ from engine.kernels.kernel_set import ModelStep, create_kernel_set
 from engine.kernels.step_batch import StepBatch
 from engine.kv_sizing import group_layers
 from engine.model_config import ModelConfig
-from engine.models.registry import load_weights, model_class
+from engine.models.registry import kernel_sets_of, load_weights, model_class
 from engine.worker.kv_cache import cache_spec
 from tests.models.tiny_models import (
     LINEAR_ROPE,
@@ -67,7 +67,7 @@ def load(folder: Path, block_size: int) -> ModelStep:
     config = engine_config(folder, block_size=block_size, max_model_len=256)
     cpu = torch.device("cpu")
     weights = load_weights(config.model, torch.float32, cpu, lambda done, total: None)
-    build = model_class(config.model.architecture)
+    build = model_class()
     kernels = create_kernel_set("reference")
     return build(config.model, weights, kernels, 256, cache_spec(config))
 
@@ -184,7 +184,7 @@ def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_named() -> None:
     with pytest.raises(ModelError, match="MambaForCausalLM"):
-        model_class("MambaForCausalLM")
+        kernel_sets_of("MambaForCausalLM")
 
 
 def test_shards_are_reported_one_by_one(tmp_path: Path) -> None:
