@@ -264,7 +264,7 @@ class ChatScreen(Screen[None]):
             await self._redraw()
         else:
             question = self._session.conversation.turns[-1]
-            number = self._question_number(question)
+            number = self._session.conversation.question_numbers()[-1]
             await self.query_one(ChatTranscript).add(question, number=number)
         await self._begin_answer()
 
@@ -372,12 +372,10 @@ class ChatScreen(Screen[None]):
 
     def _question_number(self, turn: Turn) -> int:
         """Of the question itself, or of the one that `turn` answers."""
-        count = 0
-        for known in self._session.conversation.turns:
-            count += known.role == "user"
-            if known is turn:
-                break
-        return count
+        conversation = self._session.conversation
+        numbers = conversation.question_numbers()
+        pairs = zip(conversation.turns, numbers, strict=True)
+        return next((number for one, number in pairs if one is turn), numbers[-1])
 
     # -- showing -------------------------------------------------------------
 

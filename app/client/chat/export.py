@@ -9,7 +9,6 @@ from pathlib import Path
 from app.client.chat.turns import Conversation, ToolCall, Turn
 
 SCHEMA = "stoker.conversation"
-_NAMES = {"user": "You", "assistant": "Model", "tool": "Tool result"}
 
 
 def as_json(conversation: Conversation) -> str:
@@ -37,7 +36,7 @@ def as_markdown(conversation: Conversation) -> str:
     if conversation.system:
         parts += ["## System prompt", conversation.system]
     for turn in conversation.turns:
-        parts += [f"## {_NAMES.get(turn.role, turn.role)}", *_turn_parts(turn)]
+        parts += [f"## {turn.speaker}", *_turn_parts(turn)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

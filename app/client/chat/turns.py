@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from app.client import formatting
@@ -66,6 +67,7 @@ _FINISH_MEANINGS = {
     "content_filter": "withheld by the server",
 }
 STOPPED = "stopped by you"
+_SPEAKERS = {"user": "You", "assistant": "Model", "tool": "Tool result"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,11 @@ class Turn:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     stats: AnswerStats | None = None
+
+    @property
+    def speaker(self) -> str:
+        """The role as people read it."""
+        return _SPEAKERS.get(self.role, self.role)
 
     @property
     def is_empty(self) -> bool:
@@ -167,6 +174,10 @@ class Conversation:
             elif kept and kept[-1].role == "user":
                 kept.pop()
         return kept
+
+    def question_numbers(self) -> list[int]:
+        """Which question each turn is or answers; they count from 1, as /edit wants them."""
+        return list(accumulate(int(turn.role == "user") for turn in self.turns))
 
     def open_call(self) -> ToolCall | None:
         """The first tool call at the end that has no result yet."""

@@ -55,9 +55,9 @@ class ChatTranscript(VerticalScroll):
         if hidden:
             text = f"{hidden} earlier turns are not shown; /export writes all of them"
             await self.mount(Static(text, classes="chat-hint", markup=False))
-        numbers = _question_numbers(turns)
+        numbers = conversation.question_numbers()
         await self.mount_all(
-            TurnView(turn, number=number)
+            TurnView(turn, number=number if turn.role == "user" else None)
             for turn, number in list(zip(turns, numbers, strict=True))[hidden:]
         )
         self.anchor()
@@ -119,16 +119,6 @@ class ChatTranscript(VerticalScroll):
             view.set_class(view is wanted, "-selected")
         self.release_anchor()
         self.scroll_to_widget(wanted, animate=False)
-
-
-def _question_numbers(turns: tuple[Turn, ...]) -> list[int | None]:
-    """Questions count from 1, as /edit wants them."""
-    numbers: list[int | None] = []
-    count = 0
-    for turn in turns:
-        count += turn.role == "user"
-        numbers.append(count if turn.role == "user" else None)
-    return numbers
 
 
 def empty_answer() -> Turn:

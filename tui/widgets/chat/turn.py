@@ -18,7 +18,6 @@ from textual.widgets.markdown import MarkdownStream
 from app.client.chat.answers import AnswerPiece
 from app.client.chat.turns import ToolCall, Turn
 
-_NAMES = {"user": "You", "assistant": "Model", "tool": "Tool result"}
 _DRAW_EVERY_S = 0.1  # a long block of code is highlighted anew each time
 _FENCE = "`" * 8  # longer than any that JSON text is likely to hold
 
@@ -102,7 +101,7 @@ class TurnView(Vertical):
 
     def compose(self) -> ComposeResult:
         """The name, then what the turn is made of."""
-        name = _NAMES.get(self.turn.role, self.turn.role)
+        name = self.turn.speaker
         number = f" {self._number}" if self._number is not None else ""
         yield Static(f"{name}{number}", classes="chat-name", markup=False)
         if self.turn.role == "assistant":
