@@ -23,11 +23,29 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work`; an interrupted wait (Ctrl-C) cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        task: asyncio.Task[Any] | None = None
+        is_given_up = False
+
+        async def followed() -> T:
+            nonlocal task
+            task = asyncio.current_task()
+            if is_given_up:
+                work.close()
+                raise asyncio.CancelledError
+            return await work
+
+        def give_up() -> None:
+            nonlocal is_given_up
+            is_given_up = True
+            if task is not None:
+                task.cancel()
+
+        # Ctrl-C may come at any step, also between the hand-over and the wait: whatever has begun
+        # by then is cancelled in the loop's own thread.
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(followed(), self._loop).result()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(give_up)
             raise
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:

@@ -232,7 +232,7 @@ def test_starts_that_fail_raise_what_ended_them(tiny_folder: Path, tmp_path: Pat
     before, threads = cores(), set(threading.enumerate())
     with pytest.raises(MemoryBudgetError):
         LLM(str(tiny_folder), dtype="float32", kv_cache_memory_bytes=1000)
-    with pytest.raises(ModelNotFoundError, match="no-such-model: no-such-model does not exist"):
+    with pytest.raises(ModelNotFoundError, match="no-such-model does not exist"):
         LLM("no-such-model")
     with pytest.raises(ModelNotFoundError, match="does not exist"):
         LLM(str(tmp_path / "nothing"))

@@ -41,7 +41,7 @@ def test_what_earlier_starts_took_is_said(capsys: pytest.CaptureFixture[str]) ->
         view.close()
 
     assert view.phase_seconds().keys() == {"loading"}
-    assert capsys.readouterr().err.startswith("starting m (usually 1 min 1 s)\n")
+    assert capsys.readouterr().err.startswith("starting m (usually 61 s)\n")
 
 
 def test_a_terminal_shows_the_bar_or_the_usual_time(monkeypatch: pytest.MonkeyPatch) -> None:
