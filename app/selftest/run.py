@@ -29,11 +29,11 @@ from app.supervise.background import (
     open_output,
     start_in_background,
 )
+from app.supervise.ending import StopTimes
 from app.supervise.front import FrontLink, Show, serve_with_front
 from app.supervise.managed_server import ManagedServer, ServerCare
 from app.supervise.ownerless_files import remove_ownerless_files
 from app.supervise.serving import ServingScreens, serve_until_stopped
-from app.supervise.supervisor import StopTimes
 from app.supervise.waiting import POLL_S, wait_until
 from engine.machine.ports import free_port, is_port_free
 from logparse import parse_lines

@@ -23,13 +23,14 @@ from app.registry.server_registry import ServerRecord, ServerRegistry
 from app.registry.states import ServerState
 from app.server_logs.log_files import DEFAULT_LOG_BYTES
 from app.server_logs.log_sink import new_log_path
+from app.supervise.ending import StopReport, StopTimes
 from app.supervise.ownerless_files import remove_ownerless_files
 from app.supervise.restart_policy import RestartPolicy
 from app.supervise.service_notify import ServiceManager
 from app.supervise.start_log import StartLog
 from app.supervise.status_endpoint import LOOPBACK, StatusEndpoint
 from app.supervise.status_pages import SupervisorStatus, page
-from app.supervise.supervisor import StopReport, StopTimes, Supervisor
+from app.supervise.supervisor import Supervisor
 from app.watch.activity_watch import DEFAULT_IDLE_PROBE_S, ActivityWatch, IdleProbe
 from app.watch.forward_progress import DEFAULT_STALL_S, Verdict
 from app.watch.readiness import ReadyProbe, StartOutcome, answers_one_token, wait_until_ready

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from app.errors import ExitCode, StokerError
 from app.output import printable
 from app.registry.states import ServerState
+from app.supervise.ending import StopReport
 from app.supervise.managed_server import ManagedServer
 from app.supervise.restart_policy import RestartCount, why_no_restart
 from app.supervise.service_report import ServiceReport
 from app.supervise.status_pages import state_text
 from app.supervise.stop_signals import StopSignals
-from app.supervise.supervisor import StopReport
 from app.supervise.waiting import wait_until
 from app.watch.readiness import StartOutcome
 from logparse import Event, LogReport, explain

@@ -11,14 +11,13 @@ import signal
 from dataclasses import replace
 
 from app.registry.server_registry import ServerRecord
+from app.supervise.ending import StopReport, StopTimes, end_tree, seen_after
 from app.supervise.gpu_release import GpuWitness
 from app.supervise.ownerless_files import remove_ownerless_files
 from app.supervise.process_tree import ProcessTree
 from app.supervise.shared_files import SharedFiles
-from app.supervise.supervisor import StopReport, StopTimes
 from app.supervise.waiting import wait_until
 from engine.machine.orphans import OrphanEngine
-from engine.machine.ports import describe_holder, is_port_free
 from engine.machine.processes import is_same_process
 
 _HURRY_AFTER_S = 0.3  # two equal signals at once would arrive as one
@@ -35,29 +34,19 @@ def stop_server(record: ServerRecord, *, now: bool, times: StopTimes | None = No
         files.note(tree.pids())
     if record.is_supervised():
         _stop_supervisor(record, now, times)
-    was_killed = tree is not None and end_processes(tree, times)
+    was_killed = tree is not None and end_tree(tree, times)
     remove_ownerless_files()
-    report = _report(record, tree, was_killed, times)
+    known = seen_after(tree, record.address, times)
+    supervisor = (record.supervisor_pid,) if record.is_supervised() else ()
     pids = tree.pids() if tree is not None else frozenset()
     gpu_left = gpus.wait_for_release(pids, times.gpu_s)
-    return replace(report, files_left=files.remove(), gpu_left=gpu_left)
-
-
-def end_processes(tree: ProcessTree, times: StopTimes) -> bool:
-    """SIGTERM to all that is left, then SIGKILL; True when that was needed."""
-
-    def is_over() -> bool:
-        tree.refresh()
-        return not tree.alive()
-
-    if is_over():
-        return False
-    tree.signal_all(signal.SIGTERM)
-    if wait_until(is_over, times.group_s):
-        return False
-    tree.signal_all(signal.SIGKILL)
-    wait_until(is_over, times.kill_s)
-    return True
+    return replace(
+        known,
+        leftovers=(*known.leftovers, *supervisor),
+        was_killed=was_killed,
+        files_left=files.remove(),
+        gpu_left=gpu_left,
+    )
 
 
 def _stop_supervisor(record: ServerRecord, now: bool, times: StopTimes) -> None:
@@ -77,28 +66,11 @@ def _signal(record: ServerRecord, number: signal.Signals) -> None:
             os.kill(record.supervisor_pid, number)
 
 
-def _report(
-    record: ServerRecord, tree: ProcessTree | None, was_killed: bool, times: StopTimes
-) -> StopReport:
-    host, port = record.address
-    is_free = wait_until(lambda: is_port_free(host, port), times.kill_s)
-    leftovers = tuple(process.pid for process in tree.alive()) if tree is not None else ()
-    if record.is_supervised():
-        leftovers = (*leftovers, record.supervisor_pid)
-    return StopReport(
-        num_ended=tree.num_seen() - len(tree.alive()) if tree is not None else 0,
-        leftovers=leftovers,
-        is_port_free=is_free,
-        was_killed=was_killed,
-        port_holder="" if is_free else describe_holder(port),
-    )
-
-
 def end_orphan(orphan: OrphanEngine, times: StopTimes | None = None) -> tuple[int, ...]:
     """End it with its children; pids of what survived even SIGKILL."""
     if not is_same_process(orphan.pid, orphan.identity):
         return ()  # the pid belongs to somebody else by now
     tree = ProcessTree(orphan.pid)
     tree.refresh()
-    end_processes(tree, times or StopTimes())
+    end_tree(tree, times or StopTimes())
     return tuple(process.pid for process in tree.alive())

@@ -5,12 +5,11 @@ Knows nothing of phases, screens or models. Signals reach it as calls to `stop` 
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -19,61 +18,17 @@ from app.errors import StokerError
 from app.launch.launch_specs import LaunchSpec
 from app.server_logs.log_sink import LogSink
 from app.supervise.child_process import spawn_server, start_guard, tell_guard
-from app.supervise.gpu_release import GpuHold, GpuWitness
+from app.supervise.ending import StopReport, StopTimes, end_tree, seen_after
+from app.supervise.gpu_release import GpuWitness
 from app.supervise.process_tree import ProcessTree, new_mark
 from app.supervise.shared_files import SharedFiles
 from app.supervise.waiting import wait_until
-from engine.machine.ports import describe_holder, is_port_free
 from engine.machine.processes import is_stopped, process_identity
 
 _LOG_GRACE_S = 4.0
 _WATCH_INTERVAL_S = 1.0
 _NOTE_FILES_S = 2.0
 _GUARD_S = 12.0  # it has nothing to end any more
-
-
-@dataclass(frozen=True, slots=True)
-class StopTimes:
-    """Seconds that each step of stopping may take."""
-
-    grace_s: float = 3.0  # on top of the server's own shutdown timeout
-    group_s: float = 3.0  # after SIGTERM to every process
-    kill_s: float = 3.0  # after SIGKILL
-    gpu_s: float = 5.0  # until the driver has taken the memory back
-
-
-@dataclass(frozen=True, slots=True)
-class StopReport:
-    """What is known after stopping. `leftovers` are pids that survived even SIGKILL."""
-
-    num_ended: int
-    leftovers: tuple[int, ...]
-    is_port_free: bool
-    was_killed: bool
-    port_holder: str = ""  # as in `sshd (pid 12)`, where this user may see it
-    files_left: tuple[str, ...] = ()  # shared memory and sockets that could not be removed
-    gpu_left: tuple[GpuHold, ...] = ()
-    gpu_freed_bytes: int | None = None  # None: no GPU was used, or nobody can tell
-
-    @property
-    def is_clean(self) -> bool:
-        """Nothing of the server remains."""
-        return (
-            not self.leftovers and self.is_port_free and not self.files_left and not self.gpu_left
-        )
-
-    def remains(self, port: int) -> str:
-        """What is left, in words."""
-        what = []
-        if self.leftovers:
-            what.append(f"processes {', '.join(map(str, self.leftovers))} survived SIGKILL")
-        if not self.is_port_free:
-            holder = f", held by {self.port_holder}" if self.port_holder else ""
-            what.append(f"port {port} is still in use{holder}")
-        if self.files_left:
-            what.append(f"{', '.join(self.files_left)} cannot be removed")
-        what += map(str, self.gpu_left)
-        return " and ".join(what)
 
 
 class Supervisor:
@@ -193,19 +148,13 @@ class Supervisor:
         assert tree is not None
         self.note_files()
         self._gpus.note(tree.pids())
-        was_killed = False
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             patience = self._spec.shutdown_timeout_s + self._times.grace_s
-            self._wait(lambda: process.poll() is not None, patience)
-        if not self._everything_gone(tree):
-            tree.signal_all(signal.SIGTERM)
-            self._wait(lambda: self._everything_gone(tree), self._times.group_s)
-        if not self._everything_gone(tree):
-            was_killed = True
-            tree.signal_all(signal.SIGKILL)
-            self._is_hurried = False  # a killed process needs a moment in any case
-            self._wait(lambda: self._everything_gone(tree), self._times.kill_s)
+            wait_until(lambda: process.poll() is not None or self._is_hurried, patience)
+        was_killed = end_tree(tree, self._times, lambda: self._is_hurried)
+        process.poll()  # reaps the child, so that it is no zombie
+        self._is_hurried = self._is_hurried and not was_killed  # what was killed needs a moment
         self._dismiss_guard()
         self.finish_log()
         return self._report(tree, was_killed)
@@ -235,28 +184,15 @@ class Supervisor:
             self._drain.join(_LOG_GRACE_S)
 
     def _report(self, tree: ProcessTree, was_killed: bool) -> StopReport:
-        leftovers = tuple(process.pid for process in tree.alive())
-        host, port = self._spec.host, self._spec.port
-        self._wait(lambda: is_port_free(host, port), self._times.kill_s)
-        is_free = is_port_free(host, port)
-        return StopReport(
-            num_ended=tree.num_seen() - len(leftovers),
-            leftovers=leftovers,
-            is_port_free=is_free,
+        address = self._spec.host, self._spec.port
+        known = seen_after(tree, address, self._times, lambda: self._is_hurried)
+        return dataclasses.replace(
+            known,
             was_killed=was_killed,
-            port_holder="" if is_free else describe_holder(port),
             files_left=self._files.remove(),
             gpu_left=self._gpus.wait_for_release(tree.pids(), self._times.gpu_s),
             gpu_freed_bytes=self._gpus.noted_bytes,
         )
-
-    def _everything_gone(self, tree: ProcessTree) -> bool:
-        self._running().poll()  # reaps the child, so that it is no zombie
-        tree.refresh()
-        return not tree.alive()
-
-    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
-        wait_until(lambda: is_done() or self._is_hurried, timeout_s)
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "start() comes first"

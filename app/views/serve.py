@@ -14,9 +14,9 @@ from app.views.start import StartView
 
 if TYPE_CHECKING:
     from app.launch.launch_specs import LaunchSpec
+    from app.supervise.ending import StopReport
     from app.supervise.managed_server import ManagedServer
     from app.supervise.serving import BackOff, ServingScreens
-    from app.supervise.supervisor import StopReport
     from app.watch.start_history import StartHistory
     from logparse import Event, LogReport
 

@@ -12,7 +12,8 @@ import pytest
 from app.errors import ExitCode, StokerError
 from app.launch.launch_specs import LaunchSpec
 from app.server_logs.log_sink import LogSink
-from app.supervise.supervisor import StopTimes, Supervisor
+from app.supervise.ending import StopTimes
+from app.supervise.supervisor import Supervisor
 from engine.machine.ports import free_port, is_port_free
 from tests.fakes.nvml import GIB, Card, ScriptedNvml
 from tests.fakes.serve_fake import fake_engine_spec
