@@ -18,7 +18,7 @@ import typer
 if TYPE_CHECKING:
     from app.targets.logs import LogTarget
     from logparse import LogReport
-    from logparse.report.line_lists import ErrorLines, PhaseLines
+    from logparse.report.line_meaning import ErrorLines, PhaseLines
 
 _POLL_S = 0.25
 
@@ -189,7 +189,7 @@ def _compare(targets: list[LogTarget], form: str) -> int:
 def _list_lines(targets: list[LogTarget], phase: str | None, form: str) -> int:
     from app.views import logs as log_views
     from logparse.report.explain import phase_time
-    from logparse.report.line_lists import ErrorLines, PhaseLines
+    from logparse.report.line_meaning import ErrorLines, PhaseLines
 
     target = _only(targets, "--errors" if phase is None else "--phase")
     number = None if phase is None else _phase_number(phase)

@@ -26,8 +26,7 @@ from logparse.report.document import SCHEMA, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from logparse.report.compare import ComparedRow
-    from logparse.report.line_lists import ListedLine
-    from logparse.report.line_meaning import ExplainedLine
+    from logparse.report.line_meaning import ExplainedLine, ListedLine
     from logparse.rules.rule import Rule
 
 # Facts that are told as they come, with the words of the explanation.

@@ -11,6 +11,14 @@ import io
 import json
 from collections.abc import Callable
 
+# Values of a report that no wrapping may change.
+KEYS = (
+    "outcome", "engine", "engine_version", "model", "arguments", "weights_gib", "kv_memory_gib",
+    "kv_tokens", "kv_blocks", "max_concurrency", "max_model_len", "requested_max_model_len",
+    "compile_s", "graph_gib", "engine_init_s", "ready_url", "processes", "cause_id", "root_cause",
+    "key_line",
+)  # fmt: skip
+
 Wrapping = Callable[[list[str]], list[str]]
 Change = Callable[[int, str], str]
 

@@ -12,8 +12,8 @@ import pytest
 from logparse import Outcome, parse_lines, to_document
 from logparse.reading.restore import common_prefix, restored_lines
 from logparse.reading.source import decoded_lines
-from tests.logparse.reading.test_wraps import KEYS
 from tests.logparse.shared_logs import LOGS
+from tests.logparse.wrappings import KEYS
 from tests.places import DATA
 
 OWN = (DATA / "own_engine_start.log").read_text().splitlines()

@@ -13,16 +13,11 @@ from logparse.reading.restore import restored_lines
 from logparse.reading.source import decoded_lines
 from logparse.reading.wraps import WRAP, wrap_width
 from logparse.redact import strip_ansi
-from logparse.report.line_lists import ErrorLines
+from logparse.report.line_meaning import ErrorLines
 from tests.logparse.shared_logs import LOGS
+from tests.logparse.wrappings import KEYS
 from tests.places import DATA
 
-KEYS = (
-    "outcome", "engine", "engine_version", "model", "arguments", "weights_gib", "kv_memory_gib",
-    "kv_tokens", "kv_blocks", "max_concurrency", "max_model_len", "requested_max_model_len",
-    "compile_s", "graph_gib", "engine_init_s", "ready_url", "processes", "cause_id", "root_cause",
-    "key_line",
-)  # fmt: skip
 HEADED = "(APIServer pid=7) INFO 10-03 12:00:01 [api_server.py:1] "
 LOG = [
     HEADED + "vLLM API server version 0.30.0",

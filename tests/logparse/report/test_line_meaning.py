@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from logparse.report.line_lists import ErrorLines, PhaseLines
-from logparse.report.line_meaning import explain_line
+from logparse.report.line_meaning import ErrorLines, PhaseLines, explain_line
 
 KV = "(EngineCore pid=7) INFO 10-03 12:00:01 [gpu_worker.py:1] Available KV cache memory: 4.97 GiB"
 
