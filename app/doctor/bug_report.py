@@ -16,6 +16,7 @@ from app.client.terminal_text import one_line
 from app.doctor.facts import DoctorFacts
 from app.doctor.report import Check
 from app.errors import UsageError
+from engine.machine.private_files import open_new
 from engine.machine.secrets import is_secret, secret_values
 
 _VARIABLES = re.compile(
@@ -59,7 +60,7 @@ def masked(text: str, environ: Mapping[str, str]) -> str:
 def write_report(text: str, path: Path) -> None:
     """Write a new file, for its owner only; one that is there stays."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = open_new(path)
     except FileExistsError as error:
         hint = "give another --output FILE"
         raise UsageError(f"{path} exists", hint=hint) from error

@@ -15,8 +15,8 @@ from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.launch.launch_specs import ServeRequest
 from app.paths import file_name, keys_path, private_folder
 from app.registry.json_records import read_own_file
-from app.whole_file import replace_file
 from engine.machine.addresses import is_loopback, outward_host
+from engine.machine.private_files import replace_file
 
 _KEY_BYTES = 32
 _NETWORK = "NETWORK"  # where this machine's own cannot be told

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from app.registry.json_records import known_fields
-from app.whole_file import replace_file
 from engine.machine.locks import file_lock
 from engine.machine.ownership import make_private
+from engine.machine.private_files import replace_file
 
 _MOST_BYTES = 256 << 10  # some hundred starts; then the older half goes
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from app.errors import ExitCode, StokerError, UsageError
 from app.paths import jobs_path, private_folder
 from app.registry.json_records import known_fields, read_own_file
-from app.whole_file import replace_file
+from engine.machine.private_files import replace_file
 
 PREFIX = "job:"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

@@ -17,7 +17,7 @@ from app.errors import StokerError, UsageError
 from app.paths import file_name, private_folder
 from app.registry.json_records import known_fields, read_own_file
 from app.registry.states import ServerState
-from app.whole_file import write_beside
+from engine.machine.private_files import write_beside
 from engine.machine.processes import is_same_process
 
 

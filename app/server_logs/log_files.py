@@ -11,7 +11,7 @@ import os
 from collections import deque
 from pathlib import Path
 
-from app.whole_file import replace_file
+from engine.machine.private_files import replace_file
 from logparse.reading.log_parts import beside
 
 DEFAULT_LOG_BYTES = 256 << 20

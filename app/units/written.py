@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.units.deployment import GeneratedFile
-from app.whole_file import write_beside
+from engine.machine.private_files import write_beside
 
 
 def write_file(folder: Path, file: GeneratedFile) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.whole_file import replace_file
+from engine.machine.private_files import replace_file
 
 _STARTS_KEPT = 5
 _SCHEMA_VERSION = 1

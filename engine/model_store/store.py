@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +24,7 @@ from engine.errors import ConfigError, ModelNotFoundError, ModelStoreError
 from engine.machine.children import engine_command, kill_session, spawn
 from engine.machine.locks import file_lock
 from engine.machine.ownership import make_private
+from engine.machine.private_files import replace_file
 from engine.model_config import ModelConfig
 from engine.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin, require_model_name
 from engine.model_store.files import (
@@ -372,8 +372,6 @@ def _add_sampling_defaults(folder: Path, sampling: Mapping[str, float]) -> None:
         missing = {name: value for name, value in sampling.items() if name not in config}
         if not missing:
             return
-        scratch = path.with_name(f"{_SCRATCH}{os.getpid()}.json")
-        scratch.write_text(json.dumps(config | missing, indent=2), encoding="utf-8")
-        scratch.replace(path)
+        replace_file(path, json.dumps(config | missing, indent=2).encode())
     except (OSError, ValueError, TypeError):
         return

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from app.client.chat.turns import Conversation, ToolCall, Turn
+from engine.machine.private_files import open_new
 
 SCHEMA = "stoker.conversation"
 
@@ -60,7 +61,7 @@ def write_export(conversation: Conversation, path: Path) -> Path:
     """Write `path` (.json is JSON, anything else Markdown); an existing file is not replaced."""
     path = path.expanduser()
     text = as_json(conversation) if path.suffix.lower() == ".json" else as_markdown(conversation)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = open_new(path)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
         file.write(text)
     return path

@@ -20,6 +20,7 @@ from typing import Any
 
 from app.client.errors import ClientError, InvalidRecording
 from app.client.terminal_text import strip_escapes
+from engine.machine.private_files import open_new
 
 FORMAT = "stoker.recording"
 VERSION = 1
@@ -133,7 +134,7 @@ class RecordingWriter:
 
 def _create(path: Path) -> BufferedWriter:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = open_new(path)
     except FileExistsError as error:
         raise InvalidRecording(f"{path} exists already; name a new file to record into") from error
     except OSError as error:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.whole_file import replace_file
+from engine.machine.private_files import replace_file
 
 
 def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:

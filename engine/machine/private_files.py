@@ -25,3 +25,8 @@ def write_beside(path: Path, content: bytes) -> Path:
 def replace_file(path: Path, content: bytes) -> None:
     """Write it beside, then in one step over what was there."""
     write_beside(path, content).replace(path)
+
+
+def open_new(path: Path) -> int:
+    """A descriptor of a file (0600) that was not there; FileExistsError when it was."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
