@@ -140,35 +140,46 @@ def kv_cache_spec(
         model.layer_windows if layers is None else model.layer_windows[layers.start : layers.stop]
     )
     rank = model.kv_lora_rank
-    heads, head_dim = heads_of_rank(
+    return spec_of_rank(
+        windows,
         model.num_key_value_heads,
         model.head_dim,
         latent_dim=None if rank is None else rank + model.qk_rope_head_dim,
         tensor_parallel_size=tensor_parallel_size,
-    )
-    return KVCacheSpec(
         block_size=block_size,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        num_layers=len(windows),
         dtype_bytes=cache_dtype_bytes(cache_dtype, model.dtype),
-        groups=group_layers(windows),
         in_flight_tokens=in_flight_tokens,
-        has_values=rank is None,
     )
 
 
-def heads_of_rank(
-    num_kv_heads: int, head_dim: int, *, latent_dim: int | None, tensor_parallel_size: int
-) -> tuple[int, int]:
-    """KV heads that one rank caches, and the values in each.
+def spec_of_rank(
+    windows: Sequence[int | None],
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    latent_dim: int | None,
+    tensor_parallel_size: int,
+    block_size: int,
+    dtype_bytes: int,
+    in_flight_tokens: int,
+    kind: type[KVCacheSpec] = KVCacheSpec,
+) -> KVCacheSpec:
+    """The cache of one rank whose layers have these `windows`; `kind` counts their blocks.
 
     Heads are split over tensor-parallel ranks until one is left. `latent_dim` is the length of
     MLA's compressed vector, which every rank repeats; None where there is none.
     """
-    if latent_dim is not None:
-        return 1, latent_dim
-    return max(1, num_kv_heads // tensor_parallel_size), head_dim
+    is_latent = latent_dim is not None
+    return kind(
+        block_size=block_size,
+        num_kv_heads=1 if is_latent else max(1, num_kv_heads // tensor_parallel_size),
+        head_dim=head_dim if latent_dim is None else latent_dim,
+        num_layers=len(windows),
+        dtype_bytes=dtype_bytes,
+        groups=group_layers(windows),
+        in_flight_tokens=in_flight_tokens,
+        has_values=not is_latent,
+    )
 
 
 def cache_dtype_bytes(cache_dtype: str, model_dtype: str) -> int:

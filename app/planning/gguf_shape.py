@@ -8,7 +8,6 @@ from pathlib import Path
 from app.errors import UsageError
 from app.planning.model_shapes import Experts, ModelShape
 from app.planning.weight_sizes import EMBEDDING, HEAD, LAYER, SPLIT, WeightPart, Weights
-from engine.errors import CorruptModelError
 from engine.model_families import gemma3_windows
 from engine.model_files.bounds import shown
 from engine.model_files.gguf_header import TYPES, GGUFHeader, GGUFTensor, read_gguf_header
@@ -50,26 +49,25 @@ def _shape(header: GGUFHeader) -> ModelShape:
             f"{path} is a {shown(family)}, whose cache `stoker plan` cannot count; it knows "
             f"{', '.join(sorted(_PLAIN))} and {_GEMMA3}"
         )
-    heads, hidden = header.count("attention.head_count"), header.count("embedding_length")
-    layers, window = header.count("block_count"), header.count("attention.sliding_window", 0)
-    config = {"num_hidden_layers": layers, "sliding_window": window or None}
-    inner, experts = header.count("feed_forward_length"), header.count("expert_count", 0)
-    if hidden < heads:
-        raise CorruptModelError(f"{path}: {heads:,} heads do not fit into {hidden:,} values.")
+    sizes, experts = header.decoder_sizes(), header.count("expert_count", 0)
+    layers, inner = sizes["num_hidden_layers"], sizes["intermediate_size"]
+    window = header.count("attention.sliding_window", 0) or None
     return ModelShape(
         name=path.name,
         architecture=family,
-        hidden_size=hidden,
+        hidden_size=sizes["hidden_size"],
         intermediate_size=inner,
         num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=header.count("attention.head_count_kv", heads),
-        head_dim=header.count("attention.key_length", hidden // heads),
+        num_heads=sizes["num_attention_heads"],
+        num_kv_heads=sizes["num_key_value_heads"],
+        head_dim=sizes["head_dim"],
         vocab_size=_vocab_size(header),
-        max_model_len=header.count("context_length"),
+        max_model_len=sizes["max_position_embeddings"],
         dtype="float16",  # of llama.cpp's cache
         tie_word_embeddings=all(tensor.name != "output.weight" for tensor in header.tensors),
-        layer_windows=gemma3_windows(config) if family == _GEMMA3 else (None,) * layers,
+        layer_windows=gemma3_windows({"num_hidden_layers": layers, "sliding_window": window})
+        if family == _GEMMA3
+        else (None,) * layers,
         experts=Experts(
             number=experts,
             per_token=header.count("expert_used_count"),

@@ -15,8 +15,7 @@ from engine.kv_sizing import (
     KVCacheGroup,
     KVCacheSpec,
     cache_dtype_bytes,
-    group_layers,
-    heads_of_rank,
+    spec_of_rank,
 )
 
 LLAMA_CPP_STEP = 512  # tokens of one step (--ubatch-size)
@@ -45,21 +44,16 @@ def cache_spec(
     # With async scheduling, vLLM's default on GPUs, one step more than stages is in flight.
     batches = request.pipeline_parallel_size + 1 if request.engine == VLLM else 1
     step = LLAMA_CPP_STEP if request.engine == LLAMA_CPP else max_num_batched_tokens
-    heads, head_dim = heads_of_rank(
+    return spec_of_rank(
+        windows,
         shape.num_kv_heads,
         shape.head_dim,
         latent_dim=latent.kv_lora_rank + latent.rope_dim if latent else None,
         tensor_parallel_size=request.tensor_parallel_size,
-    )
-    return kind(
         block_size=request.block_size or (1 if request.engine == LLAMA_CPP else DEFAULT_BLOCK_SIZE),
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        num_layers=len(windows),
         dtype_bytes=_cache_value_bytes(shape, request),
-        groups=group_layers(windows),
         in_flight_tokens=batches * step,
-        has_values=latent is None,
+        kind=kind,
     )
 
 

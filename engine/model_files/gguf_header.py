@@ -131,6 +131,23 @@ class GGUFHeader:
             raise CorruptModelError(f"{self.path} lacks the metadata field {name}.")
         return whole_number(value, f"{self.path}: {name}", *SETTINGS[key])
 
+    def decoder_sizes(self) -> dict[str, int]:
+        """The sizes that every decoder has, by their names in config.json."""
+        heads, hidden = self.count("attention.head_count"), self.count("embedding_length")
+        if hidden < heads:
+            raise CorruptModelError(
+                f"{self.path}: {heads:,} heads do not fit into {hidden:,} values."
+            )
+        return {
+            "hidden_size": hidden,
+            "intermediate_size": self.count("feed_forward_length"),
+            "num_hidden_layers": self.count("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.count("attention.head_count_kv", heads),
+            "head_dim": self.count("attention.key_length", hidden // heads),
+            "max_position_embeddings": self.count("context_length"),
+        }
+
 
 def read_gguf_header(path: Path) -> GGUFHeader:
     """The checked header. Raises ModelNotFoundError or CorruptModelError."""

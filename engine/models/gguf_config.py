@@ -17,6 +17,10 @@ from engine.models.gguf_file import GGUFFile
 ROPE_FACTORS = "rope_freqs.weight"
 """A tensor that only config.json needs."""
 
+_SIZES = (
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length"),
+    *("embedding_length", "feed_forward_length", "block_count", "context_length"),
+)
 _CONTROL = 3
 _END_KEYS = ("eos", "eot", "eom")
 # Many files name one end token only; without these a chat model would talk on after its turn.
@@ -62,21 +66,16 @@ def _turn_ends(file: GGUFFile) -> list[int]:
 
 
 def _common(file: GGUFFile) -> Config:
-    heads, hidden = _count(file, "attention.head_count"), _count(file, "embedding_length")
-    head_dim = _count(file, "attention.key_length", hidden // heads)
+    for key in _SIZES:
+        _require_one_for_all(file, key)
+    sizes = file.header.decoder_sizes()
     return {
         "dtype": "bfloat16",
         "vocab_size": file.shape("token_embd.weight")[0],
-        "hidden_size": hidden,
-        "intermediate_size": _count(file, "feed_forward_length"),
-        "num_hidden_layers": _count(file, "block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _count(file, "attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": _count(file, "context_length"),
+        **sizes,
         "rms_norm_eps": float(file.require_setting("attention.layer_norm_rms_epsilon")),
         "rope_theta": _rope_theta(file),
-        "rope_scaling": _rope_scaling(file, head_dim),
+        "rope_scaling": _rope_scaling(file, sizes["head_dim"]),
         "tie_word_embeddings": not file.has_tensor("output.weight"),
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
@@ -84,9 +83,13 @@ def _common(file: GGUFFile) -> Config:
 
 
 def _count(file: GGUFFile, key: str, default: int | None = None) -> int:
+    _require_one_for_all(file, key)
+    return file.header.count(key, default)
+
+
+def _require_one_for_all(file: GGUFFile, key: str) -> None:
     if isinstance(file.setting(key), list):
         raise ModelError(f"{file.path}: a {key} for each layer is not supported; one for all is.")
-    return file.header.count(key, default)
 
 
 def _llama(file: GGUFFile, config: Config) -> Config:
