@@ -27,7 +27,6 @@ from engine.machine.children import engine_command
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
 from engine.model_store.catalogue import DEFAULT_MODEL, require_model_name
-from logparse.problems.flags import GONE_FLAGS
 
 ENGINES = (STOKER, VLLM, LLAMA_CPP)
 API_KEY_VARIABLE = "STOKER_API_KEY"
@@ -277,6 +276,8 @@ class _EngineFlagParser(argparse.ArgumentParser):
         raise UsageError(message.removeprefix("argument "))
 
     def unknown_flag(self, word: str, engine: str) -> StokerError:
+        from logparse.problems.flags import GONE_FLAGS  # with the parser, which no help needs
+
         flag = word.partition("=")[0]
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "`stoker serve --help` lists the flags"
