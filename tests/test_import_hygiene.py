@@ -81,6 +81,7 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
 
     assert top_level(modules) & set(HEAVY) == set()
     assert third_party(modules) <= {"typer", "click", "annotated_doc", "shellingham"}
+    assert "logparse.parser" not in modules
 
 
 def test_the_root_loads_neither_typer_nor_a_command() -> None:
