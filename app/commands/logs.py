@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
@@ -113,10 +113,15 @@ def _print_raw(targets: list[LogTarget], form: str, tail: int | None, follow: bo
     if form != "text":
         raise _usage(f"--raw has no --{form}", "leave one of them out")
     if follow and target.path is not None:
-        with contextlib.suppress(KeyboardInterrupt):
-            for lines in _growing_batches(target):
-                raw_log.print_lines(raw_log.last_lines(lines, tail))
-                tail = None  # of what was there; all that comes is shown
+        batches = _growing_batches(target)
+        # Ctrl-C comes while it waits, or while lines are printed; an unfinished one is shown then.
+        with contextlib.suppress(KeyboardInterrupt, StopIteration):
+            try:
+                for lines in batches:
+                    raw_log.print_lines(raw_log.last_lines(lines, tail))
+                    tail = None  # of what was there; all that comes is shown
+            except KeyboardInterrupt as interrupt:
+                raw_log.print_lines(batches.throw(interrupt))
         return
     found = None
     if tail is not None and target.path is not None and target.path.is_file():
@@ -294,7 +299,7 @@ def _growing(target: LogTarget) -> Iterator[str]:
         yield from batch
 
 
-def _growing_batches(target: LogTarget) -> Iterator[Iterable[str]]:
+def _growing_batches(target: LogTarget) -> Generator[Iterable[str], None, None]:
     """The lines that are there, then those of each look; the last one may be unfinished."""
     from app.targets.logs import EXAMPLE
     from logparse.reading.follow import FollowedFile
