@@ -253,7 +253,7 @@ def serve(
 def _care_again(ctx: typer.Context) -> ServerCare:
     """What the settings say now, with the flags that this start was given; for SIGHUP."""
     from app.command_line import CommandLineError, build_command
-    from app.errors import ExitCode, StokerError
+    from app.errors import UsageError
     from app.launch.launch_specs import without_api_key
     from app.settings.options import settings_for
     from app.settings.sources import read_settings
@@ -266,7 +266,7 @@ def _care_again(ctx: typer.Context) -> ServerCare:
             "stoker serve", list(chosen.args), default_map=chosen.default_map, obj=chosen
         )
     except CommandLineError as error:
-        raise StokerError(error.format_message(), exit_code=ExitCode.USAGE) from error
+        raise UsageError(error.format_message()) from error
     values = fresh.params
     own = _with_drain(fresh.args, values["drain"])
     idle = values["exit_when_idle"]
