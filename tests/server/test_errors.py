@@ -175,8 +175,8 @@ async def test_bad_completions(served: Served, body: dict[str, Any], param: str)
         b'"text"',
         b"\xff\xfe",
         b'{"prompt": "\\ud800"}',
-        b"[" * 100_000,
-        b'{"prompt": ' + b"[" * 100_000,
+        b"[" * 10_000,
+        b'{"prompt": ' + b"[" * 10_000,
         b'{"prompt": "a", "max_tokens": NaN}',
         b'{"prompt": "a", "temperature": NaN}',
         b'{"prompt": "a", "temperature": Infinity}',
@@ -192,6 +192,13 @@ async def test_bodies_that_are_no_request(served: Served, path: str, body: bytes
         assert json.loads(body.replace(b"NaN", b"0").replace(b"Infinity", b"0"))["prompt"] == "a"
         return
     _error(response, 400)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"prompt": ' + b"[" * 100_000])
+async def test_bodies_of_too_many_lists(served: Served, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    response = await served.http.post("/v1/completions", content=body, headers=headers)
+    assert "JSON values" in _error(response, 413)["message"]
 
 
 async def test_content_type_is_required(served: Served) -> None:
