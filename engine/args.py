@@ -101,6 +101,7 @@ class EngineArgs:
     served_model_name: str | None = _flag(None, "Name clients use; default: the model argument.")
     host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 opens it to the network.")
     port: int = _flag(8000, "TCP port.")
+    uds: str | None = _flag(None, "Socket file (0600) to listen on, in place of host and port.")
     api_key: str | None = _flag(
         None, "Key that /v1 requests must carry; better given as STOKER_API_KEY."
     )

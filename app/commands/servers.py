@@ -296,7 +296,7 @@ def _stop(record: ServerRecord, now: bool) -> None:
     report = stop_server(record, now=now)
     if not report.is_clean:
         raise StokerError(
-            f"{record.name} was stopped, but {report.remains(record.address[1])}",
+            f"{record.name} was stopped, but {report.remains(record.place)}",
             exit_code=ExitCode.LEFTOVERS_REMAIN,
         )
     processes = "1 process" if report.num_ended == 1 else f"{report.num_ended} processes"

@@ -6,6 +6,7 @@ Everything that can be refused is refused here, before a process exists; cheap c
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ from app.launch.llama_spec import (
     require_llama_model,
 )
 from app.launch.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
-from engine.machine.ports import bind_error, describe_holder
+from engine.machine.ports import bind_error, describe_holder, is_uds_served
 from engine.model_store.store import ModelStore, OnProgress
 
+_LONGEST_UDS = 107
 OpenStore = Callable[[], ModelStore]
 """Makes the folder of the models, so it is called when all cheap checks are through."""
 
@@ -56,7 +58,10 @@ def _stoker(
     request: ServeRequest, api_key: str | None, open_store: OpenStore, on_progress: OnProgress
 ) -> LaunchSpec:
     require_engine_extra()
-    require_free_port(request.args.host, request.args.port)
+    if request.args.uds:
+        require_free_uds(request.args.uds)
+    else:
+        require_free_port(request.args.host, request.args.port)
     path = _folder(request, open_store(), on_progress)
     if path.is_dir():
         check_fits_model(request, path)
@@ -125,6 +130,26 @@ def _unused(option: str, engine: str) -> StokerError:
         VLLM: "name the Python that has vLLM: --engine-python ENVIRONMENT/bin/python",
     }[engine]
     return UsageError(f"{option} says nothing to --engine {engine}", hint=hint)
+
+
+def require_free_uds(path: str) -> None:
+    """StokerError for a socket file that somebody listens on, or that cannot be made."""
+    full = Path(path).expanduser().absolute()
+    if len(os.fsencode(full)) > _LONGEST_UDS:
+        raise UsageError(
+            f"--uds {full} is longer than the kernel takes",
+            hint=f"{_LONGEST_UDS} bytes at most: $XDG_RUNTIME_DIR is a short place",
+        )
+    if not os.access(full.parent, os.W_OK | os.X_OK) or (full.exists() and not full.is_socket()):
+        raise UsageError(
+            f"--uds {full} cannot be made", hint="name a new file in a folder of yours"
+        )
+    if is_uds_served(str(full)):
+        raise StokerError(
+            f"--uds {full} is in use by a server that answers",
+            hint="name another file, or end that server",
+            exit_code=ExitCode.ENGINE_FAILED_TO_START,
+        )
 
 
 def require_free_port(host: str, port: int) -> None:

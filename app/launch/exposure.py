@@ -37,7 +37,7 @@ OPEN_ROUTES = {
 
 def is_exposed(request: ServeRequest) -> bool:
     """Whether other machines reach the server."""
-    return not is_loopback(request.args.host)
+    return not request.args.uds and not is_loopback(request.args.host)
 
 
 def key_file_of(name: str) -> Path:

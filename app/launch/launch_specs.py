@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import os
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from engine.env import detect_device
 from engine.errors import ConfigError, ModelError, ModelNotFoundError
 from engine.machine.addresses import is_loopback, outward_host, url_host
 from engine.machine.children import engine_command
+from engine.machine.ports import is_port_free, is_uds_served
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
 from engine.model_store.catalogue import DEFAULT_MODEL, require_model_name
@@ -37,6 +39,7 @@ _SECRET_FLAGS = ("--api-key", "--hf-token", "-hft")  # other users can read an a
 _FLAG_WORDS = {
     "host": "ADDRESS",
     "port": "PORT",
+    "uds": "FILE",
     "api_key": "KEY",
     "max_model_len": "N|auto",
     "kv_cache_memory_bytes": "SIZE",
@@ -79,6 +82,7 @@ class LaunchSpec:
     host: str
     port: int
     shutdown_timeout_s: float
+    uds: str | None = None  # the socket file, in place of host and port
     served_name: str | None = None  # the name clients use; None: the server's own choice
     variables: dict[str, str] = field(default_factory=dict)  # added to the child's environment
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value
@@ -87,7 +91,20 @@ class LaunchSpec:
     @property
     def url(self) -> str:
         """Where a client on this machine finds the server."""
+        if self.uds is not None:
+            return f"unix:{self.uds}"
         return f"http://{url_host(self.host)}:{self.port}"
+
+    @property
+    def place(self) -> str:
+        """Where it listens, in words."""
+        return f"socket {self.uds}" if self.uds is not None else f"port {self.port}"
+
+    def is_place_free(self) -> bool:
+        """Whether nobody listens where it listened."""
+        if self.uds is not None:
+            return not is_uds_served(self.uds)
+        return is_port_free(self.host, self.port)
 
     @property
     def death_signal(self) -> signal.Signals:
@@ -102,7 +119,7 @@ class LaunchSpec:
     @property
     def outside_url(self) -> str | None:
         """Where other machines find it; None when it is open to this one alone."""
-        host = outward_host(self.host)
+        host = None if self.uds else outward_host(self.host)
         return f"http://{host}:{self.port}" if host else None
 
     @property
@@ -171,7 +188,7 @@ def with_debug_endpoints(
     open to others (other machines reach it without a key).
     """
     is_refused = "--no-enable-debug-endpoints" in map(with_dashes, words)
-    is_open = api_key is None and not is_loopback(request.args.host)
+    is_open = api_key is None and not request.args.uds and not is_loopback(request.args.host)
     if request.engine != STOKER or is_refused or is_open:
         return request
     args = dataclasses.replace(request.args, enable_debug_endpoints=True)
@@ -194,7 +211,8 @@ def check_fits_model(request: ServeRequest, folder: Path) -> None:
 
 def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> LaunchSpec:
     """Our own engine on `model_path` (a folder, a file, or an id that the engine finds itself)."""
-    args = dataclasses.replace(request.args, served_model_name=request.served_name)
+    uds = request.args.uds and os.path.abspath(os.path.expanduser(request.args.uds))
+    args = dataclasses.replace(request.args, served_model_name=request.served_name, uds=uds)
     return LaunchSpec(
         engine=STOKER,
         argv=engine_command("serve", model_path, *as_flags(args), *request.engine_words),
@@ -202,6 +220,7 @@ def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> 
         served_name=request.served_name,
         host=args.host,
         port=args.port,
+        uds=args.uds,
         shutdown_timeout_s=args.shutdown_timeout,
         secrets={API_KEY_VARIABLE: api_key} if api_key else {},
     )

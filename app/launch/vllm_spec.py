@@ -26,6 +26,7 @@ _OURS_ALONE = {
     "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
     "allowed_hosts": "leave it out; vLLM answers under every name",
     "show_prompts": "leave it out; vLLM has no /debug",
+    "uds": "leave it out; vLLM's socket would be open to others",
     "kernels": "choose one of vLLM's own: -- --attention-backend NAME",
 }
 _OUR_VALUES = {

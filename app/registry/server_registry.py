@@ -17,6 +17,7 @@ from app.errors import StokerError, UsageError
 from app.paths import file_name, private_folder
 from app.registry.json_records import known_fields, read_own_file
 from app.registry.states import ServerState
+from engine.machine.ports import is_port_free, is_uds_served
 from engine.machine.private_files import write_beside
 from engine.machine.processes import is_same_process
 
@@ -57,6 +58,20 @@ class ServerRecord:
     needs_key: bool = False
     key_file: str | None = None  # where its key is, for clients of this user
     schema_version: int = 1
+
+    @property
+    def uds(self) -> str | None:
+        """The socket file that it listens on; None for host and port."""
+        return self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
+
+    @property
+    def place(self) -> str:
+        """Where it listens, in words."""
+        return f"port {self.address[1]}" if self.uds is None else f"socket {self.uds}"
+
+    def is_place_free(self) -> bool:
+        """Whether nobody listens where it listened."""
+        return is_port_free(*self.address) if self.uds is None else not is_uds_served(self.uds)
 
     @property
     def address(self) -> tuple[str, int]:

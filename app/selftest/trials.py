@@ -280,7 +280,7 @@ def _stop_from_outside(trial: RunningTrial) -> None:
     trial.wait_for_state(*SERVICE_STATES)
     report = stop_server(trial.record(), now=False)
     if not report.is_clean:
-        raise TrialFailed(report.remains(0))
+        raise TrialFailed(report.remains("its port"))
 
 
 def _kill_both(*stopped: str) -> Act:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from app.supervise.gpu_release import GpuHold
 from app.supervise.process_tree import ProcessTree
 from app.supervise.waiting import wait_until
-from engine.machine.ports import describe_holder, is_port_free
+from engine.machine.ports import describe_holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class StopReport:
             not self.leftovers and self.is_port_free and not self.files_left and not self.gpu_left
         )
 
-    def remains(self, port: int) -> str:
+    def remains(self, place: str) -> str:
         """What is left, in words."""
         what = []
         if self.leftovers:
             what.append(f"processes {', '.join(map(str, self.leftovers))} survived SIGKILL")
         if not self.is_port_free:
             holder = f", held by {self.port_holder}" if self.port_holder else ""
-            what.append(f"port {port} is still in use{holder}")
+            what.append(f"{place} is still in use{holder}")
         if self.files_left:
             what.append(f"{', '.join(self.files_left)} cannot be removed")
         what += map(str, self.gpu_left)
@@ -78,17 +78,18 @@ def end_tree(
 
 def seen_after(
     tree: ProcessTree | None,
-    address: tuple[str, int],
+    port: int,
+    is_place_free: Callable[[], bool],
     times: StopTimes,
     is_hurried: Callable[[], bool] = lambda: False,
 ) -> StopReport:
-    """Processes and port after the end; a closed port may need a moment."""
-    wait_until(lambda: is_port_free(*address) or is_hurried(), times.kill_s)
-    is_free = is_port_free(*address)
+    """Processes, and where it listened, after the end; a closed port may need a moment."""
+    wait_until(lambda: is_place_free() or is_hurried(), times.kill_s)
+    is_free = is_place_free()
     leftovers = () if tree is None else tuple(process.pid for process in tree.alive())
     return StopReport(
         num_ended=0 if tree is None else tree.num_seen() - len(leftovers),
         leftovers=leftovers,
         is_port_free=is_free,
-        port_holder="" if is_free else describe_holder(address[1]),
+        port_holder="" if is_free else describe_holder(port),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from app.errors import ExitCode
 from app.registry.server_registry import ServerRecord
 from app.registry.states import READY_STATES, RECORDED_STATES, ServerState
-from engine.machine.ports import answers_http
+from engine.machine.ports import answers_http, uds_answers_http
 from engine.machine.processes import is_stopped
 
 _ANSWER_S = 5.0
@@ -87,7 +87,7 @@ def examined_state(record: ServerRecord) -> SeenState:
             pid = record.supervisor_pid
             return SeenState(state.name, f"its stoker (pid {pid}) gives no answer")
         state = told if told.name in RECORDED_STATES and told.name != state.name else state
-    if state.name in READY_STATES and not answers_http(*record.address, _ANSWER_S):
+    if state.name in READY_STATES and not _answers(record):
         return SeenState(
             ServerState.STALLED, f"no answer to a new connection within {_ANSWER_S:g} s"
         )
@@ -109,6 +109,12 @@ def _ask_supervisor(path: str) -> SeenState | None:
     return SeenState(name, detail or None) if name else None
 
 
+def _answers(record: ServerRecord) -> bool:
+    if record.uds is not None:
+        return uds_answers_http(record.uds, _ANSWER_S)
+    return answers_http(*record.address, _ANSWER_S)
+
+
 def describe(record: ServerRecord, state: SeenState | None = None) -> dict[str, object]:
     """The record and the state, by default `server_state`, as a document."""
     state = state or server_state(record)
@@ -120,7 +126,7 @@ def describe(record: ServerRecord, state: SeenState | None = None) -> dict[str, 
         "engine": record.engine,
         "model": record.model,
         "url": record.url,
-        "port": record.address[1],
+        "port": None if record.uds else record.address[1],
         "pid": record.pid if is_up else None,
         "start_time": record.create_time,
         "supervisor_pid": record.supervisor_pid if record.is_supervised() else None,

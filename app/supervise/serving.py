@@ -224,7 +224,7 @@ class _Life:
 
 def _why_no_restart(server: ManagedServer, ended: _Ended, report: StopReport) -> str | None:
     if not report.is_clean:
-        return report.remains(server.spec.port)
+        return report.remains(server.spec.place)
     exit_code = server.exit_code if ended.by_itself else None
     return why_no_restart(exit_code, server.log.report().problem)
 
@@ -286,6 +286,6 @@ def _explain(server: ManagedServer) -> str:
 
 def _leftover_error(server: ManagedServer, report: StopReport) -> StokerError:
     return StokerError(
-        f"the server was stopped, but {report.remains(server.spec.port)}",
+        f"the server was stopped, but {report.remains(server.spec.place)}",
         exit_code=ExitCode.LEFTOVERS_REMAIN,
     )

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -184,8 +185,12 @@ class Supervisor:
             self._drain.join(_LOG_GRACE_S)
 
     def _report(self, tree: ProcessTree, was_killed: bool) -> StopReport:
-        address = self._spec.host, self._spec.port
-        known = seen_after(tree, address, self._times, lambda: self._is_hurried)
+        spec = self._spec
+        known = seen_after(
+            tree, spec.port, spec.is_place_free, self._times, lambda: self._is_hurried
+        )
+        if known.is_port_free and spec.uds is not None:  # of a server that was killed
+            Path(spec.uds).unlink(missing_ok=True)
         return dataclasses.replace(
             known,
             was_killed=was_killed,

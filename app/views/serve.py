@@ -217,7 +217,9 @@ def _speed(value: float) -> str:
 def _print_ready(server: ManagedServer) -> None:
     took = formatting.age(server.elapsed_s())
     print(f"ready at {server.spec.addresses} ({took}), log {server.log.path}", flush=True)
-    address = "" if server.spec.port == 8000 else f" {server.spec.url}"
+    from app.client.transport import DEFAULT_URL
+
+    address = "" if server.spec.url == DEFAULT_URL else f" {server.spec.url}"
     output.say(f'next: echo "Hello" | stoker chat{address}    (Ctrl-C here stops the server)')
 
 
@@ -227,4 +229,4 @@ def _print_stopped(report: StopReport, spec: LaunchSpec) -> None:
     freed = report.gpu_freed_bytes
     memory = f", {output.human_bytes(freed)} of GPU memory back" if freed else ""
     memory = "" if report.gpu_left else memory
-    output.say(f"stopped: {processes} ended, port {spec.port} {port}{memory}")
+    output.say(f"stopped: {processes} ended, {spec.place} {port}{memory}")

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from app.client.errors import ClientError
 from app.client.transport import connection_errors, open_client
 from app.launch.launch_specs import LaunchSpec
+from engine.machine.ports import uds_answers_http
 from logparse import Event, FactFound, PhaseFinished, PhaseStarted, ProgressMade, ServerReady
 
 _POLL_S = 0.1
@@ -89,6 +90,8 @@ class ReadyProbe:
 
 def _is_healthy(spec: LaunchSpec) -> bool:
     """Asked ten times a second while the server wants every core: no client is set up for it."""
+    if spec.uds is not None:
+        return uds_answers_http(spec.uds, _HEALTH_TIMEOUT_S, b"HTTP/1.1 200")
     parts = urlsplit(spec.url)
     connection = http.client.HTTPConnection(
         parts.hostname or "", parts.port, timeout=_HEALTH_TIMEOUT_S

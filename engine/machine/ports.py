@@ -77,6 +77,31 @@ def port_holder(port: int) -> tuple[int, str] | None:
         return None
 
 
+def is_uds_served(path: str) -> bool:
+    """Whether somebody listens on a socket file; a killed server leaves one that nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except PermissionError:
+            return True  # another user's
+        except OSError:
+            return False
+        return True
+
+
+def uds_answers_http(path: str, timeout_s: float, beginning: bytes = b"") -> bool:
+    """The same as `answers_http` over a socket file, for an answer that begins so."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(path)
+            connection.sendall(_QUESTION)
+            answer = connection.recv(64)
+            return answer != b"" and answer.startswith(beginning)
+    except OSError:
+        return False
+
+
 def answers_http(host: str, port: int, timeout_s: float) -> bool:
     """Whether a new connection gets any answer to a question in HTTP, whatever it says."""
     try:

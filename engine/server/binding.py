@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import stat
 
 from engine.errors import ConfigError
+from engine.machine.ports import is_uds_served
 
 _BACKLOG = 2048
 
@@ -31,6 +34,38 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
+def bind_uds(path: str) -> socket.socket:
+    """Listen on a socket file that only this user may open.
+
+    One that a killed server left is replaced; ConfigError for one that somebody listens on, and for
+    any other file.
+    """
+    if is_uds_served(path):
+        raise ConfigError(f"--uds {path} is in use by a server that answers; name another file.")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        if stat.S_ISSOCK(_mode(path)):
+            os.unlink(path)
+        sock.bind(path)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        why = "a file is there" if error.errno == errno.EADDRINUSE else error.strerror or error
+        raise ConfigError(f"--uds {path} cannot be listened on: {why}.") from error
+    finally:
+        os.umask(before)
+    sock.setblocking(False)
+    return sock
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        return 0
+
+
 def explain_bind_error(error: OSError, host: str, port: int) -> str:
     """What was asked, why it failed, and what to type instead."""
     if error.errno == errno.EADDRINUSE:
@@ -46,6 +81,8 @@ def explain_bind_error(error: OSError, host: str, port: int) -> str:
 
 
 def socket_url(sock: socket.socket) -> str:
-    """`http://host:port` of a listening socket."""
+    """`http://host:port` or `unix:PATH` of a listening socket."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -25,7 +25,7 @@ from engine.logger import get_logger, setup_logging
 from engine.machine.addresses import is_loopback
 from engine.machine.heap import Heap
 from engine.server.api import create_app
-from engine.server.binding import bind_socket, explain_bind_error, socket_url
+from engine.server.binding import bind_socket, bind_uds, explain_bind_error, socket_url
 from engine.server.browsers import browser_access
 from engine.server.connections import Connections, exception_handler, raise_open_files_limit
 from engine.server.debug import check_debug_flags
@@ -54,14 +54,19 @@ def run(model: str, args: EngineArgs, client_factory: ClientFactory | None = Non
     setup_http_logging("APIServer", secrets=secrets)
     try:
         check_debug_flags(args)
-        listener = bind_socket(args.host, args.port)
+        listener = bind_uds(args.uds) if args.uds else bind_socket(args.host, args.port)
     except ConfigError as error:
         return _fail(error)
     except OSError as error:
         logger.error("OSError: %s", error)
         logger.error("ConfigError: %s", explain_bind_error(error, args.host, args.port))
         return 1
-    return asyncio.run(_serve(model, args, listener, client_factory or real_client))
+    try:
+        return asyncio.run(_serve(model, args, listener, client_factory or real_client))
+    finally:
+        if args.uds:
+            with contextlib.suppress(OSError):
+                os.unlink(args.uds)
 
 
 def _fail(error: EngineError) -> int:
@@ -106,7 +111,7 @@ async def _serve(
 def _log_invocation(model: str, args: EngineArgs) -> None:
     logger.info("Stoker server version %s, serving model %s", __version__, model)
     logger.info("non-default args: %s", {"model_tag": model, "model": model, **args.non_default()})
-    if args.api_key is None and not is_loopback(args.host):
+    if args.api_key is None and not args.uds and not is_loopback(args.host):
         logger.warning(
             "Listening on %s without an API key: whoever reaches this port can use the model; set "
             "STOKER_API_KEY or use --host 127.0.0.1.",

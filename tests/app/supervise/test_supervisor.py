@@ -143,7 +143,7 @@ def test_gpu_memory_that_stays_is_named(tmp_path: Path) -> None:
     report = supervisor.stop()
 
     assert not report.is_clean
-    assert report.remains(port) == f"GPU 0 still holds 20.00 GiB for pid {supervisor.pid}"
+    assert report.remains(f"port {port}") == f"GPU 0 still holds 20.00 GiB for pid {supervisor.pid}"
     assert report.gpu_freed_bytes == 20 * GIB
 
 

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError
+from engine.machine.ports import is_uds_served
+from engine.server.binding import bind_uds, socket_url
+
+
+def test_a_socket_file_is_private_and_one_that_was_left_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "it.sock")
+    with bind_uds(path) as first:
+        assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+        assert socket_url(first) == f"unix:{path}"
+        with pytest.raises(ConfigError, match="in use by a server that answers"):
+            bind_uds(path)
+    assert Path(path).exists(), "as a killed server leaves it"
+    assert not is_uds_served(path)
+    with bind_uds(path):
+        assert is_uds_served(path)
+
+
+def test_another_file_is_never_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="a file is there"):
+        bind_uds(str(path))
+    assert path.read_text() == "mine"
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be listened on: No such file"):
+        bind_uds(str(tmp_path / "no" / "it.sock"))
