@@ -38,7 +38,7 @@ class CheckResult:
     def text(self) -> str:
         """A line for people, and below it what the tool found."""
         if self.is_good is None:
-            return f"not checked  {self.file}: {self.tool} is not here ({self.says})"
+            return f"not checked  {self.file}: {self.tool} {self.says}"
         verdict = "good       " if self.is_good else "fault      "
         found = "" if self.is_good else f"\n{self.says}"
         return f"{verdict}  {self.file}: {self.tool}{found}"
@@ -72,7 +72,7 @@ def _tools_for(name: str) -> Iterator[tuple[str, list[str]]]:
 def _run(tool: str, words: list[str], folder: Path, name: str) -> CheckResult:
     program = _find(tool)
     if program is None:
-        return CheckResult(tool, name, None, _INSTALL[tool])
+        return CheckResult(tool, name, None, f"is not here ({_INSTALL[tool]})")
     if tool == "docker":  # the file stands before the subcommand
         words = ["compose", "-f", name, "config", "-q"]
     try:
@@ -89,7 +89,7 @@ def _run(tool: str, words: list[str], folder: Path, name: str) -> CheckResult:
         return CheckResult(tool, name, False, f"gave no answer in {_TIMEOUT_S} s")
     says = (done.stdout + done.stderr).strip()
     if any(absence in says for absence in _ABSENT.get(tool, ())):
-        return CheckResult(tool, name, None, _INSTALL[tool])
+        return CheckResult(tool, name, None, f"is here, but cannot check ({_INSTALL[tool]})")
     return CheckResult(tool, name, done.returncode == 0, says)
 
 
