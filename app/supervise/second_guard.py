@@ -13,6 +13,9 @@ import os
 import select
 import sys
 
+# The kernel tells of a death first to the children of who died: the server may be seen to end
+# before the supervisor whose end it follows.
+_DEATH_S = 5.0
 _GUARD_S = 12.0  # what the guard may take for its work; one that stands still takes longer
 
 
@@ -21,7 +24,7 @@ def main() -> None:
     supervisor, guard, server = (int(word) for word in sys.argv[1:4])
     ends = {pid: _open(pid) for pid in (supervisor, guard, server)}
     ended = _wait([ends[supervisor], ends[server]], None)
-    if ends[supervisor] not in ended and _wait([ends[supervisor]], 0.0) == []:
+    if ends[supervisor] not in ended and _wait([ends[supervisor]], _DEATH_S * 1000) == []:
         return
     _wait([ends[guard]], _GUARD_S * 1000)
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))

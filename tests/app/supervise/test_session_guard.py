@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.supervise import second_guard
 from app.supervise.child_process import spawn_server, start_guard, tell_guard
 from app.supervise.process_tree import ProcessTree
 from engine.machine.children import kill_session
@@ -23,6 +26,7 @@ HIDDEN = "(setsid env -i sh -c 'echo $$ > {file}; exec sleep 600' &); exec sleep
 KILLED_SUPERVISOR = """
 import os, signal, subprocess, sys
 from pathlib import Path
+from app.supervise import second_guard
 from app.supervise.child_process import spawn_server, start_guard, tell_guard
 
 guard = start_guard(sys.argv[1])
@@ -118,3 +122,39 @@ def test_a_guard_lets_everyone_live_as_long_as_we_do() -> None:
 
 def test_a_guard_without_a_server_ends() -> None:
     start_guard(MARK).communicate(timeout=30)
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="the second guard waits on pidfds")
+def test_the_second_guard_waits_for_a_supervisor_that_is_seen_to_end_after_its_server() -> None:
+    mark = "STOKER_SERVER_MARK=of-the-second-guard"
+    sleep = ["sleep", "600"]
+    supervisor, guard, server = (subprocess.Popen(sleep) for _ in range(3))
+    name, _, value = mark.partition("=")
+    left = subprocess.Popen(sleep, env={name: value}, start_new_session=True)
+    left.send_signal(signal.SIGSTOP)
+    script = Path(second_guard.__file__)
+    pids = [str(process.pid) for process in (supervisor, guard, server)]
+    second = subprocess.Popen([sys.executable, "-I", "-S", str(script), *pids, mark])
+    wait_for(lambda: "anon_inode:[pidfd]" in _descriptors(second.pid))
+    guard.kill()
+    looked = _sleeps(second)
+    server.kill()
+    wait_for(lambda: second.poll() is not None or _sleeps(second) > looked)
+    assert second.poll() is None, "it took the server's end for all that there is"
+    supervisor.kill()
+    for process in (guard, server, supervisor, second):
+        process.wait(timeout=60)
+
+    wait_for(lambda: left.poll() is not None)
+
+
+def _sleeps(process: subprocess.Popen[bytes]) -> int:
+    """How often it has gone to sleep; -1 once it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process.pid).num_ctx_switches().voluntary
+    return -1
+
+
+def _descriptors(pid: int) -> list[str]:
+    folder = Path(f"/proc/{pid}/fd")
+    return [os.readlink(entry) for entry in folder.iterdir()]
