@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.machine.secrets import child_environment
+
 _TIMEOUT_S = 120
 _INSTALL = {
     "systemd-analyze": "apt install systemd",
@@ -79,6 +81,7 @@ def _run(tool: str, words: list[str], folder: Path, name: str) -> CheckResult:
         done = subprocess.run(
             [program, *words],
             cwd=folder,
+            env=child_environment(),
             capture_output=True,
             text=True,
             errors="replace",
