@@ -90,4 +90,4 @@ def test_the_launcher_itself_is_read_in_no_time(tmp_path: Path) -> None:
     code = "import sys; before = set(sys.modules); import stoker_launcher; "
     code += "print(*sorted(set(sys.modules) - before))"
     loaded = run(tmp_path, [sys.executable, "-c", code]).stdout.split()
-    assert loaded == ["__future__", "stoker_launcher"]
+    assert set(loaded) - {"__future__"} == {"stoker_launcher"}

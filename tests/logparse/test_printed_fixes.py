@@ -272,7 +272,7 @@ def test_what_the_logs_are_told(
 
 @pytest.mark.parametrize(
     "command",
-    ["stoker unit --help", "stoker logs --frob", "vllm serve m --frob 3", "frob --help",
+    ["stoker deploy --help", "stoker logs --frob", "vllm serve m --frob 3", "frob --help",
      "vllm serve m --max-model-len {fit}", "vllm serve 'm", "vllm serve m ~--dtype",
      "stoker serve --frob 1"],
 )  # fmt: skip
