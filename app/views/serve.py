@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _FOLLOW_POLL_S = 0.2
 _WORST_RANKS = 3  # of a warning: it costs correctness, capacity or speed
 _MOST_WARNINGS = 3
-_SAID_BEFORE = ("no-api-key",)  # before the start, for every engine
+# One is said before the start, for every engine; the other is what a model's makers wanted, which
+# `stoker logs` tells whoever asks.
+_NOT_OF_A_START = ("no-api-key", "sampling-defaults")
 Running = Callable[["ManagedServer", Callable[[], bool]], None]
 
 
@@ -122,7 +124,7 @@ class ServeView:
 
 def say_warnings(report: LogReport, name: str) -> None:
     """What the log of a start warns of, and costs correctness, capacity or speed."""
-    shown = (one for one in report.insight.warnings if one.id not in _SAID_BEFORE)
+    shown = (one for one in report.insight.warnings if one.id not in _NOT_OF_A_START)
     found = [one for one in shown if one.rank <= _WORST_RANKS]
     for warning in found[:_MOST_WARNINGS]:
         output.say(f"warning: {warning.title}")
