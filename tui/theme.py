@@ -22,7 +22,7 @@ from textual.color import Color
 from textual.filter import LineFilter
 from textual.theme import Theme
 
-from app.client.terminal import is_terminal_gone
+from app.client.terminal import is_terminal_gone, watch_terminal
 
 STOKER_THEME = Theme(
     name="stoker",
@@ -145,6 +145,8 @@ class StyledApp(App[str]):
         for number in _SIGNALS if self.owns_signals else ():
             with contextlib.suppress(ValueError):  # not in the main thread
                 self._handlers[number] = signal.signal(number, handle)
+        if self.owns_signals:
+            watch_terminal(lambda: os._exit(128 + signal.SIGHUP))
 
     def _on_unmount(self) -> None:
         while self._handlers:

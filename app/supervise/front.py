@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from app.client.terminal import is_terminal_gone
+from app.client.terminal import is_terminal_gone, watch_terminal
 from app.supervise.background import exit_code_of_child, fork_session
 
 QUIT, DETACH, GONE, FAILED = "quit", "detach", "server-gone", "failed"
@@ -107,6 +107,8 @@ class _Front:
         for number in _PASSED_ON:
             if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._pass_on)
+        if signal.getsignal(signal.SIGHUP) == self._pass_on:
+            watch_terminal(lambda: self._pass_on(signal.SIGHUP, None))
         while message := _receive(self._link):
             word, _, path = message.partition(" ")
             if word == _LET_GO:
