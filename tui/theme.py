@@ -146,7 +146,7 @@ class StyledApp(App[str]):
             with contextlib.suppress(ValueError):  # not in the main thread
                 self._handlers[number] = signal.signal(number, handle)
         if self.owns_signals:
-            watch_terminal(lambda: os._exit(128 + signal.SIGHUP))
+            watch_terminal(lambda: handle(signal.SIGHUP, None))
 
     def _on_unmount(self) -> None:
         while self._handlers:
