@@ -27,6 +27,7 @@ class ProcessTree:
         self._root_pid = root_pid
         self._mark = mark.encode() if mark is not None else _mark_of(root_pid)
         self._seen: dict[int, psutil.Process] = {}
+        self._nameless: set[int] = set()
 
     def refresh(self) -> None:
         """Look for processes not seen before; cheap enough to call once a second."""
@@ -57,12 +58,22 @@ class ProcessTree:
         return self._seen.get(process.pid) == process  # compares pid and start time
 
     def _is_of_shim(self, process: psutil.Process) -> bool:
-        """A fork of the shim, for a moment, on its way to be the second guard."""
-        if process.pid == self._root_pid:
+        """A fork of the shim, for a moment, on its way to be the second guard.
+
+        While it becomes another program it has no command line at all, so a process without one is
+        believed at the second look.
+        """
+        if process.pid == self._root_pid or process.pid in self._nameless:
             return False
-        with contextlib.suppress(psutil.Error):
-            return any(word.endswith(_SHIM) for word in process.cmdline()[:5])
-        return False
+        try:
+            words = process.cmdline()
+        except psutil.AccessDenied:
+            return False
+        except psutil.Error:
+            return True  # gone meanwhile
+        if not words:
+            self._nameless.add(process.pid)
+        return not words or any(word.endswith(_SHIM) for word in words[:5])
 
     def _descendants(self) -> Iterator[psutil.Process]:
         for known in (self._root_pid, *self._seen):

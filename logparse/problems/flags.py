@@ -22,7 +22,7 @@ _OWN_FLAG_TEXT = """
 --no-enable-tokenizer-info-endpoint --no-enforce-eager --no-show-prompts --num-gpu-blocks-override
 --num-threads --optimization-level --pooler-config --port --quantization --runner
 --scheduling-policy --seed --served-model-name --show-prompts --shutdown-timeout
---tool-call-parser
+--tool-call-parser --uds
 """
 OWN_FLAGS = frozenset(_OWN_FLAG_TEXT.split())
 # Those of vLLM that people mistype.

@@ -237,7 +237,7 @@ def test_small_models_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def load(folder: Path, cache: PackedCache) -> tuple[NativeModelStep, bool]:
-    """The model, and whether the checkpoint was read."""
+    """The model, and whether the checkpoint was read; what is kept for the next start is written."""
     config = engine_config(folder, dtype="bfloat16")
     calls: list[DecoderWeights] = []
 
@@ -249,7 +249,9 @@ def load(folder: Path, cache: PackedCache) -> tuple[NativeModelStep, bool]:
 
     kernels = NativeKernels(native_library(), 2)
     spec = cache_spec(config)
-    return load_native_decoder(config.model, weights, kernels, 256, spec, cache), bool(calls)
+    model = load_native_decoder(config.model, weights, kernels, 256, spec, cache)
+    wait_for(lambda: "packed-weights" not in [thread.name for thread in threading.enumerate()])
+    return model, bool(calls)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +276,6 @@ def test_the_next_start_computes_the_same_without_the_checkpoint(
         model, was_read = load(folder, cache)
         logits = PagedSequences(model, prompts, 16, windows=windows).run([[89, 13]])
         results.append((torch.cat(logits), model.weight_bytes, was_read))
-        wait_for(lambda: "packed-weights" not in [thread.name for thread in threading.enumerate()])
     assert [was_read for _, _, was_read in results] == [True, False]
     assert torch.equal(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]

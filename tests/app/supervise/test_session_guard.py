@@ -84,9 +84,28 @@ def test_the_tree_of_a_server_has_the_process_that_hides(tmp_path: Path) -> None
     server = spawn_server(["sh", "-c", HIDDEN.format(file=file)], stdout=subprocess.DEVNULL)
     wait_for(lambda: file.exists() and file.read_text().endswith("\n"))
     tree = ProcessTree(server.pid, MARK)
-    tree.refresh()
+
+    def is_seen() -> bool:
+        tree.refresh()
+        return tree.pids() == {server.pid, int(file.read_text())}
+
     try:
-        assert tree.pids() == {server.pid, int(file.read_text())}
+        wait_for(is_seen)
+    finally:
+        tree.signal_all(signal.SIGKILL)
+        server.wait()
+
+
+def test_what_becomes_another_program_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = spawn_server(["sh", "-c", FAMILY], stdout=subprocess.DEVNULL)
+    wait_for(lambda: psutil.Process(server.pid).children())
+    tree = ProcessTree(server.pid, MARK)
+    try:
+        monkeypatch.setattr(psutil.Process, "cmdline", lambda self: [])
+        tree.refresh()
+        assert tree.pids() == {server.pid}
+        tree.refresh()
+        assert len(tree.pids()) > 1
     finally:
         tree.signal_all(signal.SIGKILL)
         server.wait()
