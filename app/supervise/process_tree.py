@@ -31,7 +31,8 @@ class ProcessTree:
 
     def refresh(self) -> None:
         """Look for processes not seen before; cheap enough to call once a second."""
-        for process in (*self._descendants(), *self._members()):
+        found = {process.pid: process for process in (*self._descendants(), *self._members())}
+        for process in found.values():
             if not self._is_known(process) and not self._is_of_shim(process):
                 self._seen[process.pid] = process
 

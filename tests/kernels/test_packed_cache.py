@@ -237,7 +237,7 @@ def test_small_models_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def load(folder: Path, cache: PackedCache) -> tuple[NativeModelStep, bool]:
-    """The model, and whether the checkpoint was read; what is kept for the next start is written."""
+    """The model, and whether the checkpoint was read; all that is kept of it is on disk then."""
     config = engine_config(folder, dtype="bfloat16")
     calls: list[DecoderWeights] = []
 

@@ -98,7 +98,7 @@ def test_the_tree_of_a_server_has_the_process_that_hides(tmp_path: Path) -> None
 
 def test_what_becomes_another_program_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     server = spawn_server(["sh", "-c", FAMILY], stdout=subprocess.DEVNULL)
-    wait_for(lambda: psutil.Process(server.pid).children())
+    wait_for(lambda: bool(psutil.Process(server.pid).children()))
     tree = ProcessTree(server.pid, MARK)
     try:
         monkeypatch.setattr(psutil.Process, "cmdline", lambda self: [])
