@@ -64,9 +64,17 @@ class Ticking:
 
 
 async def ask(app: ChatApp, pilot: Pilot[str], text: str) -> None:
+    """A command, or a question whose answer has come whole."""
+    before = app.chat._session.conversation
+    expected = len(before.turns) + (0 if text.startswith("/") else 2)
+
+    def is_done() -> bool:
+        now = app.chat._session.conversation
+        return not app.chat.is_answering and (now is not before or len(now.turns) == expected)
+
     app.chat.query_one(ChatInput).insert(text)
     await pilot.press("enter")
-    await until(pilot, lambda: not app.chat.is_answering)
+    await until(pilot, is_done)
     await settled(pilot)
 
 
