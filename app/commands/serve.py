@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
     from app.launch.engine_launch import EnginePlace
     from app.launch.launch_specs import EngineFlag, LaunchSpec, ServeRequest
     from app.settings.sources import Setting
-    from app.supervise.front import FrontLink
     from app.supervise.managed_server import ManagedServer, ServerCare
     from app.supervise.restart_policy import RestartPolicy
-    from app.views.serve import Running
 
 # Options that say how this one start is shown, not what is served.
 _NOT_REPEATED = ("name", "no_tui", "detach", "exit_when_ready", "dry_run")
@@ -193,22 +192,23 @@ def serve(
       stoker serve --engine vllm --engine-python ~/vllm/bin/python Qwen/Qwen3-0.6B
       stoker serve --engine llama.cpp ./model.gguf --max-model-len 4096 --max-num-seqs 8 -- -ngl 99
     """
+    from app.commands.prepared_start import (
+        PreparedStart,
+        end_at_once,
+        run_detached,
+        run_here,
+        run_with_front,
+    )
     from app.launch.engine_launch import EnginePlace
     from app.launch.exposure import exposure_lines, is_exposed, key_file_of, made_key
-    from app.launch.launch_specs import (
-        engine_called,
-        parse_serve_request,
-        with_debug_endpoints,
-        without_api_key,
-    )
+    from app.launch.launch_specs import engine_called, parse_serve_request, with_debug_endpoints
     from app.output import say
     from app.registry.endpoint_file import prepared_endpoint_path
-    from app.supervise.managed_server import ServerCare
     from app.supervise.service_notify import ServiceManager
 
     service = ServiceManager.from_environment(os.environ)
     words = words_with_settings(ctx, _with_drain(ctx.args, drain))
-    policy, max_log_bytes = _restart_policy(restart, restart_max), _log_bytes(log_max_bytes)
+    care = _care_of(ctx.params, words)
     request = parse_serve_request(words, engine_called(engine))
     _require_two_ports(request, status_port)
     endpoint = None if endpoint_file is None else prepared_endpoint_path(endpoint_file)
@@ -224,40 +224,37 @@ def serve(
     spec = _prepare(request, place, api_key)
     if dry_run:
         return _print_launch(spec)
-    is_background = detach and not exit_when_ready
-    care = ServerCare(
-        serve_args=_repeatable_args(ctx, words),
-        engine_words=without_api_key(words),
-        is_background=is_background,
-        stall_s=stall_after,
-        idle_probe_s=idle_probe or None,
-        restart=policy,
-        max_log_bytes=max_log_bytes,
-        status_port=status_port,
-        status_host=status_host,
-        exit_when_idle_s=None if exit_when_idle is None else 60 * exit_when_idle,
-        endpoint_file=endpoint,
-        key_file=key_file,
-        service=service,
-        read_again=lambda: _care_again(ctx),
+    start = PreparedStart(
+        spec,
+        replace(
+            care,
+            serve_args=_repeatable_args(ctx, words),
+            is_background=detach and not exit_when_ready,
+            status_port=status_port,
+            status_host=status_host,
+            endpoint_file=endpoint,
+            key_file=key_file,
+            service=service,
+            read_again=lambda: _care_again(ctx),
+        ),
+        model_name=request.served_name,
+        timeout_s=startup_timeout,
+        name=name,
+        note=_ledger_note(request, spec),
     )
-    note = _ledger_note(request, spec)
-    if is_background:
-        return _run_detached(spec, name, request.served_name, startup_timeout, care, note)
+    if start.care.is_background:
+        return run_detached(start)
     if _wants_dashboard(no_tui or exit_when_ready):
-        return _run_with_front(spec, name, request.served_name, startup_timeout, care, note)
-    running = _end_at_once if exit_when_ready else None
-    return _run(spec, name, request.served_name, startup_timeout, care, running, note)
+        return run_with_front(start)
+    return run_here(start, end_at_once if exit_when_ready else None)
 
 
 def _care_again(ctx: typer.Context) -> ServerCare:
     """What the settings say now, with the flags that this start was given; for SIGHUP."""
     from app.command_line import CommandLineError, build_command
     from app.errors import UsageError
-    from app.launch.launch_specs import without_api_key
     from app.settings.options import settings_for
     from app.settings.sources import read_settings
-    from app.supervise.managed_server import ServerCare
 
     command = build_command(app)
     chosen = settings_for(command, ("serve",), ctx.obj.given, read_settings(os.environ))
@@ -267,16 +264,23 @@ def _care_again(ctx: typer.Context) -> ServerCare:
         )
     except CommandLineError as error:
         raise UsageError(error.format_message()) from error
-    values = fresh.params
-    own = _with_drain(fresh.args, values["drain"])
-    idle = values["exit_when_idle"]
+    own = _with_drain(fresh.args, fresh.params["drain"])
+    return _care_of(fresh.params, words_with_settings(fresh, own))
+
+
+def _care_of(options: Mapping[str, Any], words: Sequence[str]) -> ServerCare:
+    """Of a server's care what settings may change while it runs; UsageError for a bad value."""
+    from app.launch.launch_specs import without_api_key
+    from app.supervise.managed_server import ServerCare
+
+    idle_min = options["exit_when_idle"]
     return ServerCare(
-        engine_words=without_api_key(words_with_settings(fresh, own)),
-        stall_s=values["stall_after"],
-        idle_probe_s=values["idle_probe"] or None,
-        restart=_restart_policy(values["restart"], values["restart_max"]),
-        max_log_bytes=_log_bytes(values["log_max_bytes"]),
-        exit_when_idle_s=None if idle is None else 60 * idle,
+        engine_words=without_api_key(words),
+        stall_s=options["stall_after"],
+        idle_probe_s=options["idle_probe"] or None,
+        restart=_restart_policy(options["restart"], options["restart_max"]),
+        max_log_bytes=_log_bytes(options["log_max_bytes"]),
+        exit_when_idle_s=None if idle_min is None else 60 * idle_min,
     )
 
 
@@ -396,169 +400,6 @@ def _prepare(request: ServeRequest, place: EnginePlace, api_key: str | None) -> 
 
     with ModelProgress(request.model) as progress:
         return launch_spec(request, place, api_key, ModelStore, progress)
-
-
-def _run(
-    spec: LaunchSpec,
-    name: str | None,
-    served_name: str,
-    timeout_s: float,
-    care: ServerCare | None = None,
-    running: Running | None = None,
-    note_start: Callable[[ManagedServer], None] | None = None,
-) -> int:
-    from app.paths import START_TIMES, logs_dir, state_dir
-    from app.registry.server_registry import open_registry
-    from app.server_logs.log_sink import new_log_path
-    from app.supervise.managed_server import ManagedServer
-    from app.supervise.serving import serve_until_stopped
-    from app.supervise.steady_output import steady_output
-    from app.views.serve import ServeView, print_throughput, wait_quietly
-    from app.watch.start_history import StartHistory
-
-    registry = open_registry()
-    chosen = registry.free_name(name, Path(served_name).name, spec.port)
-    log_path = new_log_path(logs_dir(), chosen)
-    server = ManagedServer(spec, name=chosen, log_path=log_path, registry=registry, care=care)
-    usual = wait_quietly if server.care.is_background else print_throughput
-    history = StartHistory(state_dir() / START_TIMES)
-    with steady_output(), ServeView(server, history, note_start or _note_nothing) as view:
-        return serve_until_stopped(server, view.screens(running or usual), timeout_s)
-
-
-def _end_at_once(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
-    """It was only to be seen that it gets ready."""
-
-
-def _note_nothing(server: ManagedServer) -> None:
-    """This start is not for the ledger."""
-
-
-def _run_detached(
-    spec: LaunchSpec,
-    name: str | None,
-    served_name: str,
-    timeout_s: float,
-    care: ServerCare,
-    note_start: Callable[[ManagedServer], None] | None = None,
-) -> int:
-    """Start in the background; the start is shown here until it is over."""
-    from app.cli import exit_code_of
-    from app.paths import logs_dir
-    from app.registry.server_registry import open_registry
-    from app.registry.states import SERVICE_STATES
-    from app.supervise.background import follow_start, start_in_background
-    from app.views.serve import read_report, say_warnings
-
-    registry = open_registry()
-    chosen = registry.free_name(name, Path(served_name).name, spec.port)
-
-    def supervise() -> int:
-        return exit_code_of(
-            lambda: _run(spec, chosen, served_name, timeout_s, care, None, note_start),
-            debug=False,
-        )
-
-    def is_ready() -> bool:
-        running = (one for one in registry.running() if one.name == chosen)
-        return any(one.state in SERVICE_STATES for one in running)
-
-    start = start_in_background(supervise, logs_dir() / f"{chosen}.out")
-    code = follow_start(start, is_ready, lambda text: print(text, end="", file=sys.stderr))
-    if code is not None:
-        return code
-    log_path = next((one.log_path for one in registry.running() if one.name == chosen), None)
-    if log_path is not None:
-        say_warnings(read_report(Path(log_path)), chosen)
-    _say_detached(chosen, spec.addresses)
-    return 0
-
-
-def _run_with_front(
-    spec: LaunchSpec,
-    name: str | None,
-    served_name: str,
-    timeout_s: float,
-    care: ServerCare,
-    note_start: Callable[[ManagedServer], None] | None = None,
-) -> int:
-    """The dashboard is shown by this process, the server looked after by another one."""
-    from app.cli import exit_code_of
-    from app.supervise.front import serve_with_front
-    from app.supervise.steady_output import steady_output
-
-    def supervise(link: FrontLink) -> int:
-        running = _watched(link)
-        with steady_output():
-            return exit_code_of(
-                lambda: _run(spec, name, served_name, timeout_s, care, running, note_start),
-                debug=False,
-            )
-
-    return serve_with_front(supervise, _dashboard_of(spec))
-
-
-def _watched(link: FrontLink) -> Running:
-    """Until the user ends the server; when the user detaches, it goes on in the background."""
-    from app.supervise.front import DETACH, FAILED
-    from app.views.serve import print_throughput, wait_quietly
-
-    def running(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:
-        if server.care.is_background:
-            wait_quietly(server, should_go_on)
-            return
-        end = link.show(server.log.path, should_go_on)
-        if end == DETACH:
-            _detach(server, link)
-            wait_quietly(server, should_go_on)
-        elif end == FAILED:
-            print_throughput(server, should_go_on)
-
-    return running
-
-
-def _detach(server: ManagedServer, link: FrontLink) -> None:
-    from app.paths import logs_dir
-    from app.supervise.background import leave_terminal, open_output
-
-    server.go_to_background()
-    _say_detached(server.name, server.spec.addresses)
-    leave_terminal(open_output(logs_dir() / f"{server.name}.out"))
-    link.let_go()
-
-
-def _say_detached(name: str, addresses: str) -> None:
-    from app.output import say
-
-    print(f"ready at {addresses}, {name} runs in the background", flush=True)
-    say(f"next: stoker status {name}, stoker attach {name}, stoker stop {name}")
-
-
-def _dashboard_of(spec: LaunchSpec) -> Callable[[Path, Callable[[], bool]], str]:
-    """What the front shows; one start after the other, the history goes on."""
-    from app.commands.top import new_history
-
-    history = new_history()
-
-    def show(log_path: Path, should_go_on: Callable[[], bool]) -> str:
-        from app.commands.top import open_dashboard
-        from app.output import say
-        from app.supervise.front import FAILED
-
-        try:
-            return open_dashboard(
-                spec.url,
-                api_key=spec.api_key,
-                log_path=log_path,
-                server_alive=should_go_on,
-                history=history,
-                is_owner=True,
-            )
-        except Exception as error:  # of a screen: no reason to end the server
-            say(f"note: {error}; the server goes on, Ctrl-C stops it")
-            return FAILED
-
-    return show
 
 
 def _wants_dashboard(no_tui: bool) -> bool:

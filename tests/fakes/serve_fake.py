@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app.cli import exit_code_of
-from app.commands.serve import _run, _run_detached, _run_with_front
+from app.commands.prepared_start import PreparedStart, run_detached, run_here, run_with_front
 from app.launch.launch_specs import LaunchSpec
 from app.selftest.run import fake_spec
 from app.supervise.managed_server import ServerCare
@@ -45,7 +45,7 @@ def _foreground(port: str, mode: str, timeout: str, restarts: str) -> int:
     limit = int(restarts)
     policy = RestartPolicy(is_on=limit > 0, max_restarts=limit, first_delay_s=0.1)
     spec = fake_engine_spec(int(port), mode, 60.0)  # for a busy machine; a stubborn one is hurried
-    return _run(spec, None, "fake", float(timeout), ServerCare(restart=policy))
+    return run_here(PreparedStart(spec, ServerCare(restart=policy), "fake", float(timeout)))
 
 
 def _service(mode: str, timeout: str, care: str) -> int:
@@ -56,7 +56,7 @@ def _service(mode: str, timeout: str, care: str) -> int:
     own = mode.startswith("selftest:")
     spec = fake_spec(mode.removeprefix("selftest:")) if own else None
     spec = spec or fake_engine_spec(free_port(), mode, 60.0)
-    return _run(spec, None, "fake", float(timeout), managed)
+    return run_here(PreparedStart(spec, managed, "fake", float(timeout)))
 
 
 def _detached(name: str, mode: str, delay: str | None = None) -> int:
@@ -64,12 +64,12 @@ def _detached(name: str, mode: str, delay: str | None = None) -> int:
     if delay is not None:
         policy = RestartPolicy(is_on=True, first_delay_s=float(delay), longest_delay_s=float(delay))
     care = ServerCare(_SERVE_ARGS, is_background=True, stall_s=1.0, restart=policy)
-    return _run_detached(fake_spec(mode), name, "fake", 60.0, care)
+    return run_detached(PreparedStart(fake_spec(mode), care, "fake", 60.0, name))
 
 
 def _terminal(name: str, mode: str) -> int:
     spec = dataclasses.replace(fake_spec(mode), shutdown_timeout_s=2.0)
-    return _run_with_front(spec, name, "fake", 60.0, ServerCare(_SERVE_ARGS))
+    return run_with_front(PreparedStart(spec, ServerCare(_SERVE_ARGS), "fake", 60.0, name))
 
 
 def main() -> int:
