@@ -364,6 +364,11 @@ class LogParser:
         attempt = self._attempt
         return len(PHASE_NAMES) if attempt.is_ready else attempt.phases.current
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the server of the newest start was asked to stop."""
+        return self._attempt.is_stopping
+
     def report(self) -> LogReport:
         """All that is known now. Can be asked for at any time."""
         attempt = self._attempt

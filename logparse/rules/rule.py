@@ -153,12 +153,13 @@ def known_line(
     takes: tuple[Take, ...] = (),
     versions: str = "",
     engine: str = "vllm",
+    mark: Mark | None = None,
     feeds: bool = False,
 ) -> Rule:
     """A line that is explained and counted, but does not move the start on."""
     return rule(
         id, starts, rest, meaning, source=source, about=about, shows=shows, takes=takes,
-        versions=versions, engine=engine, feeds=feeds,
+        versions=versions, engine=engine, mark=mark, feeds=feeds,
     )  # fmt: skip
 
 

@@ -334,6 +334,7 @@ _SHUTDOWN = (
         "uvicorn",
         None,
         engine="",
+        mark=Mark.STOPPING,
     ),
     known_line(
         "shutdown-workers",

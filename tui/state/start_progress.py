@@ -19,7 +19,6 @@ from logparse import (
 from logparse.report.explain import phase_time
 
 _MARKS = {"done": "✓", "running": "…", "failed": "✗", "absent": " "}
-_DRAIN_WORDS = ("[shutdown]", "Waiting for application shutdown", "Shutting down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,6 @@ class StartProgress:
         self._has_caught_up = False
         self._has_problem = False
         self.is_ready = False
-        self.is_draining = False
         self.is_over = False
         self.num_lines = 0
 
@@ -50,8 +48,6 @@ class StartProgress:
         """Read on. What the first call brings was written before we looked."""
         for line in lines:
             self.num_lines += 1
-            if self.is_ready and any(word in line for word in _DRAIN_WORDS):
-                self.is_draining = True
             for event in self._parser.feed(line):
                 self._note(event, now_s)
         self._has_caught_up = True
@@ -64,18 +60,23 @@ class StartProgress:
         elif isinstance(event, ProgressMade):
             self._detail = f"{event.text} {event.done}/{event.total}".strip()
         elif isinstance(event, ServerReady):
-            self.is_ready, self.is_draining, self.is_over = True, False, False
+            self.is_ready, self.is_over = True, False
         elif isinstance(event, ServerStopped):
             self.is_over = True
         elif isinstance(event, ProblemFound):
             self._has_problem = True
         elif isinstance(event, StartRepeated):
-            self.is_ready = self.is_draining = self.is_over = self._has_problem = False
+            self.is_ready = self.is_over = self._has_problem = False
 
     @property
     def is_starting(self) -> bool:
         """A start has begun in the log and is not over."""
         return self._parser.phase > 0 and not (self.is_ready or self.is_over)
+
+    @property
+    def is_draining(self) -> bool:
+        """It served, and was asked to stop."""
+        return self.is_ready and self._parser.is_stopping
 
     @property
     def phase(self) -> str:

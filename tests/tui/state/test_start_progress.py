@@ -52,3 +52,18 @@ def test_draining_only_after_it_was_ready() -> None:
     progress.feed(LINES, 2.0)
     progress.feed(["INFO 10-03 12:00:30 [x.py:1] [shutdown] API server: draining"], 3.0)
     assert progress.is_draining
+    progress.feed(LINES, 4.0)
+    assert not progress.is_draining
+
+
+def test_draining_by_the_word_of_a_server_that_has_only_uvicorn() -> None:
+    progress = StartProgress()
+    progress.feed([*LINES, "INFO:     Shutting down"], 1.0)
+    assert progress.is_draining
+
+
+def test_an_engine_that_is_gone_does_not_drain() -> None:
+    progress = StartProgress()
+    gone = "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
+    progress.feed([*LINES, f"(APIServer pid=1) ERROR 10-03 12:05:00 [client.py:2] {gone}"], 1.0)
+    assert not progress.is_draining
