@@ -9,7 +9,9 @@ ClientError
 │   ├── Unauthorized  401 or 403: the API key is missing or wrong
 │   ├── ServerLoading  503: it is there and does not serve yet; waiting helps
 │   ├── EngineInStep  503: the engine has not ended a step for so long that it could not answer
-│   └── ModelNotNamed  400: a router of several models wants to know which
+│   ├── ModelNotNamed  400: a router of several models wants to know which
+│   ├── ModelNotServed  404: the server has another model than the one that was named
+│   └── RequestForgotten  404: the engine keeps nothing of this request, or has never seen it
 └── BadAnswer       an answer that is not what the endpoint promises, or an error inside a stream
 """
 
@@ -71,6 +73,14 @@ class ModelNotNamed(BadStatus):
     """A router serves several models, and the question is about one."""
 
 
+class ModelNotServed(BadStatus):
+    """The question named a model, and the server has others."""
+
+
+class RequestForgotten(BadStatus):
+    """The engine tells of its newest requests, and this one is not among them."""
+
+
 class BadAnswer(ClientError):
     """The server's answer breaks the protocol, or carries an error of its own."""
 
@@ -104,6 +114,10 @@ def _kind(status: int, code: str | None, words: str) -> type[BadStatus]:
         return ServerLoading
     if status == 400 and "model" in words and ("missing" in words or "required" in words):
         return ModelNotNamed
+    if status == 404 and code == "request_not_found":
+        return RequestForgotten
+    if status == 404 and (code == "model_not_found" or (code is None and "model" in words)):
+        return ModelNotServed
     return BadStatus
 
 

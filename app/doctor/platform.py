@@ -3,49 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from app.doctor.facts import DoctorFacts, PlatformFacts
 from app.doctor.report import Check, Result, command_line
 
-UNSPECIFIED = "UnspecifiedPlatform"
 PROBE_ORDER = ("tpu", "cuda", "rocm", "xpu", "cpu")
-_TITLE = "vLLM platform"
+_ID, _TITLE = "vllm-platform", "vLLM platform"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPlatform:
+    """What vLLM's search ends with: one platform (OK), none (WARNING) or several (PROBLEM)."""
+
+    result: Result
+    text: str
 
 
 def checks(facts: DoctorFacts) -> Sequence[Check]:
     if facts.platform is None:
-        return [Check("vllm-platform", _TITLE, Result.SKIPPED, "the facts do not say")]
+        return [Check(_ID, _TITLE, Result.SKIPPED, "the facts do not say")]
     return [check_platform(facts.platform)]
 
 
-def choose_platform(facts: PlatformFacts) -> str:
-    """A platform's name, `plugin NAME`, UNSPECIFIED, or `error: ...` when there are several."""
+def choose_platform(facts: PlatformFacts) -> ChosenPlatform:
+    """The platform that vLLM would run on."""
     if (facts.target_device or "").lower() == "cpu":
-        return "CpuPlatform (VLLM_TARGET_DEVICE=cpu)"
+        return ChosenPlatform(Result.OK, "CpuPlatform (VLLM_TARGET_DEVICE=cpu)")
     builtin = [name for name in PROBE_ORDER if name in facts.found]
     for kind, names in (("plugin ", facts.plugins), ("", tuple(builtin))):
         if len(names) > 1:
-            return f"error: more than one platform plugin [{', '.join(names)}]"
+            several = f"error: more than one platform plugin [{', '.join(names)}]"
+            return ChosenPlatform(Result.PROBLEM, several)
         if names:
-            return f"{kind}{names[0]}"
-    return UNSPECIFIED
+            return ChosenPlatform(Result.OK, f"{kind}{names[0]}")
+    return ChosenPlatform(Result.WARNING, "UnspecifiedPlatform")
 
 
 def check_platform(facts: PlatformFacts) -> Check:
     """What `vllm serve` would run on."""
     chosen = choose_platform(facts)
+    todo, commands = _repair(chosen.result, facts)
     details = (_examined(facts), _probes(facts))
-    if chosen == UNSPECIFIED:
+    return Check(_ID, _TITLE, chosen.result, chosen.text, todo, commands, details)
+
+
+def _repair(result: Result, facts: PlatformFacts) -> tuple[str | None, tuple[str, ...]]:
+    if result is Result.PROBLEM:
+        return _one_of_several(facts)
+    if result is Result.WARNING:
         todo = (
             "no probe found its hardware, so vllm serve fails here: "
             "use stoker serve, give the container its GPU, or install vLLM's CPU build"
         )
-        commands: tuple[str, ...] = ("stoker doctor --only gpu",)
-        return Check("vllm-platform", _TITLE, Result.WARNING, chosen, todo, commands, details)
-    if chosen.startswith("error"):
-        todo, commands = _one_of_several(facts)
-        return Check("vllm-platform", _TITLE, Result.PROBLEM, chosen, todo, commands, details)
-    return Check("vllm-platform", _TITLE, Result.OK, chosen, details=details)
+        return todo, ("stoker doctor --only gpu",)
+    return None, ()
 
 
 def _one_of_several(facts: PlatformFacts) -> tuple[str, tuple[str, ...]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
@@ -17,7 +18,8 @@ from app.doctor.report import Check, Result, command_line
 
 VLLM_VERSION = "0.30.0"
 REQUIRES_PYTHON = ">=3.10,<3.15"
-SOURCE_ONLY = "no prebuilt wheel: only the source archive, a build from source"
+_NO_WHEEL = "no prebuilt wheel"
+_SOURCE_ONLY = f"{_NO_WHEEL}: only the source archive, a build from source"
 ENGINE_DISTRIBUTIONS = (
     *("torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface-hub"),
     *("fastapi", "uvicorn", "pyzmq", "msgspec"),
@@ -34,6 +36,15 @@ _TORCH_PLATFORMS = (
 _TORCH_PYTHONS = ("cp310", "cp311", "cp312", "cp313", "cp314")
 _INSTALL_EXTRA = "pip install 'stoker[engine]'"
 _NOTHING = EnvironmentFacts(executable="", prefix="", base_prefix="")
+
+
+@dataclass(frozen=True, slots=True)
+class WheelFit:
+    """A wheel fits (OK), none was built for the machine (WARNING) or none can work (PROBLEM)."""
+
+    result: Result
+    text: str
+    wants_python: bool = False  # another one would do
 
 
 VLLM_RELEASE = Release(
@@ -101,43 +112,46 @@ def check_system(machine: MachineFacts) -> Check:
 
 def check_release(release: Release, machine: MachineFacts) -> Check:
     """One package's published files against the machine."""
-    verdict = release_verdict(release, machine)
+    fit = release_fit(release, machine)
     title = f"{_shown_name(release.package)} {release.version} wheel"
-    identity = f"{release.package}-wheel"
-    if verdict.startswith("wheel "):
-        return Check(identity, title, Result.OK, verdict)
-    result = Result.PROBLEM if verdict.startswith("no:") else Result.WARNING
-    if verdict.startswith("no: Python"):
-        commands = (
-            "uv venv --python 3.12 vllm-env",
-            command_line("uv pip install {}", release.package),
-        )
-        return Check(identity, title, result, verdict, "use a fitting Python", commands)
-    todo = "the image brings its own system; or use llama.cpp on this machine"
+    todo, commands = _repair(fit, release, machine)
+    return Check(f"{release.package}-wheel", title, fit.result, fit.text, todo, commands)
+
+
+def _repair(
+    fit: WheelFit, release: Release, machine: MachineFacts
+) -> tuple[str | None, tuple[str, ...]]:
+    if fit.result is Result.OK:
+        return None, ()
+    if fit.wants_python:
+        install = command_line("uv pip install {}", release.package)
+        return "use a fitting Python", ("uv venv --python 3.12 vllm-env", install)
     if machine.system != "linux":
         todo = "use llama.cpp here, or a Linux machine with a GPU"
-        return Check(identity, title, result, verdict, todo, _source_commands(release, machine))
-    command = f"docker pull vllm/vllm-openai:v{VLLM_VERSION}"
-    return Check(identity, title, result, verdict, todo, (command,))
+        return todo, _source_commands(release, machine)
+    todo = "the image brings its own system; or use llama.cpp on this machine"
+    return todo, (f"docker pull vllm/vllm-openai:v{VLLM_VERSION}",)
 
 
-def release_verdict(release: Release, machine: MachineFacts) -> str:
-    """`wheel FILE`, `no: ...` (this can never work) or `no prebuilt wheel...` (a build might)."""
+def release_fit(release: Release, machine: MachineFacts) -> WheelFit:
+    """Whether one of the release's wheels can be installed on the machine."""
     short = ".".join(machine.python.split(".")[:2])
     if not SpecifierSet(release.requires_python).contains(machine.python, prereleases=True):
-        return f"no: Python {short} is outside {release.requires_python}"
+        text = f"no: Python {short} is outside {release.requires_python}"
+        return WheelFit(Result.PROBLEM, text, wants_python=True)
     wheels = [(name, tags) for name in release.files if (tags := _wheel_tags(name))]
     of_system = [one for one in wheels if _systems(one[1]) & {machine.system, "any"}]
     if not of_system:
-        return SOURCE_ONLY if _has_source(release) else f"no prebuilt wheel for {machine.system}"
+        missing = _SOURCE_ONLY if _has_source(release) else f"{_NO_WHEEL} for {machine.system}"
+        return WheelFit(Result.WARNING, missing)
     of_arch = [one for one in of_system if _is_for_arch(one[1], machine.arch)]
     if not of_arch:
-        return f"no prebuilt wheel for {machine.arch}"
+        return WheelFit(Result.WARNING, f"{_NO_WHEEL} for {machine.arch}")
     accepted = accepted_tags(machine)
     for name, tags in of_arch:
         if tags & accepted:
-            return f"wheel {name}"
-    return f"no: {_why_none_fits(of_arch, machine)}"
+            return WheelFit(Result.OK, f"wheel {name}")
+    return WheelFit(Result.PROBLEM, f"no: {_why_none_fits(of_arch, machine)}")
 
 
 def accepted_tags(machine: MachineFacts) -> frozenset[Tag]:

@@ -14,6 +14,7 @@ from app.client.errors import (
     InvalidKeyFile,
     InvalidRecording,
     InvalidUrl,
+    ModelNotServed,
     ServerLoading,
     Unauthorized,
     Unreachable,
@@ -62,7 +63,7 @@ def explained(
         return StokerError(str(error), hint=LOADING, exit_code=ExitCode.UNREACHABLE)
     if isinstance(error, BadStatus) and error.url.endswith("/metrics"):
         return _without_metrics(error)
-    if isinstance(error, BadStatus) and error.status == 404 and "model" in error.detail:
+    if isinstance(error, ModelNotServed):
         return StokerError(str(error), hint="leave --model out to take the server's first one")
     return StokerError(str(error))
 

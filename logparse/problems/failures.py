@@ -24,6 +24,7 @@ from logparse.problems.problem import (
     usage_program,
 )
 from logparse.problems.table import LAST_RESORTS, PROBLEM_RULES
+from logparse.reading.line import TRACEBACK
 
 _EXCEPTION_NAME = re.compile(r"[A-Za-z_][\w.]{0,220}$")
 _EXCEPTION_ENDS = ("Error", "Exception", "Exit", "Interrupt", "OutOfResources")
@@ -47,7 +48,6 @@ _GLOO, _NOT_CONNECTED = "[Gloo] Rank ", " is NOT connected"
 _FRAME = 'File "'
 _INDENTED_CAUSES = (_VALUE_ERROR, "what(): ", _FRAME)
 _RANK = re.compile(r"\[rank\d{1,5}\]: ?")  # torch puts it before each line of a traceback
-_TRACEBACK = "Traceback (most recent call last)"
 # What only one of them says, also without a frame of its code.
 _WORDS = (
     (
@@ -210,7 +210,7 @@ class FailureTracker:
         key = (owner, level)
         if message.startswith("[rank"):
             message = _RANK.sub("", message, count=1)
-        if "Traceback" in message and _TRACEBACK in message[:200]:
+        if "Traceback" in message and TRACEBACK in message[:200]:
             if len(self._open) >= _MAX_CANDIDATES:
                 self._open.clear()
             self._open[key] = _Traceback(

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 
+from logparse.reading.line import TRACEBACK
 from logparse.reading.prefixes import count_beginnings, shows_beginning
 from logparse.reading.wrappers import MESSAGE_KEYS, json_message
 
@@ -34,7 +35,6 @@ _TIME_CELL = re.compile(
 )
 _FRACTION = re.compile(r"\d{1,6}\D")
 _MAX_CELLS = 40
-_TRACEBACK = "Traceback (most recent call last)"
 
 
 def envelope_of(lines: list[str]) -> Reader | None:
@@ -129,7 +129,7 @@ def _json_lines(texts: list[str]) -> Reader | None:
         leaves = list(_leaves(document))
         values = [text for found, text in leaves if found == path]
         # Some keep the traceback of a message in a field of its own.
-        values += [text for found, text in leaves if found != path and _TRACEBACK in text]
+        values += [text for found, text in leaves if found != path and TRACEBACK in text]
         if values:
             return _pieces("\n".join(value.rstrip("\r\n") for value in values))
         message = json_message(line)

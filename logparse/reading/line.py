@@ -12,6 +12,8 @@ from typing import NamedTuple
 from logparse.reading.wrappers import INDENTED_FIRSTS, WRAPPER_FIRSTS, peel
 from logparse.redact import strip_ansi
 
+TRACEBACK = "Traceback (most recent call last)"
+
 
 class LogLine(NamedTuple):
     """`process` is the name in the prefix without pid; None fields were not there."""

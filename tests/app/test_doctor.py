@@ -452,9 +452,9 @@ LINUX = MachineFacts(system="linux", arch="x86_64", python="3.12.3", glibc=(2, 3
     ],
 )
 def test_edges_of_the_wheel_rule(change: dict[str, Any], verdict: str) -> None:
-    from app.doctor.wheel import VLLM_RELEASE, release_verdict
+    from app.doctor.wheel import VLLM_RELEASE, release_fit
 
-    assert release_verdict(VLLM_RELEASE, dataclasses.replace(LINUX, **change)) == verdict
+    assert release_fit(VLLM_RELEASE, dataclasses.replace(LINUX, **change)).text == verdict
 
 
 @pytest.mark.parametrize(
@@ -477,9 +477,9 @@ def test_edges_of_the_wheel_rule(change: dict[str, Any], verdict: str) -> None:
     ],
 )
 def test_torch_wheels(change: dict[str, Any], verdict: str) -> None:
-    from app.doctor.wheel import TORCH_RELEASE, release_verdict
+    from app.doctor.wheel import TORCH_RELEASE, release_fit
 
-    assert release_verdict(TORCH_RELEASE, dataclasses.replace(LINUX, **change)) == verdict
+    assert release_fit(TORCH_RELEASE, dataclasses.replace(LINUX, **change)).text == verdict
 
 
 def test_another_vllm_comes_from_the_index() -> None:
@@ -504,9 +504,9 @@ def test_a_platform_must_be_the_only_one() -> None:
     two_plugins = PlatformFacts(found=("cuda",), plugins=("a", "b"))
     plugin_wins = PlatformFacts(found=("cuda", "cpu"), plugins=("a",))
 
-    assert choose_platform(two_builtin) == "error: more than one platform plugin [cuda, cpu]"
-    assert choose_platform(two_plugins) == "error: more than one platform plugin [a, b]"
-    assert choose_platform(plugin_wins) == "plugin a"
+    assert choose_platform(two_builtin).text == "error: more than one platform plugin [cuda, cpu]"
+    assert choose_platform(two_plugins).text == "error: more than one platform plugin [a, b]"
+    assert choose_platform(plugin_wins).text == "plugin a"
 
 
 # -- the report for a bug ------------------------------------------------------------------------

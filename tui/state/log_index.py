@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from logparse import LogParser, LogReport, safe_text
+from logparse.reading.line import TRACEBACK
 from logparse.reading.log_parts import open_parts
 from logparse.reading.source import decoded_lines
 from tui.state.log_text import LEVELS, LogLevel
@@ -26,7 +27,6 @@ _LONGEST_TEXT = 4000
 _ROWS_AT_ONCE = 512
 _MOST_BETWEEN = 1 << 14  # bytes that are read along rather than skipped
 _MOST_PROCESSES = 255
-_TRACEBACK = "Traceback (most recent call last)"
 _PACKED = (b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\xfe\xff")
 
 
@@ -161,7 +161,7 @@ class LogIndex:
     def _level_of_plain(self, owner: int, message: str) -> LogLevel:
         """A traceback goes from its first line to the exception's, which is not indented."""
         open_ones = self._lines.tracebacks
-        if _TRACEBACK in message[:200]:
+        if TRACEBACK in message[:200]:
             open_ones.add(owner)
             return LogLevel.ERROR
         if owner not in open_ones:

@@ -13,7 +13,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from app.client.debug.trace import Hop, Trace, read_trace, walk
-from app.client.errors import BadAnswer, BadStatus, ClientError, error_text, status_error
+from app.client.errors import (
+    BadAnswer,
+    BadStatus,
+    ClientError,
+    RequestForgotten,
+    error_text,
+    status_error,
+)
 from app.client.server import first_model
 from app.client.sse import iter_events
 from app.client.terminal_text import clean_word, strip_escapes
@@ -169,7 +176,7 @@ def _fetch_trace(client: httpx.Client, answer_id: str | None) -> tuple[Trace | N
 
 
 def _absence(client: httpx.Client, error: BadStatus) -> str:
-    if error.status != 404 or "No times" in error.detail:
+    if error.status != 404 or isinstance(error, RequestForgotten):
         return error.detail or str(error)
     models = client.get("/v1/models")
     if models.is_success and '"owned_by":"stoker"' in models.text.replace(" ", ""):

@@ -47,13 +47,12 @@ def test_lines_that_tell_no_start() -> None:
 
 def test_draining_only_after_it_was_ready() -> None:
     progress = StartProgress()
-    progress.feed(["INFO 10-03 12:00:01 [x.py:1] [shutdown] early"], 1.0)
-    assert not progress.is_draining
-    progress.feed(LINES, 2.0)
-    progress.feed(["INFO 10-03 12:00:30 [x.py:1] [shutdown] API server: draining"], 3.0)
-    assert progress.is_draining
-    progress.feed(LINES, 4.0)
-    assert not progress.is_draining
+    draining = "INFO 10-03 12:00:30 [x.py:1] [shutdown] API server: draining"
+    seen = []
+    for lines in (["INFO 10-03 12:00:01 [x.py:1] [shutdown] early"], LINES, [draining], LINES):
+        progress.feed(lines, 1.0)
+        seen.append(progress.is_draining)
+    assert seen == [False, False, True, False]
 
 
 def test_draining_by_the_word_of_a_server_that_has_only_uvicorn() -> None:
