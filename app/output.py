@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _NOT_ASCII = re.compile("[^\n -~]")
 _PRIORITIES = {"error": 3, "warning": 4, "note": 5, "hint": 5}  # err, warning, notice
-_GIB = 1 << 30
-_MIB = 1 << 20
 
 
 def apply_color_choice(choice: str) -> None:
@@ -110,17 +108,6 @@ def require_one_form(as_json: bool, as_plain: bool) -> None:
 
     if as_json and as_plain:
         raise UsageError("choose one of --json and --plain")
-
-
-def human_bytes(count: float | None) -> str:
-    """Binary size with its unit, e.g. `256.6 MiB`; `-` when unknown."""
-    if count is None:
-        return "-"
-    if count >= _GIB:
-        return f"{count / _GIB:.2f} GiB"
-    if count >= _MIB:
-        return f"{count / _MIB:.1f} MiB"
-    return f"{count / 1024:.1f} KiB" if count >= 1024 else f"{count:.0f} B"
 
 
 def is_interactive() -> bool:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from engine.config import CacheConfig
 from engine.errors import ConfigError, MemoryBudgetError
+from engine.machine.sizes import GIB
 from engine.model_config import ModelConfig
 
-GIB = 1 << 30
 _CPU_CAP_BYTES = 4 * GIB
 
 _DTYPE_BYTES = {

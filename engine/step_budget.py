@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 
 
 @dataclass(frozen=True, slots=True)

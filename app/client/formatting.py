@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from app.client.metrics.histograms import Percentile
+from engine.machine.sizes import human_bytes as human_bytes
 
 UNKNOWN = "-"
 _LONGEST_IN_S = 119.5
@@ -67,11 +68,6 @@ def uptime(value_s: float) -> str:
         return f"{minutes} min {seconds_left} s"
     days, hours_left = divmod(hours, 24)
     return f"{days} d {hours_left} h" if days else f"{hours} h {minutes_left} min"
-
-
-def gib(value_bytes: float | None) -> str:
-    """A binary size as the logs write them."""
-    return UNKNOWN if value_bytes is None else f"{value_bytes / (1 << 30):.2f} GiB"
 
 
 def interval(value_s: float) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from app.command_line import GroupedCommand, new_app
+from engine.machine.sizes import human_bytes
 
 if TYPE_CHECKING:
     from engine.model_store.files import StoredModel
@@ -85,13 +86,13 @@ def remove(
     if model is not None and model.state == NOT_DOWNLOADED:
         raise StokerError(f"{name} is not on this machine, so there is nothing to delete")
     if dry_run and model is not None:
-        size = output.human_bytes(model.size_bytes)
+        size = human_bytes(model.size_bytes)
         print(output.one_line(f"would delete {model.path} ({size})"))
         return
     if not yes and model is not None:
         if not output.is_interactive():
             raise UsageError(f"deleting {name} needs a yes", hint="add --yes")
-        if not output.confirm(f"Delete {name} ({output.human_bytes(model.size_bytes)})?"):
+        if not output.confirm(f"Delete {name} ({human_bytes(model.size_bytes)})?"):
             raise StokerError("nothing was deleted")
     folder = store.remove(name)
     output.say(f"deleted {folder}")
@@ -145,16 +146,15 @@ def _print_table(models: tuple[StoredModel, ...]) -> None:
         table.add_column(title, overflow="fold", justify="right" if title == "size" else "left")
     for model in models:
         where = f"{model.source}: {model.path}" if model.path else model.source
-        cells = (model.name, model.state, output.human_bytes(model.size_bytes), where)
+        cells = (model.name, model.state, human_bytes(model.size_bytes), where)
         table.add_row(*(Text(output.one_line(cell)) for cell in cells))
     output.data_console().print(table)
 
 
 def _shown(key: str, value: object) -> str:
-    from app import output
 
     if value is None:
         return "-"
     if key.endswith("_bytes") and isinstance(value, int):
-        return output.human_bytes(value)
+        return human_bytes(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.machine.sizes import human_bytes
+
 if TYPE_CHECKING:
     from app.planning.gpu_catalogue import PlannedGpu
     from app.planning.memory_estimates import Calibration
@@ -276,7 +278,7 @@ def _print_plan(
         print(plan_text(made, answers, batches))
     gpu = request.gpu
     if gpu is not None and gpu.memory_bytes - gpu.used_bytes < made.requested_bytes:
-        held = output.human_bytes(gpu.used_bytes)
+        held = human_bytes(gpu.used_bytes)
         output.say(f"warning: {held} of {gpu.name} are held by others now; a start would refuse")
     return ExitCode.OK if made.shortfall is None else ExitCode.NO
 
@@ -386,7 +388,7 @@ def _print_gpus(as_json: bool) -> int:
         sizes = {gpu.name: gpu.memory_bytes for gpu in known}
         output.print_json("stoker.plan.gpus", {"memory_bytes": sizes})
     else:
-        output.print_plain((gpu.name, output.human_bytes(gpu.memory_bytes)) for gpu in known)
+        output.print_plain((gpu.name, human_bytes(gpu.memory_bytes)) for gpu in known)
     return ExitCode.OK
 
 

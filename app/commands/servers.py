@@ -128,7 +128,7 @@ def _print_rows(rows: Sequence[tuple[str, object]]) -> None:
 
 
 def _log_note(record: ServerRecord) -> str:
-    from app.output import human_bytes
+    from engine.machine.sizes import human_bytes
 
     lost = f", {human_bytes(record.log_lost_bytes)} left out" if record.log_lost_bytes else ""
     return f"{lost}, incomplete: {record.log_error}" if record.log_error else lost

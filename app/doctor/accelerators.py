@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from app.doctor.facts import AcceleratorFacts, DoctorFacts, HostFacts
 from app.doctor.report import Check, Result
-from app.output import human_bytes
 from engine.machine.gpus import GpuReading
+from engine.machine.sizes import human_bytes
 
 _SALLOC = "salloc -A ACCOUNT -p gpu --gres=gpu:1 -c 8 --mem=16G -t 01:00:00"
 

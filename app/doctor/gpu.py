@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from app.doctor.accelerators import accelerator_checks
 from app.doctor.facts import DoctorFacts
 from app.doctor.report import Check, Result, command_line
-from app.output import human_bytes
 from engine.machine.gpus import Gpu, GpuReading, read_gpus
+from engine.machine.sizes import human_bytes
 
 __all__ = ["Gpu", "GpuReading", "checks", "read_gpus"]
 

@@ -7,16 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from app.doctor.facts import DoctorFacts, FolderFacts, HostFacts, PciGpu
 from app.doctor.report import Check, Result, command_line
-from app.output import human_bytes
+from engine.machine.sizes import GIB, human_bytes
 from engine.model_store.catalogue import SMOLLM2
 
-_GIB = 1 << 30
 _VLLM_OPEN_FILES = 65535  # what vLLM raises its own limit to
-_SHM_PER_GPU = _GIB  # rule of thumb: queues between ranks, NCCL's buffers
+_SHM_PER_GPU = GIB  # rule of thumb: queues between ranks, NCCL's buffers
 _SHM_LEAST = 64 << 20  # docker's default, enough for one GPU
-_LOW_MEMORY = 2 * _GIB  # the built-in model with its engine and KV cache
-_LOW_TMP = _GIB
-_LOW_HUB = 20 * _GIB  # an 8B model in bfloat16 is 15 GiB
+_LOW_MEMORY = 2 * GIB  # the built-in model with its engine and KV cache
+_LOW_TMP = GIB
+_LOW_HUB = 20 * GIB  # an 8B model in bfloat16 is 15 GiB
 _NETWORK_FILESYSTEMS = (
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs"),
     *("9p", "virtiofs", "drvfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse"),
@@ -55,7 +54,7 @@ def check_shared_memory(host: HostFacts, num_gpus: int) -> Check:
     seen = f"/dev/shm is {human_bytes(size)}"
     if size >= needed:
         return Check("shm", title, Result.OK, seen)
-    gib = max(needed // _GIB, 1)
+    gib = max(needed // GIB, 1)
     todo = f"{human_bytes(needed)} for {max(num_gpus, 1)} GPU(s); too little ends a rank by SIGBUS"
     if host.container == "kubernetes":
         patch = f"an emptyDir with medium: Memory and sizeLimit: {gib}Gi, mounted at /dev/shm"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from app.doctor.facts import CacheFolder, DoctorFacts, LeftoverFile, Orphan
 from app.doctor.report import Check, Result, command_line
-from app.output import human_bytes
+from engine.machine.sizes import human_bytes
 
 _STALE_DOWNLOAD_S = 3600.0
 _STALE_LOCK_S = 1800.0

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.errors import UsageError
+from engine.machine.sizes import GIB
 
 if TYPE_CHECKING:
     from engine.machine.gpus import GpuReading
 
-_GIB = 1 << 30
 CUDA, ROCM, XPU = "cuda", "rocm", "xpu"
 _DRIVERS_DIFFER, _SYSTEM_DIFFERS = 0.008, 0.03  # share of the memory, either way
 # Chips whose ranks talk over NVLink; Volta, Ampere, Hopper and Blackwell for data centres.
@@ -262,7 +262,7 @@ def find_gpu(text: str) -> PlannedGpu:
     """
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:GiB|G)", text)
     if size is not None and float(size.group(1)) > 0:
-        return PlannedGpu(text, int(float(size.group(1)) * _GIB))
+        return PlannedGpu(text, int(float(size.group(1)) * GIB))
     key, box = _key_and_box(text)
     if key in _FAMILIES:
         family = _FAMILIES[key]
@@ -298,7 +298,7 @@ def _card(key: str, box: int) -> PlannedGpu:
     is_certain = family.platform == CUDA and not family.is_unified
     return PlannedGpu(
         key if is_usual else f"{key}-{box}gb",
-        int(family.sizes[box] * _GIB),
+        int(family.sizes[box] * GIB),
         family.capability,
         platform=family.platform,
         is_unified=family.is_unified,

@@ -19,13 +19,8 @@ from app.planning.plan import MemoryPlan
 from app.planning.plan_request import PlanRequest, planned_step_budget
 from app.planning.planned_cache import cache_spec
 from app.planning.vllm_versions import NEWEST_VERSION, Version, parse_version, version_rules
-from engine.kv_sizing import (
-    GIB,
-    KVCacheGroup,
-    KVCacheSpec,
-    capacity_of_blocks,
-    pipeline_stages,
-)
+from engine.kv_sizing import KVCacheGroup, KVCacheSpec, capacity_of_blocks, pipeline_stages
+from engine.machine.sizes import GIB
 from logparse import LogReport
 from logparse.report.details import least
 

@@ -13,9 +13,7 @@ from app.planning.gpu_catalogue import PlannedGpu
 from app.planning.model_shapes import ModelShape
 from app.planning.vllm_versions import VersionRules
 from engine.cuda_graph_sizes import GraphPlan
-
-_GIB = 1 << 30
-_MIB = 1 << 20
+from engine.machine.sizes import GIB, MIB
 
 Spread = tuple[float, float, float]  # low, likely, high
 
@@ -29,8 +27,8 @@ _NCCL: Spread = (0.0, 0.03, 0.30)
 _NCCL_OVER_NVLINK: Spread = (0.30, 1.70, 2.30)  # with buffers for all-reduce that ranks share
 _LLAMA_CPP_CONTEXT: Spread = (0.2, 0.45, 0.8)  # here the context counts, since the card is shared
 
-_GRAPH: Spread = (1 * _MIB, 8 * _MIB, 22 * _MIB)
-_FIXED_PEAK = 35 * _MIB
+_GRAPH: Spread = (1 * MIB, 8 * MIB, 22 * MIB)
+_FIXED_PEAK = 35 * MIB
 _FORWARD_SPREAD = (0.7, 1.4)
 _WORKSPACE_SPREAD = (0.0, 1.3)
 _VALUE = 2  # bytes of an activation
@@ -123,7 +121,7 @@ def _scaled(guess: Assumption, calibration: Calibration) -> Assumption:
 def _given(name: str, gib: float | None) -> Assumption | None:
     if gib is None:
         return None
-    size = int(gib * _GIB)
+    size = int(gib * GIB)
     return Assumption(name, size, size, size, "given")
 
 
@@ -134,7 +132,7 @@ def _non_torch(start: ProfiledStart) -> Assumption:
         more = _NCCL_OVER_NVLINK if linked else _NCCL
         spread = (spread[0] + more[0], spread[1] + more[1], spread[2] + more[2])
         basis += ", and buffers of NCCL" + (" and all-reduce over NVLink" if linked else "")
-    low, likely, high = (gib * _GIB for gib in spread)
+    low, likely, high = (gib * GIB for gib in spread)
     return _estimate("non-torch memory", low, likely, high, basis)
 
 

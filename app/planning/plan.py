@@ -28,7 +28,6 @@ from app.planning.weight_sizes import Weights, device_bytes
 from engine.cuda_graph_sizes import CaptureRules, GraphPlan, graph_mode, graph_plan
 from engine.errors import MemoryBudgetError
 from engine.kv_sizing import (
-    GIB,
     KVCacheSpec,
     KVCapacity,
     capacity_of_blocks,
@@ -40,6 +39,7 @@ from engine.kv_sizing import (
     requested_memory,
     require_one_request_fits,
 )
+from engine.machine.sizes import GIB
 from engine.step_budget import StepBudget
 
 

@@ -19,7 +19,7 @@ from app.planning.plan import MemoryPlan, cpu_process_bytes, make_plan, with_cha
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import PlanRequest
 from engine.errors import EngineError
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 from logparse import LogReport
 from logparse.report.details import least
 

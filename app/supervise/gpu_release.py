@@ -12,6 +12,7 @@ from typing import Any
 
 from app.supervise.waiting import wait_until
 from engine.machine.gpus import read_holders
+from engine.machine.sizes import human_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class GpuHold:
     num_bytes: int | None
 
     def __str__(self) -> str:
-        size = "memory" if self.num_bytes is None else f"{self.num_bytes / (1 << 30):.2f} GiB"
+        size = "memory" if self.num_bytes is None else human_bytes(self.num_bytes)
         return f"GPU {self.gpu} still holds {size} for pid {self.pid}"
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from app.output import printable
 from app.planning.memory_ledger import LedgerEntry
+from engine.machine.sizes import GIB
 
-_GIB = 1 << 30
 _FIGURES = (
-    ("weights", "weights_bytes", _GIB),
-    ("KV memory", "kv_bytes", _GIB),
-    ("other", "other_bytes", _GIB),
+    ("weights", "weights_bytes", GIB),
+    ("KV memory", "kv_bytes", GIB),
+    ("other", "other_bytes", GIB),
     ("KV tokens", "kv_tokens", 1),
     ("concurrency", "max_concurrency", 1),
 )
@@ -77,6 +77,6 @@ def _error(planned: float | None, measured: float | None) -> float | None:
 def _number(value: float | None, unit: int) -> str:
     if value is None:
         return "-"
-    if unit == _GIB:
-        return f"{value / _GIB:.2f} GiB"
+    if unit == GIB:
+        return f"{value / GIB:.2f} GiB"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}x"

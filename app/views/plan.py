@@ -12,7 +12,8 @@ from app.planning.plan_answers import Answers
 from app.planning.process_layout import processes
 from app.planning.vllm_versions import NEWEST
 from engine.cuda_graph_sizes import describe_dispatch
-from engine.kv_sizing import GIB, capacity_line
+from engine.kv_sizing import capacity_line
+from engine.machine.sizes import GIB
 
 if TYPE_CHECKING:
     from app.planning.log_comparison import ComparedValue

@@ -6,7 +6,8 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from app.output import human_bytes, say, talk_console
+from app.output import say, talk_console
+from engine.machine.sizes import human_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from app import output
 from app.client import formatting
 from app.views.start import StartView
+from engine.machine.sizes import human_bytes
 
 if TYPE_CHECKING:
     from app.launch.launch_specs import LaunchSpec
@@ -229,6 +230,6 @@ def _print_stopped(report: StopReport, spec: LaunchSpec) -> None:
     port = "free" if report.is_port_free else "still in use"
     processes = "1 process" if report.num_ended == 1 else f"{report.num_ended} processes"
     freed = report.gpu_freed_bytes
-    memory = f", {output.human_bytes(freed)} of GPU memory back" if freed else ""
+    memory = f", {human_bytes(freed)} of GPU memory back" if freed else ""
     memory = "" if report.gpu_left else memory
     output.say(f"stopped: {processes} ended, {spec.place} {port}{memory}")

@@ -25,6 +25,7 @@ from engine.machine.children import engine_command, kill_session, spawn
 from engine.machine.locks import file_lock
 from engine.machine.ownership import make_private
 from engine.machine.private_files import replace_file
+from engine.machine.sizes import human_bytes
 from engine.model_config import ModelConfig
 from engine.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin, require_model_name
 from engine.model_store.files import (
@@ -66,7 +67,7 @@ class StoreProgress:
     def size(self) -> str:
         """How much there is to download, in words that follow the title."""
         is_sized = self.total > 0 and self.unit == "bytes"
-        return f" ({self.total / (1 << 20):.1f} MiB)" if is_sized else ""
+        return f" ({human_bytes(self.total)})" if is_sized else ""
 
 
 OnProgress = Callable[[StoreProgress], None]

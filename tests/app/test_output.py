@@ -25,20 +25,6 @@ def test_json_names_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (None, "-"),
-        (12, "12 B"),
-        (2048, "2.0 KiB"),
-        (269_000_000, "256.5 MiB"),
-        (24 << 30, "24.00 GiB"),
-    ],
-)
-def test_sizes(count: int | None, text: str) -> None:
-    assert output.human_bytes(count) == text
-
-
-@pytest.mark.parametrize(
     ("choice", "before", "after"),
     [
         ("never", {"FORCE_COLOR": "1"}, {"NO_COLOR": "1"}),

@@ -21,7 +21,7 @@ from app.paths import MEMORY_LEDGER
 from app.planning.calibration import shape_key
 from app.planning.memory_ledger import Figures, LedgerEntry, MemoryLedger
 from app.planning.plan_models import find_planned_model
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 from tests.default_model import default_gguf, default_model_folder
 from tests.gemma_model import gemma_folder
 from tests.places import DATA

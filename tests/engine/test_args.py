@@ -9,7 +9,7 @@ from engine.args import EngineArgs, human_readable_int
 from engine.config import CompilationConfig
 from engine.env import HostDevice
 from engine.errors import ConfigError
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 from engine.model_config import ModelConfig
 
 MODEL = ModelConfig(

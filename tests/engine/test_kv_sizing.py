@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from engine.config import CacheConfig
 from engine.errors import ConfigError, MemoryBudgetError
 from engine.kv_sizing import (
-    GIB,
     KVCacheGroup,
     KVCacheSpec,
     cache_dtype_bytes,
@@ -25,6 +24,7 @@ from engine.kv_sizing import (
     requested_memory,
     require_one_request_fits,
 )
+from engine.machine.sizes import GIB
 from engine.model_config import ModelConfig
 from tests.tiny_model import write_tiny_llama
 

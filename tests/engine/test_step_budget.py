@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.args import EngineArgs
 from engine.env import HostDevice
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 from engine.step_budget import StepDevice, step_budget
 from tests.engine.test_args import MODEL
 

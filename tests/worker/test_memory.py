@@ -6,8 +6,9 @@ import pytest
 
 from engine.config import CacheConfig
 from engine.errors import MemoryBudgetError
-from engine.kv_sizing import GIB, KVCacheSpec, format_gib
+from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.machine.gpus import GpuHolder
+from engine.machine.sizes import GIB
 from engine.worker.memory import (
     GpuMemoryProfile,
     cpu_available_bytes,

@@ -15,7 +15,7 @@ import torch
 
 from engine.core.executor import create_executor
 from engine.errors import MemoryBudgetError
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 from engine.sampling_params import SamplingParams
 from engine.worker.model_runner import dummy_batch
 from engine.worker.uniproc_executor import UniProcExecutor

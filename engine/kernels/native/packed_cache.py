@@ -23,10 +23,10 @@ from typing import BinaryIO
 
 from engine.env import user_cache_dir
 from engine.errors import ConfigError
-from engine.kv_sizing import GIB
 from engine.logger import get_logger
 from engine.machine.locks import file_lock
 from engine.machine.ownership import distrust, make_private
+from engine.machine.sizes import GIB
 
 logger = get_logger(__name__)
 

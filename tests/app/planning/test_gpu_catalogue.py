@@ -6,7 +6,7 @@ import pytest
 
 from app.errors import ExitCode, StokerError
 from app.planning.gpu_catalogue import find_gpu, known_gpus
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 
 
 def test_every_card_is_found_by_its_own_name() -> None:

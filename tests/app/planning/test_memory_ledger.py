@@ -24,7 +24,7 @@ from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import PlanRequest
 from app.planning.start_record import MemoryBefore, plan_request, record_start
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 from logparse import parse_lines
 from tests.default_model import default_model_folder
 

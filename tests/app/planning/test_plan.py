@@ -32,8 +32,8 @@ from app.planning.start_commands import start_commands
 from app.planning.weight_counts import count_weights
 from app.planning.weight_sizes import device_bytes
 from engine.errors import CorruptModelError
-from engine.kv_sizing import GIB
 from engine.machine.gpus import Gpu, GpuReading
+from engine.machine.sizes import GIB
 from logparse import Facts, LogReport, parse_lines
 from tests.default_model import default_gguf
 

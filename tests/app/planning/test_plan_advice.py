@@ -23,7 +23,7 @@ from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import PlanRequest
 from engine.args import EngineArgs
 from engine.env import HostDevice
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 from engine.model_config import ModelConfig
 from engine.model_store.catalogue import find_builtin
 

@@ -20,7 +20,7 @@ from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_models import find_planned_model
 from app.planning.plan_request import PlanRequest
 from app.planning.vllm_versions import parse_version
-from engine.kv_sizing import GIB
+from engine.machine.sizes import GIB
 from tests.places import SHARED
 
 TRUTH = SHARED / "facts" / "plan-truth.md"

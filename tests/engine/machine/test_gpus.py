@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.kv_sizing import GIB
 from engine.machine.gpus import GpuHolder, others, read_other_processes
+from engine.machine.sizes import GIB
 
 OWN = os.getpid()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from app.client import formatting
+from app.client.formatting import human_bytes
 from app.client.watch.host import GpuUse, HostSample, ProcessUse
 from tui.widgets.charts.history_graph import bar
 from tui.widgets.panel import Panel
@@ -88,7 +89,7 @@ class HostPanel(Panel):
             share = gpu.memory_used_bytes / gpu.memory_total_bytes
         numbers = (
             f"{formatting.percent(gpu.utilisation)} busy · "
-            f"{formatting.gib(gpu.memory_used_bytes)} of {formatting.gib(gpu.memory_total_bytes)}"
+            f"{human_bytes(gpu.memory_used_bytes)} of {human_bytes(gpu.memory_total_bytes)}"
         )
         head = f"GPU {gpu.index} {gpu.name}  "
         room = max(4, width - len(head) - len(numbers) - 2)
@@ -103,14 +104,14 @@ class HostPanel(Panel):
         cpu = "-" if process.cpu_share is None else f"{process.cpu_share:.2f}"
         return (
             (f"{process.pid:>8}  {_name(process)[:20]:<20}", "label"),
-            (f"  cpu {cpu:>6}  memory {formatting.gib(process.rss_bytes):>10}", "value"),
+            (f"  cpu {cpu:>6}  memory {human_bytes(process.rss_bytes):>10}", "value"),
             (f"  {_counted(process.num_threads, 'thread', 's')}", "note"),
         )
 
     def _total(self, processes: tuple[ProcessUse, ...]) -> Row:
         shares = [process.cpu_share for process in processes if process.cpu_share is not None]
         cpu = f"{sum(shares):.2f}" if shares else "-"
-        memory = formatting.gib(sum(process.rss_bytes for process in processes))
+        memory = human_bytes(sum(process.rss_bytes for process in processes))
         return (
             (f"{'':8}  {'together':<20}", "label"),
             (f"  cpu {cpu:>6}  memory {memory:>10}", "value"),
@@ -124,7 +125,7 @@ def _gpu_note(gpu: GpuUse) -> str:
     temperature = "-" if gpu.temperature_c is None else f"{gpu.temperature_c} °C"
     throttle = {None: "throttling n/a", "": "not throttled"}.get(gpu.throttle, gpu.throttle)
     return (
-        f"      {power} · {temperature} · {throttle} · server {formatting.gib(gpu.server_bytes)}"
+        f"      {power} · {temperature} · {throttle} · server {human_bytes(gpu.server_bytes)}"
         f" · {_counted(len(gpu.processes), 'process', 'es')}"
     )
 
@@ -140,6 +141,6 @@ def _counted(number: int, noun: str, ending: str) -> str:
 def _machine(host: HostSample) -> str:
     if host.num_cores is None:
         return ""
-    used, total = formatting.gib(host.memory_used_bytes), formatting.gib(host.memory_total_bytes)
+    used, total = human_bytes(host.memory_used_bytes), human_bytes(host.memory_total_bytes)
     cores = f"{formatting.percent(host.cpu_share)} of {host.num_cores} cores"
     return f"machine: {cores} · memory {used} of {total}"
