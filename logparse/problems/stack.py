@@ -10,6 +10,15 @@ _FRESH = (
 )
 _TOOLKIT = ("see which compiler is found", "nvcc --version; echo $CUDA_HOME")
 _NO_SAMPLER = ("do without FlashInfer's sampler", "VLLM_USE_FLASHINFER_SAMPLER=0 {serve}")
+_TRANSFORMERS_5 = (
+    "Names and types changed in Transformers 5, which vLLM serves with from 0.19.1 on. Older "
+    "releases of it set no upper limit, and pip takes the newest."
+)
+_OLDER_TRANSFORMERS = (
+    ("go back to Transformers 4", "pip install 'transformers<5'"),
+    ("use a release that knows Transformers 5", "pip install -U {package}"),
+    ("see what does not fit together", "pip check"),
+)
 _TRITON = ("use another attention backend", "{serve} --attention-backend TRITON_ATTN")
 
 STACK_PROBLEMS: tuple[ProblemRule, ...] = (
@@ -72,6 +81,24 @@ STACK_PROBLEMS: tuple[ProblemRule, ...] = (
         "torch, NumPy, Triton and the compiled parts of {server} must be of releases that were "
         "built for each other; one was installed or updated alone.",
         (("see what does not fit together", "pip check"), _FRESH),
+    ),
+    ProblemRule(
+        "C25",
+        patterns(
+            r"(?P<what>\w{0,60}Tokenizer\w{0,20}) has no attribute "
+            r"(?P<name>all_special_tokens_extended)"
+        ),
+        ("the installed Transformers is too new for this {server} ({what} lacks {name})",),
+        _TRANSFORMERS_5,
+        _OLDER_TRANSFORMERS,
+    ),
+    ProblemRule(
+        "C25",
+        patterns(r"unsupported operand type\(s\) for \|: 'list' and 'set'"),
+        ("the installed Transformers is too new for this {server}",),
+        _TRANSFORMERS_5,
+        _OLDER_TRANSFORMERS,
+        functions=frozenset({"convert_rope_params_to_dict"}),
     ),
     ProblemRule(
         "C22",

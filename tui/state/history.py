@@ -81,6 +81,7 @@ class Snapshot:
     recent_preemptions: float | None  # over the window
     recent_failed: float | None = None  # requests, over the window
     recent_finished: float | None = None
+    recent_acceptance: float | None = None  # 0..1 of the draft tokens, over the window
 
     @property
     def point(self) -> Point:
@@ -161,7 +162,6 @@ class MetricHistory:
         base = points[first - 1] if first else None
         inside = tuple(points[first:])
         lives = _lives(base, inside)
-        queries, hits = _increase(lives, "prefix_queries"), _increase(lives, "prefix_hits")
         return Snapshot(
             points=inside,
             base=base,
@@ -169,10 +169,11 @@ class MetricHistory:
             num_back=len(self._points) - end,
             num_restarts=inside[-1].life,
             latency=_latency(inside[-1].sample, lives, window_s),
-            recent_hit_rate=hits / queries if queries and hits is not None else None,
+            recent_hit_rate=_share(lives, "prefix_hits", "prefix_queries"),
             recent_preemptions=_increase(lives, "preemptions"),
             recent_failed=_increase(lives, "failed"),
             recent_finished=_increase(lives, "finished"),
+            recent_acceptance=_share(lives, "spec_accepted_tokens", "spec_draft_tokens"),
         )
 
     def _point(self, before: Point | None, sample: MetricsSample, rates: Rates | None) -> Point:
@@ -249,6 +250,12 @@ def _increase(lives: Sequence[_Life], name: str) -> float | None:
         if end is not None:
             total = (total or 0.0) + end - (start or 0.0)
     return total
+
+
+def _share(lives: Sequence[_Life], part: str, whole: str) -> float | None:
+    """None where one is not counted, or the whole has not grown."""
+    increase, of = _increase(lives, part), _increase(lives, whole)
+    return increase / of if of and increase is not None else None
 
 
 def _latency(sample: MetricsSample, lives: Sequence[_Life], window_s: float) -> Latency:

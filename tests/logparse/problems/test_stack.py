@@ -9,8 +9,8 @@ from logparse import LogReport, Outcome, parse_lines
 CORE = "(EngineCore pid=2) ERROR 10-03 12:00:05 [core.py:9] "
 
 
-def failed(error: str, *, start: tuple[str, ...] = ()) -> LogReport:
-    lines = ["Traceback (most recent call last):", '  File "/v/x.py", line 3, in f']
+def failed(error: str, *, start: tuple[str, ...] = (), function: str = "f") -> LogReport:
+    lines = ["Traceback (most recent call last):", f'  File "/v/x.py", line 3, in {function}']
     report = parse_lines(
         [
             "INFO 10-03 12:00:00 [api_server.py:1] vLLM API server version 0.11.0",
@@ -44,6 +44,9 @@ def failed(error: str, *, start: tuple[str, ...] = ()) -> LogReport:
          "transformers.frob lacks FROB", "pip install -U vllm transformers"),
         ("C22", "ValueError: Tokenizer class FrobTokenizer does not exist or is not imported.",
          "FrobTokenizer", "pip check"),
+        ("C25", "AttributeError: FrobTokenizer has no attribute all_special_tokens_extended. Did "
+         "you mean: 'num_special_tokens_to_add'?", "too new for this vLLM (FrobTokenizer lacks all"
+         "_special_tokens_extended)", "pip install 'transformers<5'"),
         ("C6", "ValueError: No model architectures are specified", "names no architecture",
          "head -c 600 o/m/config.json"),
         ("C21", "RuntimeError: No compiled frob_scaled_mm for CUDA device capability: 137.",
@@ -87,6 +90,16 @@ def test_a_cause_of_the_stack(id: str, error: str, title: str, command: str | No
     assert (problem.id, problem.key_line) == (id, error)
     assert title in problem.title
     assert command is None or command in [fix.command for fix in problem.fixes]
+
+
+def test_transformers_5_is_named_where_it_changed_a_type() -> None:
+    error = "TypeError: unsupported operand type(s) for |: 'list' and 'set'"
+    problem = failed(error, function="convert_rope_params_to_dict").problem
+    assert problem is not None
+    assert (problem.id, problem.fixes[0].command) == ("C25", "pip install 'transformers<5'")
+    elsewhere = failed(error).problem
+    assert elsewhere is not None
+    assert elsewhere.id == "unknown"
 
 
 def test_the_assembler_says_it_not_its_wrapper() -> None:

@@ -1,4 +1,4 @@
-"""Prefix-cache hits, preemptions, finished requests and step size: the scheduler's side numbers."""
+"""Prefix-cache hits, accepted drafts, preemptions, finished requests and step size."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ class CachePanel(Panel):
     READING: ClassVar[tuple[tuple[str, str], ...]] = (
         ("prefix hits", "share of prompt tokens found in the prefix cache, over the window"),
         (
+            "drafts kept",
+            "share of the tokens guessed by speculative decoding that the model accepted, over the "
+            "window; instead of the hits since start, where a server guesses",
+        ),
+        (
             "preemptions",
             "requests put back to free their blocks; (+n) in the window",
         ),
@@ -27,14 +32,13 @@ class CachePanel(Panel):
     )
 
     def rows(self, width: int, height: int) -> list[Row]:
-        """Hit rate of the window, then numbers since the server started."""
+        """Shares of the window, then numbers since the server started."""
         snapshot = self.snapshot
-        sample = snapshot.sample if snapshot else None
         recent_hits = snapshot.recent_hit_rate if snapshot else None
         steps = snapshot.point.tokens_per_step if snapshot else None
         rows = (
             ("prefix hits", formatting.percent(recent_hits)),
-            ("  since start", formatting.percent(sample.prefix_hit_rate if sample else None)),
+            _drafts_kept(snapshot) or ("  since start", _hits_since_start(snapshot)),
             ("preemptions", _preemptions(snapshot)),
             ("finished", _finished(snapshot)),
             ("tokens/step", formatting.rate(steps)),
@@ -49,6 +53,17 @@ class CachePanel(Panel):
             for label, value in rows
             for level in (levels.get(label, Level.OK),)
         ]
+
+
+def _hits_since_start(snapshot: Snapshot | None) -> str:
+    return formatting.percent(snapshot.sample.prefix_hit_rate if snapshot else None)
+
+
+def _drafts_kept(snapshot: Snapshot | None) -> tuple[str, str] | None:
+    """A label and its value; None where the server guesses no tokens."""
+    if snapshot is None or snapshot.sample.spec_draft_tokens is None:
+        return None
+    return "drafts kept", formatting.percent(snapshot.recent_acceptance)
 
 
 def _preemptions(snapshot: Snapshot | None) -> str:
