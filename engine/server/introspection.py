@@ -77,8 +77,7 @@ async def tokenize(services: Services, body: TokenizeBody) -> Response:
             lambda: render_chat(
                 services.chat_template,
                 messages,
-                add_generation_prompt=body.add_generation_prompt
-                and not body.continue_final_message,
+                add_generation_prompt=body.adds_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 template_args=body.chat_template_kwargs,
                 tools=template_tools(body.tools),

@@ -207,7 +207,26 @@ class Message(BaseModel):
         return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
 
 
-class ChatBody(GenerationBody):
+class PromptEnd(BaseModel):
+    """How a rendered chat ends: with the beginning of a new message, or inside the last one."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the model begins a new message; False where it goes on with the last one."""
+        is_asked = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and is_asked:
+            raise RequestError(
+                "continue_final_message goes on with the last message, add_generation_prompt "
+                "begins a new one; send one of them.",
+                param="continue_final_message",
+            )
+        return self.add_generation_prompt and not self.continue_final_message
+
+
+class ChatBody(GenerationBody, PromptEnd):
     """POST /v1/chat/completions. `max_tokens` is the old name of `max_completion_tokens`."""
 
     messages: CheckedList[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -216,8 +235,6 @@ class ChatBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: _Count = 0
     echo: bool = False
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     add_special_tokens: bool = False
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -231,13 +248,6 @@ class ChatBody(GenerationBody):
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
-
-    @property
-    def adds_generation_prompt(self) -> bool:
-        """Whether the model begins a new message; False where it goes on with the last one."""
-        if self.continue_final_message and self._has("add_generation_prompt"):
-            _refuse_two_ends(self.add_generation_prompt)
-        return self.add_generation_prompt and not self.continue_final_message
 
     @property
     def answer_role(self) -> str:
@@ -300,18 +310,16 @@ class CompletionBody(GenerationBody):
         return settings
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Body, PromptEnd):
     """POST /tokenize: a text or a chat. The last one: vLLM's field, at the value without effect."""
 
     model: str | None = None
     prompt: str | None = None
     messages: CheckedList[Message] | None = Field(None, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tools: CheckedList[ToolDefinition] = Field(default_factory=list, max_length=MAX_TOOLS)
     return_token_strs: bool = False
-    continue_final_message: bool = False
     chat_template: None = None
 
 
@@ -345,15 +353,6 @@ def _field_path(location: tuple[int | str, ...]) -> str | None:
 
     steps = itertools.takewhile(is_field, location)
     return ".".join(str(step) for step in steps) or None
-
-
-def _refuse_two_ends(add_generation_prompt: bool) -> None:
-    if add_generation_prompt:
-        raise RequestError(
-            "continue_final_message goes on with the last message, add_generation_prompt begins a "
-            "new one; send one of them.",
-            param="continue_final_message",
-        )
 
 
 def _require_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:

@@ -82,13 +82,14 @@ class TestContinueFinalMessage:
         streamed = await events(served, "/v1/chat/completions", messages=ASK, **body)
         assert streamed[0]["choices"][0]["delta"]["role"] == "user"
 
-    async def test_both_ends_at_once_are_refused(self, served: Served) -> None:
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+    async def test_both_ends_at_once_are_refused(self, served: Served, path: str) -> None:
         body = {
             "messages": BEGUN,
             "continue_final_message": True,
             "add_generation_prompt": True,
         }
-        response = await served.http.post("/v1/chat/completions", json=body)
+        response = await served.http.post(path, json=body)
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "continue_final_message"
 
