@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from app.cli import COMMANDS
 from tests.import_contracts import contracts
+from tests.loaded_modules import HEAVY, OURS, loaded_by, third_party, top_level
 from tests.places import ROOT
-
-HEAVY = (
-    *("torch", "triton", "transformers", "tokenizers", "fastapi", "uvicorn", "starlette"),
-    *("pydantic", "textual", "httpx", "zmq", "numpy", "msgspec", "safetensors", "gguf"),
-    *("huggingface_hub", "prometheus_client", "rich", "openai"),
-)
-OURS = ("app", "engine", "tui", "logparse")
 
 
 def modules_of(package: str) -> Iterator[str]:
@@ -42,33 +34,6 @@ def forbidden_to(package: str) -> list[str]:
 FACADE = tuple(
     name for name in modules_of("engine") if not name.startswith(tuple(forbidden_to("app")))
 )
-_DUMP = "print('\\n'.join(sys.modules), file=sys.stderr)"
-
-
-def loaded_by(code: str) -> set[str]:
-    """Names of the modules in a fresh interpreter after `code`."""
-    before = _modules("pass")
-    return _modules(code) - before
-
-
-def _modules(code: str) -> set[str]:
-    script = (
-        f"import sys\ntry:\n    {code}\nexcept SystemExit as end:\n    assert not end.code\n{_DUMP}"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
-    return set(done.stderr.split())
-
-
-def top_level(modules: set[str]) -> set[str]:
-    return {name.partition(".")[0] for name in modules}
-
-
-def third_party(modules: set[str]) -> set[str]:
-    """Top-level names that are neither ours nor the standard library's."""
-    standard = {*sys.stdlib_module_names, "__main__", "__mp_main__"}
-    return {name for name in top_level(modules) - standard - set(OURS) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from app.registry.server_registry import ServerRecord, open_registry
 from app.registry.states import ServerState
 from engine.args import EngineArgs
 from engine.machine.processes import process_identity
-from tests.test_import_hygiene import loaded_by, third_party
+from tests.loaded_modules import loaded_by, third_party
 
 SHELLS = ("bash", "zsh", "fish")
 TERMINALS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}

@@ -24,8 +24,8 @@ from app.planning.plan_models import find_planned_model
 from engine.machine.sizes import GIB
 from tests.default_model import default_gguf, default_model_folder
 from tests.gemma_model import gemma_folder
+from tests.loaded_modules import HEAVY, loaded_by, top_level
 from tests.places import DATA
-from tests.test_import_hygiene import HEAVY, loaded_by, top_level
 
 EXAMPLES = json.loads((DATA / "seed_plan_examples.json").read_text())
 READY_LOGS = {  # logs whose model shape is known; those that the log does not name, by argument

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,78 +9,10 @@ import pytest
 from engine.core.engine_core import EngineCore
 from engine.core.executor import create_executor
 from engine.errors import ConfigError, CorruptModelError, MemoryBudgetError
-from engine.messages import EngineCoreRequest, FinishReason, TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.messages import FinishReason
 from tests.core.conftest import engine_config
-from tests.worker.kernel_choices import KernelChoice, Probe
-
-
-def request(request_id: str, prompt: list[int], max_tokens: int) -> EngineCoreRequest:
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=prompt,
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=max_tokens),
-        arrival_time=0.0,
-    )
-
-
-@dataclass
-class Results:
-    """What happened while a core worked off its requests."""
-
-    texts: dict[str, list[int]]
-    num_preemptions: int = 0
-    num_cached_tokens: int = 0
-
-
-def run(core: EngineCore, requests: list[EngineCoreRequest]) -> Results:
-    for item in requests:
-        core.add_request(item)
-    results = Results({item.request_id: [] for item in requests})
-    while not core.is_idle:
-        message = core.step()
-        assert message.scheduler_stats is not None
-        results.num_preemptions += message.scheduler_stats.num_preemptions_delta
-        results.num_cached_tokens += message.scheduler_stats.prefix_cache_hits_delta
-        for output in message.outputs:
-            results.texts[output.request_id] += output.new_token_ids
-    return results
-
-
-def run_all(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, list[int]]:
-    return run(core, requests).texts
-
-
-def probe(core: EngineCore) -> Probe:
-    def what_follows(tokens: list[int]) -> TokenLogprobs:
-        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=50)
-        core.add_request(EngineCoreRequest("probe", tokens, params, arrival_time=0.0))
-        while not (outputs := core.step().outputs):
-            pass
-        assert outputs[0].logprobs is not None
-        return outputs[0].logprobs[0]
-
-    return what_follows
-
-
-def assert_same_texts(
-    choice: KernelChoice,
-    found: dict[str, list[int]],
-    wanted: dict[str, list[int]],
-    requests: list[EngineCoreRequest],
-    core: EngineCore,
-) -> None:
-    """Of two arrangements; `core` is an idle one with room."""
-    assert found.keys() == wanted.keys()
-    for item in requests:
-        name = item.request_id
-        choice.assert_same(found[name], wanted[name], item.prompt_token_ids, probe(core))
-
-
-def prompts() -> list[EngineCoreRequest]:
-    return [
-        request(str(i), [(7 * i + j * j) % 250 for j in range(5 + 9 * i)], 40) for i in range(6)
-    ]
+from tests.core.core_runs import assert_same_texts, prompts, request, run, run_all
+from tests.worker.kernel_choices import KernelChoice
 
 
 def test_company_and_preemption_under_a_tiny_cache_change_no_output(

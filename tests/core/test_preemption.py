@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from engine.core.engine_core import EngineCore
 from tests.core.conftest import engine_config
-from tests.core.test_engine_core import assert_same_texts, request, run
+from tests.core.core_runs import assert_same_texts, request, run
 from tests.default_model import default_model_folder
 from tests.worker.kernel_choices import NATIVE, NATIVE_INT8, KernelChoice
 

@@ -14,7 +14,7 @@ import torch
 
 from engine.core.engine_core import EngineCore
 from tests.core.conftest import engine_config
-from tests.core.test_engine_core import assert_same_texts, request, run, run_all
+from tests.core.core_runs import assert_same_texts, request, run, run_all
 from tests.kernels.native_models import save_rounded
 from tests.worker.kernel_choices import FLOAT32, KernelChoice
 

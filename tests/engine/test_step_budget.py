@@ -10,7 +10,7 @@ from engine.args import EngineArgs
 from engine.env import HostDevice
 from engine.machine.sizes import GIB
 from engine.step_budget import StepDevice, step_budget
-from tests.engine.test_args import MODEL
+from tests.engine.dense_model import MODEL
 
 _LIMITS = st.none() | st.integers(1, 1 << 20)
 

@@ -7,8 +7,10 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from engine.config import DeviceConfig
 from engine.errors import ConfigError
@@ -21,7 +23,7 @@ from engine.model_config import ModelConfig
 from engine.models.decoder_native import build_native_decoder
 from engine.models.registry import load_weights, model_class
 from engine.worker.kv_cache import cache_spec
-from tests.models.tiny_models import save_tiny_model
+from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, save_tiny_model
 from tests.worker.driver import engine_config
 
 
@@ -79,3 +81,52 @@ def save_rounded(folder: Path, family: str = "Llama", **changes: Any) -> Any:
     for parameter in model.parameters():  # not the frequencies of the positions
         parameter.data = parameter.data.to(torch.bfloat16).float()
     return model
+
+
+VOCAB = 199
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "llama3 rope": {"rope_parameters": LLAMA3_ROPE},
+    "linear rope": {"rope_parameters": LINEAR_ROPE},
+    "heads of 64": {"head_dim": 64},
+    "heads of 96": {"head_dim": 96},
+    "heads of 128": {"head_dim": 128},
+    "one kv head": {"num_key_value_heads": 1, "num_attention_heads": 8},
+    "many query heads": {"hidden_size": 81, "num_key_value_heads": 1, "num_attention_heads": 27},
+    "no groups": {"hidden_size": 54, "num_attention_heads": 3, "num_key_value_heads": 3},
+    "odd sizes": {
+        "hidden_size": 77,
+        "intermediate_size": 101,
+        "vocab_size": 203,
+        "num_attention_heads": 7,
+        "num_key_value_heads": 1,
+    },
+    "panels that fit": {"hidden_size": 96, "intermediate_size": 144, "vocab_size": 240},
+}
+
+
+def random_prompts(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, VOCAB, length).tolist() for length in lengths]
+
+
+def relative_error(result: Tensor, wanted: Tensor) -> float:
+    return float((result - wanted).norm() / wanted.norm())
+
+
+def assert_same(results: list[Tensor], wanted: list[Tensor]) -> None:
+    for result, other in zip(results, wanted, strict=True):
+        assert torch.equal(result, other), (result - other).abs().max()
+
+
+GEMMA3: dict[str, Any] = {
+    "family": "Gemma3",
+    "num_hidden_layers": 7,
+    "sliding_window": 9,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2 + ["sliding_attention"],
+    "tie_word_embeddings": True,
+}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -17,55 +16,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from engine.kernels.native.model_step import NativeModelStep
 from engine.kernels.step_batch import IntArray
-from tests.kernels.native_models import native_library, native_model, save_rounded
+from tests.kernels.native_models import (
+    VARIANTS,
+    VOCAB,
+    assert_same,
+    native_library,
+    native_model,
+    random_prompts,
+    relative_error,
+    save_rounded,
+)
 from tests.kernels.paged_sequences import PagedSequences, draw_steps, in_chunks
-from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE
-
-VOCAB = 199
-VARIANTS: dict[str, dict[str, Any]] = {
-    "grouped": {},
-    "tied": {"tie_word_embeddings": True},
-    "biases": {"attention_bias": True, "mlp_bias": True},
-    "llama3 rope": {"rope_parameters": LLAMA3_ROPE},
-    "linear rope": {"rope_parameters": LINEAR_ROPE},
-    "heads of 64": {"head_dim": 64},
-    "heads of 96": {"head_dim": 96},
-    "heads of 128": {"head_dim": 128},
-    "one kv head": {"num_key_value_heads": 1, "num_attention_heads": 8},
-    "many query heads": {"hidden_size": 81, "num_key_value_heads": 1, "num_attention_heads": 27},
-    "no groups": {"hidden_size": 54, "num_attention_heads": 3, "num_key_value_heads": 3},
-    "odd sizes": {
-        "hidden_size": 77,
-        "intermediate_size": 101,
-        "vocab_size": 203,
-        "num_attention_heads": 7,
-        "num_key_value_heads": 1,
-    },
-    "panels that fit": {"hidden_size": 96, "intermediate_size": 144, "vocab_size": 240},
-}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _library() -> None:
     native_library()
-
-
-def random_prompts(*lengths: int) -> list[list[int]]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(0, VOCAB, length).tolist() for length in lengths]
-
-
-def relative_error(result: Tensor, wanted: Tensor) -> float:
-    return float((result - wanted).norm() / wanted.norm())
-
-
-def assert_same(results: list[Tensor], wanted: list[Tensor]) -> None:
-    for result, other in zip(results, wanted, strict=True):
-        assert torch.equal(result, other), (result - other).abs().max()
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 48])

@@ -16,23 +16,19 @@ from hypothesis import strategies as st
 
 from engine.kernels.native.model_step import NativeModelStep
 from tests.kernels.native_models import (
+    GEMMA3,
+    assert_same,
     group_windows,
     native_library,
     native_model,
+    random_prompts,
     reference_model,
+    relative_error,
     save_rounded,
 )
 from tests.kernels.paged_sequences import PagedSequences, in_chunks
-from tests.kernels.test_native import assert_same, random_prompts, relative_error
 
 NAN = float("nan")
-GEMMA3: dict[str, Any] = {
-    "family": "Gemma3",
-    "num_hidden_layers": 7,
-    "sliding_window": 9,
-    "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2 + ["sliding_attention"],
-    "tie_word_embeddings": True,
-}
 VARIANTS: dict[str, dict[str, Any]] = {
     "mistral": {"family": "Mistral", "sliding_window": None},
     "window of one": {"family": "Mistral", "sliding_window": 1},

@@ -21,19 +21,21 @@ from engine.kernels.kernel_set import KVCache, ModelStep
 from engine.kernels.native.instruction_sets import INSTRUCTION_SETS, VARIABLE
 from engine.kernels.native.model_step import NativeModelStep
 from tests.core.conftest import engine_config
-from tests.core.test_engine_core import prompts as engine_prompts
-from tests.core.test_engine_core import run
+from tests.core.core_runs import prompts as engine_prompts
+from tests.core.core_runs import run
 from tests.kernels.native_models import (
+    GEMMA3,
+    assert_same,
     group_windows,
     native_library,
     native_model,
+    random_prompts,
     reference_model,
+    relative_error,
     save_rounded,
 )
+from tests.kernels.native_models import VARIANTS as SIZES
 from tests.kernels.paged_sequences import PagedSequences, Spans, draw_steps, in_chunks
-from tests.kernels.test_native import VARIANTS as SIZES
-from tests.kernels.test_native import assert_same, random_prompts, relative_error
-from tests.kernels.test_native_families import GEMMA3
 from tests.tiny_model import write_tiny_llama
 from tests.worker.kernel_choices import KernelChoice
 

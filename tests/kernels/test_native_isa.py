@@ -23,7 +23,7 @@ from tests.benchmarks.bench_kernel_accuracy import (
     text_tokens,
 )
 from tests.core.conftest import engine_config
-from tests.core.test_engine_core import prompts, run
+from tests.core.core_runs import prompts, run
 from tests.default_model import default_model_folder
 from tests.kernels.native_models import (
     group_windows,

@@ -29,16 +29,18 @@ from engine.models.decoder_native import build_native_decoder
 from engine.models.registry import load_weights
 from engine.worker.kv_cache import cache_spec
 from tests.kernels.native_models import (
+    GEMMA3,
+    assert_same,
     group_windows,
     native_library,
     native_model,
+    random_prompts,
     reference_model,
+    relative_error,
     save_rounded,
 )
+from tests.kernels.native_models import VARIANTS as SIZES
 from tests.kernels.paged_sequences import PagedSequences, draw_steps, in_chunks
-from tests.kernels.test_native import VARIANTS as SIZES
-from tests.kernels.test_native import assert_same, random_prompts, relative_error
-from tests.kernels.test_native_families import GEMMA3
 from tests.worker.driver import engine_config
 
 NAN = float("nan")

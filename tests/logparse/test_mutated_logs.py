@@ -11,7 +11,7 @@ import pytest
 from logparse import Outcome, explain, parse_lines
 from tests.logparse.mutations import before_it_answered, mutated_logs
 from tests.logparse.shared_logs import LOGS, MORE_LOGS, expected_of, lines_of
-from tests.logparse.test_wrapped_logs import LOGS as OWN_LOGS
+from tests.logparse.whole_logs import LOGS as OWN_LOGS
 
 # A thousand of each: python -m tests.benchmarks.bench_logparse --mutate 1000
 PER_OWN_LOG = 60

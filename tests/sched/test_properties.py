@@ -8,43 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup
 from engine.sampling_params import SamplingParams
 from engine.sched.request import RequestStatus
 from engine.sched.scheduler import Scheduler
-from tests.sched.test_structured_requests import ScriptedGrammar
-from tests.sched.workload import Run, make_request, make_scheduler
-
-_REQUESTS = st.lists(
-    st.tuples(
-        st.integers(1, 40),  # prompt tokens
-        st.integers(1, 24),  # output tokens
-        st.integers(0, 12),  # arrives before this step
-        st.integers(0, 2),  # prompt family: equal families share a prefix
-        st.integers(0, 3),  # priority
-    ),
-    min_size=1,
-    max_size=12,
-)
-_LIMITS = st.fixed_dictionaries(
-    {
-        "blocks_per_group": st.integers(18, 60),
-        "tokens": st.integers(1, 64),
-        "seqs": st.integers(1, 6),
-        "caching": st.booleans(),
-        "reserve": st.booleans(),
-        "policy": st.sampled_from(["fcfs", "priority"]),
-        "threshold": st.sampled_from([0, 0, 5]),
-        "groups": st.sampled_from(
-            [
-                FULL_ATTENTION,
-                (KVCacheGroup((0,), 10),),
-                (KVCacheGroup((0,)), KVCacheGroup((1,), 7), KVCacheGroup((2,), 7)),
-                (KVCacheGroup((0,), 1), KVCacheGroup((1,), 17)),
-            ]
-        ),
-    }
-)
+from tests.sched.random_workloads import LIMITS, REQUESTS
+from tests.sched.workload import Run, ScriptedGrammar, make_request, make_scheduler
 
 
 def check_integrity(scheduler: Scheduler) -> None:
@@ -74,7 +42,7 @@ def check_integrity(scheduler: Scheduler) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(_REQUESTS, _LIMITS, st.lists(st.integers(0, 30), max_size=3))
+@given(REQUESTS, LIMITS, st.lists(st.integers(0, 30), max_size=3))
 def test_random_workloads_keep_every_invariant(
     work: list[tuple[int, int, int, int, int]], limits: dict[str, Any], aborts: list[int]
 ) -> None:

@@ -30,7 +30,7 @@ from engine.sched.snapshot import (
     requests_document,
     scheduler_document,
 )
-from tests.sched.test_properties import _LIMITS, _REQUESTS
+from tests.sched.random_workloads import LIMITS, REQUESTS
 from tests.sched.workload import Run, make_request, make_scheduler
 
 
@@ -92,7 +92,7 @@ class Watched(Run):
 
 
 @settings(max_examples=60, deadline=None)
-@given(_REQUESTS, _LIMITS, st.lists(st.integers(0, 30), max_size=3))
+@given(REQUESTS, LIMITS, st.lists(st.integers(0, 30), max_size=3))
 def test_the_map_equals_the_allocator_after_every_step(
     work: list[tuple[int, int, int, int, int]], limits: dict[str, Any], aborts: list[int]
 ) -> None:

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from engine.sched.request import Request, RequestStatus
 from engine.sched.scheduler import Scheduler
 from engine.sched.scheduler_output import ModelRunnerOutput
-from tests.sched.workload import Run, make_request, make_scheduler
+from tests.sched.workload import Run, ScriptedGrammar, make_request, make_scheduler
 
 GRAMMAR_STATUS = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-
-
-@dataclass
-class ScriptedGrammar:
-    """Ends after `length` tokens; refuses the token after `refuse_after`."""
-
-    length: int = 10**6
-    refuse_after: int = 10**6
-    is_ready: bool = True
-    error: str | None = None
-    is_terminated: bool = False
-    num_accepted: int = 0
-
-    def accept(self, token_id: int) -> bool:
-        if self.num_accepted == self.refuse_after:
-            return False
-        self.num_accepted += 1
-        self.is_terminated = self.num_accepted == self.length
-        return True
 
 
 def add(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from engine.config import CacheConfig, SchedulerConfig
@@ -167,3 +168,22 @@ class Run:
 
 def _mixed(prefix: int, token: int) -> int:
     return hash((prefix, token))
+
+
+@dataclass
+class ScriptedGrammar:
+    """Ends after `length` tokens; refuses the token after `refuse_after`."""
+
+    length: int = 10**6
+    refuse_after: int = 10**6
+    is_ready: bool = True
+    error: str | None = None
+    is_terminated: bool = False
+    num_accepted: int = 0
+
+    def accept(self, token_id: int) -> bool:
+        if self.num_accepted == self.refuse_after:
+            return False
+        self.num_accepted += 1
+        self.is_terminated = self.num_accepted == self.length
+        return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from pathlib import Path
 
 import openai
@@ -13,42 +12,13 @@ import pytest
 from app.client.debug.documents import DebugSource
 from app.client.errors import BadStatus, Unauthorized
 from engine.errors import ConfigError
-from engine.sched.snapshot import (
-    StepHistory,
-    blocks_document,
-    requests_document,
-    scheduler_document,
-)
 from engine.server import debug
 from engine.server.debug import check_debug_access
-from tests.sched.workload import Run, make_request, make_scheduler
-from tests.server.fake_core import FakeCore
+from tests.server.fake_core import CoreWithScheduler, FakeCore
 from tests.server.serving import MODEL, serving, until
 from tui.state.engine_state import EngineActivity, EngineState, after_failure
 
 PATHS = ("/debug/scheduler", "/debug/requests", "/debug/blocks")
-
-
-class CoreWithScheduler(FakeCore):
-    """Answers /debug from a real scheduler that has run one step."""
-
-    is_stuck = False
-
-    async def call_utility(self, method: str) -> bool | int | float | str | None:
-        self.utilities.append(method)
-        if self.is_stuck:
-            await asyncio.Event().wait()
-        scheduler = make_scheduler(num_blocks=20)
-        scheduler.add_request(make_request(scheduler, "a", 9, 5))
-        Run(scheduler).step()
-        if method.startswith("debug_trace:"):
-            return None  # EngineCore does not know it, the API server does
-        documents = {
-            "debug_scheduler": scheduler_document(scheduler, StepHistory()),
-            "debug_requests": requests_document(scheduler, 3.0),
-            "debug_blocks": blocks_document(scheduler),
-        }
-        return json.dumps(documents[method])
 
 
 async def test_off_unless_asked_for(tiny_folder: Path) -> None:

@@ -14,8 +14,8 @@ from engine.errors import ConfigError
 from engine.frontend import request_traces
 from engine.frontend.request_traces import FrontendTraces
 from engine.server.debug import check_debug_flags
+from tests.server.fake_core import CoreWithScheduler
 from tests.server.serving import MODEL, serving
-from tests.server.test_debug import CoreWithScheduler
 
 
 async def trace_of(folder: Path, traces: FrontendTraces, prompt: str, path: str) -> Trace:

@@ -21,7 +21,7 @@ from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
-from tests.core.test_engine_core import probe
+from tests.core.core_runs import probe
 from tests.kernels.native_models import save_rounded
 from tests.worker.driver import engine_config
 from tests.worker.kernel_choices import KernelChoice

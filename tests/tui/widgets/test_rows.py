@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.app import App, ComposeResult
 from textual.strip import Strip
 
-from tests.test_import_hygiene import loaded_by
+from tests.loaded_modules import loaded_by
 from tests.tui.scripted import settled
 from tui.widgets.rows import Row, RowWidget, styled
 
