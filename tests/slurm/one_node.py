@@ -6,7 +6,6 @@ As a program: `python -m tests.slurm.one_node FOLDER` prints the SLURM_CONF to u
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,17 +13,18 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from tests.debian_packages import search_path, why_missing
+
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
+_PACKAGES = ("slurm-wlm", "munge")
 _START_S = 60.0
 
 
 def why_not() -> str | None:
-    """Why no cluster can be started here; None where one can."""
+    """Why no cluster can be started here; None where one can, now or after an installation."""
     if os.geteuid() != 0:
         return "slurmd needs root"
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
-    return f"missing: {', '.join(missing)} (apt install slurm-wlm munge)" if missing else None
+    return why_missing(_PROGRAMS, _PACKAGES)
 
 
 class OneNodeCluster:
@@ -34,7 +34,7 @@ class OneNodeCluster:
         self._folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        self.environment["PATH"] += ":/usr/sbin:/sbin"
+        self.environment["PATH"] = search_path()
 
     def __enter__(self) -> OneNodeCluster:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ WRITE_GOLDEN=1 writes the golden files anew.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -19,9 +20,8 @@ import yaml
 from app.cli import run
 from app.errors import ExitCode
 from app.units.build import ENGINE_IMAGES
-from app.units.check import check_files
 from app.units.deployment import PERMANENT_EXIT_CODES
-from app.units.kinds import KINDS
+from tests.debian_packages import require_programs
 from tests.places import DATA
 
 _GOLDEN = DATA / "units"
@@ -90,16 +90,26 @@ def test_each_text_is_the_golden_one(profile: str) -> None:
     assert found == {str(path.relative_to(golden)): path.read_text() for path in files_of(golden)}
 
 
+def check(profile: str, capsys: pytest.CaptureFixture[str], kind: str = "all") -> list[list[str]]:
+    """[verdict, file, tool] of each line of `stoker unit KIND --check`, which finds no fault."""
+    code = run(["unit", kind, f"@{profile}", "--user", "root", "--check"])
+    shown = capsys.readouterr()
+    assert code == ExitCode.OK, shown.out
+    return [re.split(r"  +|: | is ", line) for line in shown.out.splitlines()]
+
+
 @pytest.mark.parametrize("profile", PROFILES)
-def test_the_tools_that_are_here_find_no_fault(profile: str) -> None:
-    out = write(profile)
-    results = [
-        result
-        for kind in KINDS
-        for result in check_files(out / kind, [path.name for path in files_of(out / kind)])
-    ]
-    assert [result.text for result in results if result.is_good is False] == []
-    assert {"bash", "kubernetes-validate"} <= {one.tool for one in results if one.is_good}
+def test_the_tools_find_no_fault(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    good = {tool for verdict, _, tool, *_ in check(profile, capsys) if verdict == "good"}
+    assert {"bash", "shellcheck", "kubernetes-validate"} <= good
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_systemd_finds_no_fault(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    require_programs(("systemd-analyze",), "systemd")
+    for words in ([], ["--user-unit"]):
+        assert run(["unit", "systemd", f"@{profile}", "--user", "root", "--check", *words]) == 0
+        assert re.match(r"good .*\.service: systemd-analyze", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
