@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from logparse.problems.failures import Candidate, FailureTracker, Owner
+from logparse.problems.candidate import Candidate
+from logparse.problems.failures import FailureTracker, Owner
 from logparse.reading.line import stamp_seconds
 from logparse.records import (
     Event,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from logparse.attempt import AttemptState
-from logparse.problems.failures import Candidate, Cause
+from logparse.problems.candidate import Candidate, Cause
 from logparse.problems.problem import announces_end, is_server_program, usage_program
 from logparse.problems.text import to_problem
 from logparse.reading.line import LogLine, inside, seconds_between, split_line
@@ -26,13 +26,13 @@ from logparse.records import (
     Outcome,
     Problem,
     ProblemFound,
-    Process,
     ProgressMade,
     StartRepeated,
 )
 from logparse.redact import safe_text
 from logparse.report.insight import UNLEVELLED_STARTS
 from logparse.report.phases import PHASE_NAMES
+from logparse.report.processes import engine_of, engine_of_processes, is_of_a_server, processes_of
 from logparse.rules.rule import LETTERS, Mark, Rule, RuleIndex
 from logparse.rules.table import LED_RULES
 
@@ -52,11 +52,6 @@ _VERSION, _BEGINS, _DIED = (
 _NOTHING: tuple[Event, ...] = ()
 _OFFLINE_BAR = "Processed prompts"
 _ACCESS = ' HTTP/1.1" '
-_VLLM_PROCESS = re.compile(
-    r"A[Pp][Ii]Server|(?:DP)?EngineCore|Worker(?:_|$)|VllmWorker|RayWorker(?:Wrapper|Vllm)|DPCoord"
-)
-_SGLANG_PROCESS = re.compile(r"(?:DP|PP|TP|EP|ATTN_\w{2,4}|MOE_\w{2,4})\d+(?: [A-Z_]{2,12}\d+)*")
-_DIGITS = re.compile(r"[0-9]{1,18}")
 _MAX_PROCESSES = 256
 _MAX_ATTEMPTS = 100
 _MAX_ANNOUNCED = 8  # of one start; the first cause is among the first candidates
@@ -388,7 +383,7 @@ class LogParser:
             is_offline=attempt.is_offline,
             ready_url=facts.server_url if is_ready else None,
             first_to_ready_s=_elapsed(attempt) if is_ready else None,
-            processes=_processes(self._counts, self._counts_before),
+            processes=processes_of(self._counts, self._counts_before),
             lines=self._line_counts(),
             last_message=safe_text(self._last_message or "", _KEY_LINE) or None,
             attempts=summaries if len(summaries) > 1 else (),
@@ -399,7 +394,7 @@ class LogParser:
         """The engine, how this start ends as far as it was read, and why if it failed or died."""
         attempt, cause = self._attempt, self._cause()
         engine = self._engine(cause)
-        is_server_log = engine is not None or _is_of_a_server(cause)
+        is_server_log = engine is not None or is_of_a_server(cause)
         outcome = attempt.outcome(is_server_log=is_server_log, has_cause=cause is not None)
         return engine, outcome, cause if outcome in (Outcome.READY, Outcome.FAILED) else None
 
@@ -427,43 +422,10 @@ class LogParser:
         attempt = self._attempt
         return (
             attempt.engine(self._source_headers)
-            or _engine_of(cause)
-            or _engine_of_processes(self._counts)
+            or engine_of(cause)
+            or engine_of_processes(self._counts)
             or attempt.failures_now.engine
         )
-
-
-def _is_of_a_server(cause: Cause | None) -> bool:
-    """Whether an exception is one that only servers of models meet."""
-    rule = cause.rule if cause is not None else None
-    return rule is not None and rule.id[0] in "ABC" and not rule.is_general
-
-
-def _engine_of(cause: Cause | None) -> str | None:
-    """Whose command line refused its arguments, when the log holds nothing else."""
-    if cause is not None and cause.rule is not None and cause.rule.engine:
-        return cause.rule.engine
-    if cause is None or cause.candidate.kind not in ("usage", "plain", "announcement"):
-        return None
-    text = cause.candidate.text[:200]
-    if "llama-server" in text:
-        return "llama.cpp"
-    if "sglang" in text or text.startswith("launch_server.py"):
-        return "sglang"
-    if "vllm" in text or text.startswith("api_server.py"):
-        return "vllm"
-    is_own = cause.candidate.kind == "usage" and ("stoker" in text or "engine" in text)
-    return "stoker" if is_own else None
-
-
-def _engine_of_processes(counts: Iterable[tuple[str, str | None]]) -> str | None:
-    """Only the names that no other program gives to its processes."""
-    for name, pid in counts:
-        if pid is not None and _VLLM_PROCESS.match(name):
-            return "vllm"
-        if pid is None and _SGLANG_PROCESS.fullmatch(name):
-            return "sglang"
-    return None
 
 
 def _summary(first_line: int, outcome: Outcome, cause: Cause | None) -> Attempt:
@@ -487,28 +449,6 @@ def _may_say_cut(message: str) -> bool:
         or "skipped" in message
         or "<..." in message
         or "Tail of logs" in message
-    )
-
-
-def _processes(
-    counts: dict[tuple[str, str | None], int], before: dict[tuple[str, str | None], int]
-) -> tuple[Process, ...]:
-    """Those of this start in order of appearance, the ranks of one kind together and in order."""
-    pids: dict[str, list[int]] = {}
-    totals: dict[str, int] = {}
-    for (name, pid), count in counts.items():
-        if count > before.get((name, pid), 0):
-            pids.setdefault(name, []).extend([int(pid)] if pid else [])
-            totals[name] = totals.get(name, 0) + count - before.get((name, pid), 0)
-    kinds = {name: _DIGITS.sub("#", name) for name in pids}
-    places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
-
-    def order(name: str) -> tuple[int, list[int]]:
-        return places[kinds[name]], [int(digits) for digits in _DIGITS.findall(name)]
-
-    return tuple(
-        Process(safe_text(name), tuple(pids[name]), totals[name])
-        for name in sorted(pids, key=order)
     )
 
 

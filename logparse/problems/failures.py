@@ -1,18 +1,24 @@
 """Collects lines that may be the cause of a failure, and chooses the first real one.
 
 Owns the order of evidence: the first exception that is not a wrapper, raised deepest; not the last
-traceback, which repeats it. The wording of the causes is in `problem_rules`.
+traceback, which repeats it. Which rule explains a line is asked in `candidate`.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import deque
-from dataclasses import dataclass, field, replace
 
+from logparse.problems.candidate import (
+    MAX_TEXT,
+    Candidate,
+    Cause,
+    cause_of,
+    first_known,
+    first_quoted,
+    last_resort,
+)
 from logparse.problems.problem import (
-    ProblemRule,
     announces_end,
     is_death,
     is_loud,
@@ -20,10 +26,9 @@ from logparse.problems.problem import (
     is_server_program,
     is_tool_failure,
     is_wrapper,
-    quoted_cause,
     usage_program,
 )
-from logparse.problems.table import LAST_RESORTS, PROBLEM_RULES
+from logparse.problems.traceback import FRAME, Traceback, package_of, place_of
 from logparse.reading.line import TRACEBACK
 
 _EXCEPTION_NAME = re.compile(r"[A-Za-z_][\w.]{0,220}$")
@@ -45,8 +50,7 @@ _VALUE_ERROR = "Value error, "
 _VALIDATED = " [type="  # behind what pydantic says of one field
 _FIELD = re.compile(r"[\w.\[\]-]{1,200}")
 _GLOO, _NOT_CONNECTED = "[Gloo] Rank ", " is NOT connected"
-_FRAME = 'File "'
-_INDENTED_CAUSES = (_VALUE_ERROR, "what(): ", _FRAME)
+_INDENTED_CAUSES = (_VALUE_ERROR, "what(): ", FRAME)
 _RANK = re.compile(r"\[rank\d{1,5}\]: ?")  # torch puts it before each line of a traceback
 # What only one of them says, also without a frame of its code.
 _WORDS = (
@@ -67,80 +71,11 @@ _WORDS = (
 
 Owner = tuple[str | None, str | None]  # process and pid; two of one name are kept apart
 _Writer = tuple[Owner, str | None]  # and the level
-_MAX_TEXT = 6000
 _MAX_NAME = 223
 _MAX_CANDIDATES = 60
 _MAX_ERROR_LINES = 300
 _MAX_CONTINUATIONS = 8
 _LONGEST_SILENCE = 100  # lines of others behind a traceback that breaks off
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A line that may name the cause; `more` are the lines of the same message that follow it."""
-
-    line_number: int
-    process: str | None
-    pid: str | None
-    text: str
-    kind: str  # exception, usage, plain, death, error, tool, announcement
-    functions: tuple[str, ...] = ()
-    place: str | None = None  # file, line and function that raised it
-    source: str = ""  # the line of code there
-    own_place: str | None = None  # the deepest frame in the engine's own code
-    more: list[str] = field(default_factory=list)
-    points_elsewhere: bool = False
-    field: str | None = None  # of a configuration, that this line is about
-    matched_with: int = -1  # how many of `more` were there when `cause` was looked for
-    cause: Cause | None = None
-
-    @property
-    def whole(self) -> str:
-        """The text that patterns are matched against."""
-        field = () if self.field is None else (f"for {self.field}",)
-        return "\n".join((self.text, *field, *self.more))
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """The chosen line and, when its wording is known, the rule that explains it."""
-
-    candidate: Candidate
-    rule: ProblemRule | None
-    values: dict[str, str]
-    key_line: Candidate
-
-
-@dataclass(slots=True)
-class _Traceback:
-    line_number: int = 0
-    header: str = ""  # its first line that is in the log
-    functions: list[str] = field(default_factory=list)
-    place: str | None = None
-    own_place: str | None = None
-    source: str = ""
-    is_ignored: bool = False
-    num_lines: int = 0
-    expects_source: bool = False  # the line behind a frame is source, also if it lost its blanks
-
-    @property
-    def last_line(self) -> int:
-        """About where it ends: other processes may have written between its lines."""
-        return self.line_number + self.num_lines
-
-    def note(self, text: str) -> None:
-        """A line of it, without its indentation."""
-        self.num_lines += 1
-        if not text.startswith(_FRAME):
-            if not self.source and self.place is not None and text.strip("^~ "):
-                self.source = text[:_MAX_NAME]
-            return
-        _, found, name = text.rpartition(", in ")
-        if found and len(self.functions) < 200:
-            self.functions.append(name[:80])
-        self.place, self.source = text, ""
-        if _package_of(text) is not None:
-            self.own_place = text
 
 
 class FailureTracker:
@@ -153,7 +88,7 @@ class FailureTracker:
         self._errors: list[Candidate] = []
         self._announced: list[Candidate] = []
         self._usages: deque[str] = deque(maxlen=4)  # programs that printed how to call them
-        self._open: dict[_Writer, _Traceback] = {}
+        self._open: dict[_Writer, Traceback] = {}
         self._continued: dict[_Writer, Candidate] = {}
         self._ignore_next = False
         self._package: str | None = None
@@ -213,8 +148,8 @@ class FailureTracker:
         if "Traceback" in message and TRACEBACK in message[:200]:
             if len(self._open) >= _MAX_CANDIDATES:
                 self._open.clear()
-            self._open[key] = _Traceback(
-                line_number, message[:_MAX_TEXT], is_ignored=self._ignore_next
+            self._open[key] = Traceback(
+                line_number, message[:MAX_TEXT], is_ignored=self._ignore_next
             )
             self._ignore_next = False
             self._continued.pop(key, None)
@@ -223,14 +158,14 @@ class FailureTracker:
             return None
         text = message.lstrip()
         opened = self._open.get(key)
-        if opened is None and text.startswith(_FRAME):
+        if opened is None and text.startswith(FRAME):
             # The log, or what was copied of it, begins within a traceback.
-            opened = self._open[key] = _Traceback(line_number, text[:_MAX_TEXT])
+            opened = self._open[key] = Traceback(line_number, text[:MAX_TEXT])
         if opened is not None:
             if (
                 text is not message
                 or not text
-                or text.startswith((_FRAME, "^^", "~~"))
+                or text.startswith((FRAME, "^^", "~~"))
                 or (opened.expects_source and not _is_exception(text))
             ):
                 self._note_frame(opened, text)
@@ -253,10 +188,10 @@ class FailureTracker:
         self._note_frame(opened, message.lstrip())
         return True
 
-    def _note_frame(self, opened: _Traceback, text: str) -> None:
+    def _note_frame(self, opened: Traceback, text: str) -> None:
         opened.note(text)
-        if self._package is None and text.startswith(_FRAME):
-            self._package = _package_of(text)
+        if self._package is None and text.startswith(FRAME):
+            self._package = package_of(text)
 
     def is_nothing(self, message: str) -> bool:
         """Whether an indented line without a level, in no traceback, would tell `observe` nothing.
@@ -275,7 +210,7 @@ class FailureTracker:
         line_number: int,
         key: _Writer,
         text: str,
-        opened: _Traceback | None,
+        opened: Traceback | None,
         *,
         is_indented: bool,
     ) -> Candidate | None:
@@ -315,16 +250,16 @@ class FailureTracker:
         key: _Writer,
         text: str,
         kind: str,
-        opened: _Traceback | None,
+        opened: Traceback | None,
     ) -> Candidate | None:
         process, pid = key[0]
         functions = tuple(opened.functions) if opened is not None else ()
-        place = _place(opened.place) if opened is not None and opened.place is not None else None
+        place = place_of(opened.place) if opened is not None and opened.place is not None else None
         functions += self._around
-        candidate = Candidate(line_number, process, pid, text[:_MAX_TEXT], kind, functions, place)
+        candidate = Candidate(line_number, process, pid, text[:MAX_TEXT], kind, functions, place)
         if opened is not None:
             candidate.source = opened.source
-            candidate.own_place = _place(opened.own_place) if opened.own_place else None
+            candidate.own_place = place_of(opened.own_place) if opened.own_place else None
         candidate.points_elsewhere = kind == "announcement" or is_wrapper(candidate.text)
         kept, limit = self._strong, _MAX_CANDIDATES
         if kind in ("error", "tool"):
@@ -352,7 +287,7 @@ class FailureTracker:
         candidate = self._continued.get(key)
         if candidate is None or not text:
             return
-        candidate.more.append(text[:_MAX_TEXT])
+        candidate.more.append(text[:MAX_TEXT])
         if len(candidate.more) >= _MAX_CONTINUATIONS:
             del self._continued[key]
 
@@ -384,9 +319,9 @@ class FailureTracker:
         if any(c.kind == "exception" and not c.text.startswith(_BARE_ERROR) for c in strong):
             # What a launcher says of the end, where the exception itself is there.
             strong = [c for c in strong if not c.text.startswith(_BARE_ERROR)]
-        known = _first_known(strong)
+        known = first_known(strong)
         if strong and (known is None or known.candidate.process != strong[0].process):
-            first = _match(strong[0]) or Cause(strong[0], None, {}, strong[0])
+            first = cause_of(strong[0]) or Cause(strong[0], None, {}, strong[0])
             known = (
                 known if known is not None and first.rule is None and _is_death(first) else first
             )
@@ -398,15 +333,15 @@ class FailureTracker:
         if known is None:
             known = (
                 self._from_tools()
-                or _first_known(self._strong)
+                or first_known(self._strong)
                 or self._from_errors(trusts_error_lines or bool(self._strong))
             )
         if known is None and (ends := self._without_reason(num_lines)):
             known = (
-                _first_known(ends)
+                first_known(ends)
                 or self._from_known_errors()
-                or _first_quoted(ends)
-                or _last_resort(ends)
+                or first_quoted(ends)
+                or last_resort(ends)
             )
         return self._with_first_line(known) if known is not None else None
 
@@ -419,7 +354,7 @@ class FailureTracker:
                     Candidate(
                         opened.line_number, process, pid, opened.header, "announcement",
                         tuple(opened.functions),
-                        _place(opened.place) if opened.place is not None else None,
+                        place_of(opened.place) if opened.place is not None else None,
                         points_elsewhere=True,
                     )
                 )  # fmt: skip
@@ -428,19 +363,21 @@ class FailureTracker:
     def _from_tools(self) -> Cause | None:
         """What a compiler or linker said before something failed."""
         tools = [c for c in self._errors if c.kind == "tool"] if self.has_failed else []
-        first = _first_known(tools)
+        first = first_known(tools)
         return first or (Cause(tools[0], None, {}, tools[0]) if tools else None)
 
     def _from_known_errors(self) -> Cause | None:
-        return _first_known([c for c in self._errors if not c.points_elsewhere])
+        return first_known([c for c in self._errors if not c.points_elsewhere])
 
     def _from_errors(self, trusts_error_lines: bool) -> Cause | None:
         errors = [c for c in self._errors if not c.points_elsewhere and c.kind != "tool"]
-        known = _first_known([c for c in errors if (m := _match(c)) and m.rule and m.rule.is_fatal])
+        known = first_known(
+            [c for c in errors if (m := cause_of(c)) and m.rule and m.rule.is_fatal]
+        )
         if known is not None and known.rule is not None and known.rule.is_echo:
-            return _match(errors[0]) or Cause(errors[0], None, {}, errors[0])
+            return cause_of(errors[0]) or Cause(errors[0], None, {}, errors[0])
         if known is None and trusts_error_lines and errors:
-            return _first_known(errors) or Cause(errors[0], None, {}, errors[0])
+            return first_known(errors) or Cause(errors[0], None, {}, errors[0])
         return known
 
     def _with_first_line(self, cause: Cause) -> Cause:
@@ -457,13 +394,6 @@ class FailureTracker:
             if candidate.kind == "error" and candidate.line_number < first.line_number:
                 first = candidate
         return Cause(cause.candidate, cause.rule, values, first)
-
-
-def _package_of(frame: str) -> str | None:
-    """Whose code it is, by a folder in its path."""
-    if "/vllm/" in frame:
-        return "vllm"
-    return "sglang" if "/sglang/" in frame else None
 
 
 def _is_by(candidate: Candidate, process: str | None, pid: str | None) -> bool:
@@ -528,92 +458,3 @@ def _is_death(cause: Cause) -> bool:
 def _is_of_a_tool(cause: Cause) -> bool:
     """Whether a compiler or another program that was called failed, and said why itself."""
     return _TOOL_CALL.search(cause.candidate.text) is not None
-
-
-def _place(frame: str) -> str:
-    """`x.py:3 in f` of the frame's line in a traceback."""
-    return frame[len('File "') : 400].replace('", line ', ":").replace(", in ", " in ")
-
-
-def _match(candidate: Candidate) -> Cause | None:
-    """The first rule that explains it; asked for again and again while the log is read."""
-    if candidate.matched_with != len(candidate.more):
-        candidate.matched_with = len(candidate.more)
-        candidate.cause = _explain(candidate)
-    return candidate.cause
-
-
-@functools.cache
-def _all_clues() -> tuple[tuple[str, int], ...]:
-    """What must be in the text for a rule to match, and the rule's place; "" where nothing must."""
-    return tuple(
-        (clue, place)
-        for place, entry in enumerate(PROBLEM_RULES)
-        for pattern in entry.patterns
-        for clue in pattern.clues or ("",)
-    )
-
-
-def _explain(candidate: Candidate) -> Cause | None:
-    found = _explain_text(candidate, candidate.whole)
-    if found is None and candidate.more:  # a message that somebody broke into lines
-        found = _explain_text(
-            candidate, " ".join(map(str.strip, (candidate.text, *candidate.more)))
-        )
-    return found
-
-
-def _explain_text(candidate: Candidate, whole: str) -> Cause | None:
-    for place in sorted({place for clue, place in _all_clues() if clue in whole}):
-        entry = PROBLEM_RULES[place]
-        if not entry.allows(candidate.functions, candidate.place):
-            continue
-        if entry.is_of_usage and candidate.kind != "usage":
-            continue
-        values = entry.match(whole)
-        if values is not None:
-            return Cause(candidate, entry, values, candidate)
-    return None
-
-
-def problem_of(text: str) -> ProblemRule | None:
-    """The cause that a single line names, whatever raised it."""
-    kind = "usage" if usage_program(text) is not None else "exception"
-    found = _match(Candidate(0, None, None, text[:_MAX_TEXT], kind))
-    return found.rule if found is not None else None
-
-
-def _last_resort(candidates: list[Candidate]) -> Cause:
-    """Only wrappers were seen: what they say of the end of the process, if anything."""
-    *told, untold = LAST_RESORTS
-    for entry in told:
-        for candidate in candidates:
-            if (values := entry.match(candidate.whole)) is not None:
-                return Cause(candidate, entry, values, candidate)
-    for candidate in candidates:
-        if candidate.kind == "announcement" or untold.match(candidate.whole) is not None:
-            return Cause(candidate, untold, {}, candidate)
-    return Cause(candidates[0], None, {}, candidates[0])
-
-
-def _first_quoted(candidates: list[Candidate]) -> Cause | None:
-    """A wrapper that holds the words of the cause, when the log has them nowhere else."""
-    for candidate in candidates:
-        inner = quoted_cause(candidate.text)
-        if inner is not None:
-            found = _match(replace(candidate, text=inner, matched_with=-1))
-            quoted = found or Cause(replace(candidate, text=inner), None, {}, candidate)
-            return replace(quoted, key_line=candidate)
-    return None
-
-
-def _first_known(candidates: list[Candidate]) -> Cause | None:
-    general = None
-    for candidate in candidates:
-        found = _match(candidate)
-        if found is None or found.rule is None:
-            continue
-        if not found.rule.is_general:
-            return found
-        general = general or found
-    return general

@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 import shlex
 
+from logparse.problems.candidate import Cause
 from logparse.problems.command_line import Flag, added_flags, given_flags, typed_command
-from logparse.problems.failures import Cause
 from logparse.problems.fitting import tuned
 from logparse.problems.flags import OWN_FLAGS, SGLANG_FLAGS, SGLANG_VALUES, TRANSLATIONS
 from logparse.problems.problem import ProblemRule, Values

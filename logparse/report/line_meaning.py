@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from logparse.problems.failures import FailureTracker, problem_of
+from logparse.problems.candidate import problem_of
+from logparse.problems.failures import FailureTracker
 from logparse.reading.line import LogLine, split_line
 from logparse.reading.wraps import WRAP
 from logparse.redact import safe_text

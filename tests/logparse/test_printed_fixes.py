@@ -16,8 +16,8 @@ import pytest
 
 from app.cli import COMMANDS, load_command
 from engine.args import EngineArgs
+from logparse.problems.candidate import Candidate, Cause
 from logparse.problems.command_line import given_flags
-from logparse.problems.failures import Candidate, Cause
 from logparse.problems.fitting import weights_gib
 from logparse.problems.hangs import HANGS
 from logparse.problems.request_errors import REQUEST_ERRORS
