@@ -1,7 +1,7 @@
 """What a known cause of failure is, and which lines are never a cause: wrappers and words of the
 kernel.
 
-The table of causes is in `problem_rules`.
+The table of causes is in `table.py`.
 """
 
 from __future__ import annotations

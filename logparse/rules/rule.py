@@ -1,8 +1,8 @@
 """What a rule is, and the index that finds the rules for a message without trying them all.
 
 A rule is data: the literal start of the message, a pattern, what its groups mean and in which
-unit, the phase the line belongs to. The tables are in `vllm_rules`, `llamacpp_rules` and
-`sglang_rules`.
+unit, the phase the line belongs to. The tables are in `vllm.py`, `llamacpp.py` and
+`sglang.py` beside this file.
 """
 
 from __future__ import annotations

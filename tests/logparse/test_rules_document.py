@@ -9,11 +9,11 @@ from logparse.rules_document import rules_document
 from tests.places import ROOT
 
 DOCUMENT = ROOT / "docs" / "startup-log.md"
+MADE_ANEW = ".venv/bin/python -m logparse.rules_document > docs/startup-log.md"
 
 
 def test_the_document_is_up_to_date() -> None:
-    # python -m logparse.rules_document > docs/startup-log.md
-    assert DOCUMENT.read_text() == rules_document()
+    assert DOCUMENT.read_text() == rules_document(), f"type: {MADE_ANEW}"
 
 
 def test_it_holds_each_entry_of_the_tables() -> None:

@@ -1,6 +1,6 @@
 """What a conversation is made of: turns, their attachments and tool calls, how an answer went.
 
-All frozen; `document`/`from_document` are their form in files.
+All frozen; `document` and `turn_from_document` are their form in files.
 """
 
 from __future__ import annotations
