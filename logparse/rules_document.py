@@ -22,8 +22,9 @@ _HEAD = """\
 After this page you know which lines of a server are understood, what each means, and which failures
 have a name.
 
-Made from the tables in `logparse/` by `python -m logparse.rules_document > docs/startup-log.md`; do not
-edit it here. A new line of a server is one entry in a table and one test line.
+Made from the tables in `logparse/`; do not edit it here, but type
+`.venv/bin/python -m logparse.rules_document > docs/startup-log.md`. A new line of a server is one
+entry in a table and one test line.
 
 `stoker logs --explain-line 'TEXT'` says what any one line means; `stoker logs --rules` lists these
 tables.
