@@ -75,11 +75,6 @@ def file_name(name: str) -> str:
     return f"{safe[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
 
 
-def cache_dir() -> Path:
-    """Folder of everything that can be made again: models, downloads."""
-    return private_folder(_cache_path())
-
-
 def state_dir() -> Path:
     """Folder of what this machine's runs left behind: logs."""
     return private_folder(_state_path())

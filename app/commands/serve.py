@@ -208,7 +208,7 @@ def serve(
 
     service = ServiceManager.from_environment(os.environ)
     words = words_with_settings(ctx, _with_drain(ctx.args, drain))
-    care = _care_of(ctx.params, words)
+    care = _care_of(ctx.params, words)  # --stall-after to --log-max-bytes: read here and at SIGHUP
     request = parse_serve_request(words, engine_called(engine))
     _require_two_ports(request, status_port)
     endpoint = None if endpoint_file is None else prepared_endpoint_path(endpoint_file)

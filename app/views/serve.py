@@ -199,12 +199,8 @@ def _has_throughput(events: tuple[Event, ...]) -> bool:
 def _throughput_line(server: ManagedServer) -> str:
     facts = server.log.report().facts
     values = (
-        ("prompt", facts.prompt_tokens_per_s, lambda value: f"{formatting.rate(value)} tok/s"),
-        (
-            "generation",
-            facts.generation_tokens_per_s,
-            lambda value: f"{formatting.rate(value)} tok/s",
-        ),
+        ("prompt", facts.prompt_tokens_per_s, _speed),
+        ("generation", facts.generation_tokens_per_s, _speed),
         ("running", facts.num_running, formatting.count),
         ("waiting", facts.num_waiting, formatting.count),
         ("KV cache", facts.kv_usage_percent, lambda value: formatting.percent(value / 100)),

@@ -70,11 +70,6 @@ class AsyncMPClient:
         self._pending_recv: asyncio.Future[bytes] | None = None
 
     @property
-    def is_dead(self) -> bool:
-        """True once EngineCore has ended or said that it must."""
-        return self._is_dead
-
-    @property
     def pid(self) -> int | None:
         """Process id of EngineCore, None before `start`."""
         return self._process.pid if self._process else None

@@ -50,10 +50,6 @@ class EngineCoreClient(Protocol):
     async def call_utility(self, method: str) -> bool | int | float | str | None:
         """Call a named EngineCore method."""
 
-    @property
-    def is_dead(self) -> bool:
-        """True once EngineCore has ended."""
-
     async def shutdown(self, timeout_s: float) -> None:
         """End EngineCore; returns when its process is gone."""
 

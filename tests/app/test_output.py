@@ -55,7 +55,6 @@ def test_folders_are_private_and_can_be_moved(
     assert models_dir() == tmp_path / "c" / "models"
     assert paths.logs_dir() == tmp_path / "s" / "logs"
     assert paths.records_dir() == tmp_path / "s" / "run" / "servers"
-    paths.cache_dir()
     paths.private_folder(models_dir())
     paths.private_folder(paths.records_dir())
     for folder in ("c", "c/models", "s", "s/logs", "s/run", "s/run/servers"):
@@ -70,7 +69,7 @@ def test_a_folder_that_cannot_be_made_names_the_variable(
     monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "file"))
 
     with pytest.raises(StokerError, match=r"cannot make the folder .*file/c: Not a dir") as cache:
-        paths.cache_dir()
+        paths.private_folder(models_dir())
     with pytest.raises(StokerError, match=r"cannot make the folder .*file/logs: Not a") as state:
         paths.logs_dir()
 
@@ -86,7 +85,7 @@ def test_xdg_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(tmp_path / name))
     (tmp_path / "XDG_RUNTIME_DIR").mkdir()
 
-    assert paths.cache_dir() == tmp_path / "XDG_CACHE_HOME" / "stoker"
+    assert models_dir() == tmp_path / "XDG_CACHE_HOME" / "stoker" / "models"
     assert paths.state_dir() == tmp_path / "XDG_STATE_HOME" / "stoker"
     assert paths.records_dir() == tmp_path / "XDG_RUNTIME_DIR" / "stoker" / "servers"
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 
-from app.paths import cache_dir
+from engine.env import user_cache_dir
 from tests.e2e.running_server import STOKER, free_port, health
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=5)
     options, engine_flags = parser.parse_known_args()
     subprocess.run([str(STOKER), "models", "pull", "smollm2-135m"], check=True)
-    print(f"kernels and packed weights are kept under {cache_dir()}")
+    print(f"kernels and packed weights are kept under {user_cache_dir()}")
     for number in range(options.starts):
         print(f"start {number + 1}: {seconds_to_health(engine_flags):.2f} s to /health 200")
 

@@ -117,7 +117,6 @@ async def test_a_killed_core_fails_everyone_at_once(client: AsyncMPClient) -> No
     os.kill(client.pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="exit code -9"):
         await asyncio.wait_for(drain(client), 60)
-    assert client.is_dead
     with pytest.raises(EngineDeadError):
         await client.add_request(request("b", 1))
     await client.abort_requests(["a"])  # nothing to do, and no error

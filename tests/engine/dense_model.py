@@ -23,6 +23,5 @@ MODEL = ModelConfig(
     attention_bias=False,
     mlp_bias=False,
     dtype="bfloat16",
-    bos_token_id=1,
     eos_token_ids=(2,),
 )

@@ -124,10 +124,6 @@ class FakeCore:
         self.utilities.append(method)
         return not self._running
 
-    @property
-    def is_dead(self) -> bool:
-        return self._dead.is_set()
-
     async def shutdown(self, timeout_s: float) -> None:
         self.shutdowns.append(timeout_s)
         self.die()

@@ -13,6 +13,8 @@ from textual.pilot import Pilot
 
 from app.client.errors import ClientError
 from app.client.metrics.sample import MetricsSample
+from tui.app import FleetApp
+from tui.state.history import MetricHistory
 
 URL = "http://127.0.0.1:8000"
 _MOST_TURNS = 1000  # an app that polls without a pause is never idle
@@ -39,6 +41,11 @@ class ScriptedSource:
 
     async def aclose(self) -> None:
         self.is_closed = True
+
+
+def history_of(app: FleetApp, number: int) -> MetricHistory:
+    """What the fleet's screen has collected of one server."""
+    return app.fleet._watches[number].history
 
 
 async def until(pilot: Pilot[str], condition: Callable[[], bool], limit_s: float = 60.0) -> None:

@@ -10,7 +10,7 @@ from app.client.watch.recording import RecordingWriter, read_recording
 from app.client.watch.replay import DEMO, Replay
 from app.client.watch.watched import WatchedServer, watch_replay
 from tests.places import DATA
-from tests.tui.scripted import screen_text, settled, until
+from tests.tui.scripted import history_of, screen_text, settled, until
 from tui.app import DashboardApp, FleetApp
 from tui.widgets.engine.request_table import RequestTable
 
@@ -106,7 +106,7 @@ async def test_a_fleet_is_recorded_and_replayed_as_one(tmp_path: Path) -> None:
     app = FleetApp(watch_replay(replay, "replay"), interval_s=0.01, clock=replay.now_s)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "2/-" in screen_text(app) and "12/-" in screen_text(app))
-        shown = app.fleet.history_of(1).snapshot()
+        shown = history_of(app, 1).snapshot()
         assert shown is not None
         assert [point.sample.running for point in shown.points] == [10, 11, 12]
 

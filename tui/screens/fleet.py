@@ -165,10 +165,6 @@ class FleetScreen(Screen[None]):
                 await watch.worker.wait()
         return watch.history
 
-    def history_of(self, number: int) -> MetricHistory:
-        """What has been collected of one server."""
-        return self._watches[number].history
-
     def _start(self, watch: _Watch) -> None:
         watch.worker = self.run_worker(partial(watch.run, self._interval_s), name="fleet-poller")
 

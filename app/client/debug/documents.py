@@ -101,7 +101,6 @@ class EngineStep:
     num_waiting: int
     num_free_blocks: int
     limit: str
-    next_waiting_tokens: int | None
     next_waiting_blocks: int | None
 
 
@@ -226,7 +225,7 @@ def read_scheduler(document: Any) -> SchedulerState:
 
 
 def _read_step(document: Any) -> EngineStep:
-    optional = ("next_waiting_tokens", "next_waiting_blocks")
+    optional = ("next_waiting_blocks",)
     return EngineStep(
         **_numbers(document, EngineStep, leave_out=("limit", *optional)),
         **_optional_numbers(document, optional),

@@ -67,16 +67,12 @@ class Replay:
         self._clock = clock
         self._started_s: float | None = None
         self._shown_s = 0.0
+        # From the first answer to the last, and one interval more.
         self._length_s = recording.entries[-1].time_s + recording.interval_s
 
     def now_s(self) -> float:
         """The recorded time of the newest answer: what the age of a sample is taken against."""
         return self._shown_s
-
-    @property
-    def length_s(self) -> float:
-        """Seconds from the first answer to the last, and one interval more."""
-        return self._length_s
 
     def position_text(self) -> str:
         """What of the recording is shown: `0:42 of 1:30`, with the date where the file tells it."""

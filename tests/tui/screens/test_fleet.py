@@ -13,7 +13,7 @@ from app.client.metrics.histograms import Histogram
 from app.client.metrics.sample import EngineLoad, MetricsSample
 from app.client.watch.watched import SampleSource, Scraped, WatchedServer, watch_url
 from tests.client.local_server import Answer, Call, LocalServer, serving
-from tests.tui.scripted import ScriptedSource, screen_text, settled, until
+from tests.tui.scripted import ScriptedSource, history_of, screen_text, settled, until
 from tui.app import QUIT, FleetApp
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.fleet import FleetScreen
@@ -113,7 +113,7 @@ async def test_enter_opens_with_the_history_and_escape_comes_back(
         assert scripts[1].opened[0].is_closed  # one connection, one scrape in flight
         scripts[1].then(sample(running=6, kv_usage=0.75))
         await until(pilot, lambda: "75.0 %" in screen_text(app))
-        assert app.fleet.history_of(1).num_points == 2  # one history for both
+        assert history_of(app, 1).num_points == 2  # one history for both
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(app.screen, FleetScreen))
         await until(pilot, lambda: len(scripts[1].opened) == 3)
@@ -143,7 +143,7 @@ async def test_sort_reverse_and_pause(app: FleetApp, scripts: list[Script]) -> N
         await pilot.press("p")
         await until(pilot, lambda: "paused" in screen_text(app))
         scripts[0].then(sample(running=77))
-        await until(pilot, lambda: app.fleet.history_of(0).num_points == 2)
+        await until(pilot, lambda: history_of(app, 0).num_points == 2)
         await pilot.pause(0.6)
         assert "77/" not in screen_text(app)
         await pilot.press("space")
@@ -155,9 +155,9 @@ async def test_refresh_cuts_every_wait_short(scripts: list[Script]) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         for script in scripts:
             script.then(sample(running=1), sample(running=2))
-        await until(pilot, lambda: all(app.fleet.history_of(n).num_points == 1 for n in range(3)))
+        await until(pilot, lambda: all(history_of(app, n).num_points == 1 for n in range(3)))
         await pilot.press("r")
-        await until(pilot, lambda: all(app.fleet.history_of(n).num_points == 2 for n in range(3)))
+        await until(pilot, lambda: all(history_of(app, n).num_points == 2 for n in range(3)))
 
 
 async def test_help_names_the_keys_of_the_table(app: FleetApp) -> None:
@@ -205,7 +205,7 @@ async def test_a_server_that_hangs_holds_nobody_up() -> None:
             hung = dataclasses.replace(hung, open_source=lambda: source)
             app = FleetApp([hung, watch_url(live.url, name="live")], interval_s=0.01)
             async with app.run_test(size=(80, 24)) as pilot:
-                await until(pilot, lambda: app.fleet.history_of(1).num_points > 5)
+                await until(pilot, lambda: history_of(app, 1).num_points > 5)
                 await until(pilot, shows(app, "live", "busy"))
                 await until(pilot, shows(app, "stuck", "away"))
                 assert source.num_most == 1
@@ -234,10 +234,10 @@ async def test_a_server_that_is_restarted_is_seen_and_counted_anew() -> None:
             counts = iter(range(5, 1_000_000, 10))  # a new process counts from nothing
             server.start()
             await until(pilot, shows(app, "one", "busy"))
-            await until(pilot, lambda: app.fleet.history_of(0).num_points > 4)
+            await until(pilot, lambda: history_of(app, 0).num_points > 4)
     finally:
         server.stop()
-    shown = app.fleet.history_of(0).snapshot()
+    shown = history_of(app, 0).snapshot()
     assert shown is not None
     assert shown.num_restarts == 1
     assert shown.generation_tokens_per_s is not None
@@ -287,7 +287,7 @@ async def test_past_samples_come_before_the_first_scrape() -> None:
 
     app = FleetApp([dataclasses.replace(script.server, past=past)], interval_s=0.01)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: app.fleet.history_of(0).num_points == 2)
+        await until(pilot, lambda: history_of(app, 0).num_points == 2)
         table = app.fleet.query_one(FleetTable)
         await until(pilot, lambda: "5.0" in row_of(app, "old"))
         assert table.row_count == 1

@@ -79,7 +79,7 @@ def test_a_fixed_number_of_blocks_moves_our_own_limit_too() -> None:
     step = EngineStep(
         num_requests=1, num_decode_tokens=1, num_prefill_tokens=0, num_preempted=0,
         num_running=1, num_waiting=2, num_free_blocks=0, limit="kv_memory",
-        next_waiting_tokens=None, next_waiting_blocks=4,
+        next_waiting_blocks=4,
     )  # fmt: skip
     scheduler = SchedulerState(
         num_running=1, num_waiting=2, num_waiting_for_grammar=0, max_num_seqs=4,

@@ -11,7 +11,6 @@ from markdown_it import MarkdownIt
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
-from textual.message import Message
 from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
@@ -41,9 +40,6 @@ class AnswerMarkdown(Markdown):
 
 class ReasoningBox(Static):
     """The model's thinking: folded to one line, or whole."""
-
-    class Clicked(Message):
-        """The fold was clicked."""
 
     def __init__(self, text: str, *, is_folded: bool) -> None:
         super().__init__(markup=False, classes="chat-reasoning")
