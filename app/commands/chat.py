@@ -213,10 +213,8 @@ def _print_one(session: ChatSession) -> None:
 
 
 def _converse_in_lines(session: ChatSession) -> int:
-    from app.views.chat_lines import LineChat, say
+    from app.views.chat_lines import LineChat
 
-    if session.save_problem:
-        say(f"warning: {session.save_problem}")
     LineChat(session, _explain(session.target)).run()
     return 0
 

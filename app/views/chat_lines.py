@@ -73,6 +73,7 @@ class LineChat:
         """Loop until the user leaves."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (line editing and history for input())
+        self._tell_save_problem()
         target = self.session.target
         say(f"{strip_escapes(target.model.shown_name)} at {target.url}; /help lists the commands")
         self._show_conversation()

@@ -395,6 +395,22 @@ def test_line_mode_commands_and_saved_conversations(
     assert (tmp_path / "b.md").read_text() == (tmp_path / "a.md").read_text()
 
 
+def test_conversations_that_cannot_be_kept_are_told_of_once(
+    server: LocalServer, behaviour: ChatServer, open_terminal: Callable[..., Terminal]
+) -> None:
+    (state_dir() / "conversations.sqlite3").write_text("no database\n" * 100)
+    behaviour.answers = [Answer(sse("One.")), Answer(sse("Two."))]
+    terminal = open_terminal(server.url, "--line")
+    for typed, seen in [("first\n", "One."), ("second\n", "Two.")]:
+        terminal.wait_for("> ")
+        terminal.type(typed)
+        terminal.wait_for(seen)
+    terminal.wait_for("> ")
+    terminal.type("/quit\n")
+    assert terminal.close() == 0
+    assert terminal.printed.count("warning: ") == 1
+
+
 @pytest.mark.parametrize("way", ["key", "signal"])
 def test_screen_gives_the_terminal_back_and_keeps_the_part(
     server: LocalServer,

@@ -42,14 +42,17 @@ class Terminal:
             start_new_session=True,
         )
         os.close(child)
-        self.seen = ""
+        self.seen = ""  # behind what was waited for
+        self.printed = ""  # all of it, as far as it was read
 
     def wait_for(self, text: str) -> None:
         """Read until `text` appears after what was waited for before."""
         while text not in self.seen:
             ready, _, _ = select.select([self.fd], [], [], 60)
             assert ready, f"{text!r} did not come; there was {self.seen!r}"
-            self.seen += os.read(self.fd, 4096).decode(errors="replace")
+            piece = os.read(self.fd, 4096).decode(errors="replace")
+            self.seen += piece
+            self.printed += piece
         self.seen = self.seen.partition(text)[2]
 
     def type(self, text: str) -> None:
