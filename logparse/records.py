@@ -257,7 +257,7 @@ class PhaseStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class PhaseFinished(Event):
-    """The phase is over."""
+    """The phase is over; `seconds` by the log's clock, None without stamps."""
 
     name: str
     seconds: float | None
@@ -289,7 +289,7 @@ class ProblemFound(Event):
 
 @dataclass(frozen=True, slots=True)
 class ServerReady(Event):
-    """Start-up is complete."""
+    """Start-up is complete; `url` is None where the log names no address."""
 
     url: str | None
 

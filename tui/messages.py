@@ -10,7 +10,7 @@ from app.client.metrics.sample import MetricsSample
 
 
 class SampleArrived(Message):
-    """A scrape worked."""
+    """A scrape worked, and this is what it brought."""
 
     def __init__(self, sample: MetricsSample) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ class WordCosts:
 
 
 def parse_range(flag: str, text: str) -> LengthRange:
-    """`N` or `A:B`."""
+    """A length in tokens of `N` or `A:B`; UsageError for anything else."""
     low, _, high = text.partition(":")
     if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low):
         raise UsageError(

@@ -71,7 +71,6 @@ def num_output_tokens(outcome: RequestResult) -> int:
 
 
 def answered(round_: Round) -> list[RequestResult]:
-    """The outcomes without error."""
     return [outcome for outcome in round_.outcomes if outcome.error is None]
 
 

@@ -20,7 +20,6 @@ class UnitCommand(PassThroughCommand):
     """Options of `serve` and flags of the engine pass through to the line that is deployed."""
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """One line."""
         formatter.write_usage(ctx.command_path, "KIND [OPTIONS] [MODEL] [OPTIONS OF serve]")
 
 

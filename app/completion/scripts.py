@@ -170,7 +170,7 @@ def zsh_script(places: Iterable[CommandPlace]) -> str:
 
 
 def fish_script(places: Iterable[CommandPlace]) -> str:
-    """For `~/.config/fish/completions/stoker.fish`."""
+    """What fish reads, the text of `~/.config/fish/completions/stoker.fish`."""
     found = tuple(places)
     inner = [" ".join(place.path) for place in found if len(place.path) > 1]
     valued = [

@@ -60,7 +60,7 @@ class HubRepository:
         self._opener = urllib.request.build_opener(_KeepTokenHome)
 
     def config(self) -> dict[str, Any]:
-        """config.json, checked."""
+        """What config.json says; CorruptModelError if that has not the form of one."""
         return parse_config(self._required("config.json"), f"config.json of {self._repo_id}")
 
     def safetensors_headers(self) -> list[Header]:

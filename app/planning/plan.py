@@ -83,7 +83,7 @@ class MemoryPlan:
 
     @property
     def world_size(self) -> int:
-        """GPUs in use."""
+        """How many GPUs it uses: the product of the three parallel sizes."""
         r = self.request
         return r.tensor_parallel_size * r.pipeline_parallel_size * r.data_parallel_size
 

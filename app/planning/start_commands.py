@@ -37,7 +37,7 @@ class StartCommand:
 
 
 def start_commands(model: PlannedModel, plan: MemoryPlan) -> tuple[StartCommand, ...]:
-    """One for each engine."""
+    """How each engine would be started with this plan, or why it cannot be."""
     return _vllm(model, plan), _stoker(model, plan), _llama_cpp(model, plan)
 
 

@@ -48,12 +48,12 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        """Of one whole copy."""
+        """Bytes of one whole copy, on however many GPUs it lies."""
         return math.ceil(sum(part.num_bytes for part in self.parts))
 
     @property
     def parameters(self) -> int | None:
-        """All parameters, experts included."""
+        """Parameters with all experts; None where packed values cannot be counted."""
         if self.is_packed:
             return None
         return sum(part.num_values for part in self.parts if not part.is_copy)
@@ -66,7 +66,7 @@ class Weights:
         return (self.parameters or 0) - idle + idle * experts.per_token // experts.number
 
     def bytes_by_dtype(self) -> dict[str, int]:
-        """The most first."""
+        """Bytes per number format, the format with most of them first."""
         sizes: dict[str, float] = {}
         for part in self.parts:
             sizes[part.dtype] = sizes.get(part.dtype, 0.0) + part.num_bytes

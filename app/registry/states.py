@@ -26,7 +26,6 @@ class ServerState(str, enum.Enum):
 
     @property
     def serves(self) -> bool:
-        """Requests are answered."""
         return self in READY_STATES
 
     @property
@@ -36,7 +35,7 @@ class ServerState(str, enum.Enum):
 
     @property
     def exit_code(self) -> ExitCode:
-        """Of `stoker status`."""
+        """What `stoker status` ends with."""
         if self is ServerState.STALLED:
             return ExitCode.ENGINE_STALLED
         if self.serves:

@@ -46,7 +46,7 @@ while sys.argv[1] == "stubborn" or os.getppid() == parent:
 
 
 def main() -> None:
-    """`engine.py PORT MODE`."""
+    """Run as `engine.py PORT MODE`."""
     port, (mode, _, part) = int(sys.argv[1]), sys.argv[2].partition(":")
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -157,7 +157,7 @@ class RunningTrial:
                     yield child
 
     def core(self) -> psutil.Process:
-        """The server's own child."""
+        """The server's own child, which stands for EngineCore."""
         return psutil.Process(self.record().pid).children()[0]
 
 

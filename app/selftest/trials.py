@@ -172,7 +172,7 @@ def _suspended_trial() -> Trial:
 
 
 def _watch(trial: RunningTrial) -> None:
-    """It ends by itself."""
+    """Nothing is done to it: it ends by itself."""
 
 
 def _interrupt_held(trial: RunningTrial) -> None:

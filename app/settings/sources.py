@@ -163,7 +163,7 @@ def read_file(path: Path) -> SettingsFile:
 
 
 def variable(section: Section, key: str) -> str:
-    """`serve`, `port` -> STOKER_SERVE__PORT."""
+    """Its environment variable: `serve`, `port` -> STOKER_SERVE__PORT."""
     return "STOKER_" + "__".join([*section, key]).upper().replace("-", "_")
 
 
@@ -206,7 +206,7 @@ def wrong_type(section: Section, key: str, setting: Setting, must: str) -> Stoke
 
 
 def title_of(section: Section, key: str) -> str:
-    """`[serve] max-model-len`."""
+    """As it stands in a file: `[serve] max-model-len`."""
     head = f"[{'.'.join(section)}] " if section else ""
     return head + key.replace("_", "-")
 

@@ -38,7 +38,7 @@ class GpuWitness:
         self._noted: tuple[GpuHold, ...] = ()
 
     def begin(self) -> None:
-        """Who is there already."""
+        """Look who holds GPU memory before the server is there."""
         self._before = frozenset((one.gpu, one.pid) for one in self._read())
 
     def note(self, pids: Collection[int]) -> None:

@@ -378,7 +378,6 @@ class ManagedServer:
         return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
 
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._start_began_at
 
     def watch(self) -> bool:

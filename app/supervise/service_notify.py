@@ -38,7 +38,7 @@ class ServiceManager:
         return cls(address, int(watchdog) / 1e6 if is_ours and watchdog.isdigit() else None)
 
     def ready(self) -> None:
-        """The server answers."""
+        """READY=1: the server answers requests."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:
@@ -58,7 +58,7 @@ class ServiceManager:
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The end has begun."""
+        """STOPPING=1: whoever watches need not restart it."""
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:

@@ -67,7 +67,7 @@ class _Ended:
 
     @property
     def is_wanted(self) -> bool:
-        """The user ended it."""
+        """Whether the user ended it: it neither ended by itself nor hung."""
         return not self.by_itself and self.hang is None
 
 

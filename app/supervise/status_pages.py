@@ -46,7 +46,7 @@ class SupervisorStatus:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer."""
+    """An HTTP answer of the supervisor's own endpoint."""
 
     code: int
     content_type: str

@@ -58,7 +58,7 @@ class ServeView:
         self._start.__exit__(kind, error, trace)
 
     def screens(self, running: Running) -> ServingScreens:
-        """For `serve_until_stopped`."""
+        """This view as `serve_until_stopped` calls it, one function per state."""
         from app.supervise.serving import ServingScreens
 
         return ServingScreens(

@@ -129,7 +129,7 @@ class ProgressClock:
 
     @property
     def age_s(self) -> float:
-        """Seconds since something moved."""
+        """Seconds since the log showed progress."""
         return self._clock() - self._moved_at
 
     def note(self, events: Iterable[Event]) -> None:

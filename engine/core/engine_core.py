@@ -189,7 +189,7 @@ class EngineCore:
         )
 
     def shutdown(self) -> None:
-        """Free the device."""
+        """Free the device; grammars that are not compiled yet are dropped."""
         self.structured_outputs.shutdown()
         self.executor.shutdown()
 

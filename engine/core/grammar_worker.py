@@ -161,7 +161,7 @@ class _Worker:
 def _try_and_exit(
     tokenizer: LLTokenizer, number: int, spec: StructuredOutputsParams, writer: int
 ) -> None:
-    """The child's whole life."""
+    """All that the forked child does; it never returns into the parent's code."""
     try:
         # What llguidance writes when it panics is for its authors.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

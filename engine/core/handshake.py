@@ -41,17 +41,17 @@ class CoreAddresses:
 
     @property
     def handshake(self) -> str:
-        """Start-up conversation, both ways."""
+        """Address of the start-up conversation, which goes both ways."""
         return f"ipc://{self.folder}/handshake"
 
     @property
     def input(self) -> str:
-        """Requests to EngineCore."""
+        """Address at which EngineCore gets requests."""
         return f"ipc://{self.folder}/input"
 
     @property
     def output(self) -> str:
-        """Outputs from EngineCore."""
+        """Address at which EngineCore's outputs arrive."""
         return f"ipc://{self.folder}/output"
 
     def remove(self) -> None:

@@ -271,7 +271,7 @@ def _log_to_stderr() -> None:
 
 
 class _Progress:
-    """A counter on stderr."""
+    """A line on stderr that counts the prompts that are done."""
 
     def __init__(self, total: int, *, is_shown: bool) -> None:
         self._total = total

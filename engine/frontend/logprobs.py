@@ -33,7 +33,7 @@ class Logprob:
 
     @property
     def decoded_token(self) -> str:
-        """vLLM's name of `token`."""
+        """The text of the token, under the name that vLLM's class has."""
         return self.token
 
 
@@ -63,7 +63,7 @@ class LogprobsList(Sequence[PositionLogprobs]):
 
     @classmethod
     def of_tokens(cls, tokenizer: Tokenizer, entries: Iterable[TokenLogprobs]) -> LogprobsList:
-        """Those of generated tokens."""
+        """The logprobs of generated tokens, one entry per position."""
         found = cls(tokenizer)
         for entry in entries:
             found._add(entry)

@@ -60,7 +60,7 @@ class OutputProcessor:
 
     @property
     def unfinished_ids(self) -> list[str]:
-        """Their ids, oldest first."""
+        """Ids of the requests that go on, oldest first."""
         return list(self._states)
 
     def add_request(

@@ -32,7 +32,7 @@ class SamplingDefaults:
     max_tokens: int | None = None
 
     def as_dict(self) -> dict[str, float]:
-        """Both, for the log."""
+        """The settings with `max_tokens` among them, as the log shows them."""
         return self.settings | ({} if self.max_tokens is None else {"max_tokens": self.max_tokens})
 
 

@@ -55,7 +55,7 @@ class ReferenceKernels:
         return PackedLinear(linear, num_bytes, is_copy=True)
 
     def pack_head(self, weight: Tensor) -> PackedLinear:
-        """As any other linear."""
+        """The output projection is packed like any other linear, without a bias."""
         return self.pack_linear(weight, None)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -25,7 +25,6 @@ class RotaryTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both tables."""
         return self._cos.nbytes + self._sin.nbytes
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:

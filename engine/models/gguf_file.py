@@ -62,7 +62,7 @@ class GGUFFile:
 
     @property
     def tensor_names(self) -> list[str]:
-        """In file order."""
+        """Names of all tensors, in the file's order."""
         return list(self._tensors)
 
     def has_tensor(self, name: str) -> bool:

@@ -28,7 +28,7 @@ class CheckedStep(ModelStep, Protocol):
 
     @property
     def architecture(self) -> str:
-        """transformers' class name."""
+        """The name that transformers' class has."""
 
     @property
     def num_attention_calls(self) -> int:

@@ -56,7 +56,7 @@ class TransformersModel:
 
     @property
     def architecture(self) -> str:
-        """transformers' class name."""
+        """The name that transformers' class has."""
         return self._attention.architecture
 
     @property

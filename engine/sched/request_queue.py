@@ -52,7 +52,7 @@ class FcfsQueue:
             queue.insert(index, request)
 
     def put_back(self, request: Request) -> None:
-        """Put at the front."""
+        """Put a request that was taken out back in front of all others."""
         self._queue.appendleft(request)
 
     def peek(self) -> Request:
@@ -111,5 +111,5 @@ class PriorityQueue:
 
 
 def create_request_queue(policy: str) -> RequestQueue:
-    """The queue of `--scheduling-policy`."""
+    """The queue for a value of `--scheduling-policy`."""
     return PriorityQueue() if policy == "priority" else FcfsQueue()

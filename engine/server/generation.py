@@ -140,7 +140,7 @@ class Choice:
 
 
 def usage(job: Job, choices: Sequence[Choice]) -> dict[str, object]:
-    """OpenAI's token counts."""
+    """The `usage` object of OpenAI's answers; with `n` choices the prompt counts once."""
     completion = sum(choice.num_tokens for choice in choices)
     cached = sum(choice.num_cached_tokens for choice in choices[:: job.n])
     return {

@@ -190,7 +190,7 @@ class _HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Change no handler, where uvicorn would put its own."""
         yield
 
 

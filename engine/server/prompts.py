@@ -58,7 +58,7 @@ async def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
 
 
 async def encode_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
-    """The settings with `bad_words_token_ids`."""
+    """The same settings with `bad_words_token_ids`; long lists in a thread."""
     if sum(map(len, params.bad_words)) <= _INLINE_CHARS:
         return tokenize_bad_words(tokenizer, params)
     return await asyncio.to_thread(tokenize_bad_words, tokenizer, params)

@@ -277,7 +277,7 @@ class ChatBody(GenerationBody, PromptEnd):
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
+    """Body of POST /v1/completions: one prompt or several, as text or token ids."""
 
     prompt: str | CheckedList[str] | TokenIds | CheckedList[TokenIds]
     max_tokens: int = 16
@@ -324,7 +324,7 @@ class TokenizeBody(Body, PromptEnd):
 
 
 class DetokenizeBody(Body):
-    """POST /detokenize."""
+    """Body of POST /detokenize: the ids whose text is wanted."""
 
     model: str | None = None
     tokens: TokenIds

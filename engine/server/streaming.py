@@ -119,7 +119,7 @@ class Document(Response):
     _PART_BYTES = 1 << 18
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as ASGI application."""
+        """Send the document part by part; between two of them others have their turn."""
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
         body = memoryview(self.body)
@@ -144,7 +144,7 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as ASGI application."""
+        """Send until the events end or the client is gone, whichever is first."""
         sender = asyncio.create_task(self._send_all(scope, receive, send))
         watcher = asyncio.create_task(wait_for_disconnect(receive))
         try:

@@ -29,7 +29,7 @@ class JsonSchemaFormat(_Part):
 
 
 class ResponseFormat(_Part):
-    """OpenAI's `response_format`."""
+    """OpenAI's `response_format`: free text, any JSON object, or a schema's."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None

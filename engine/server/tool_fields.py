@@ -27,7 +27,7 @@ class FunctionDefinition(BaseModel):
 
 
 class ToolDefinition(BaseModel):
-    """One entry of `tools`."""
+    """A function that the model may call: an entry of `tools`."""
 
     model_config = ConfigDict(extra="allow")
     type: Literal["function"] = "function"

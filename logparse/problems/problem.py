@@ -54,7 +54,7 @@ class ProblemRule:
 
 
 def patterns(*texts: str) -> tuple[CluedPattern, ...]:
-    """For a ProblemRule."""
+    """Regular expressions with their clues, as a ProblemRule wants them."""
     return tuple(clued(text) for text in texts)
 
 

@@ -226,7 +226,7 @@ def _csv(texts: list[str]) -> Reader | None:
 
 
 def _logfmt(texts: list[str]) -> Reader | None:
-    """`time=... level=info msg="..."`."""
+    """Lines of pairs, such as `time=... level=info msg="..."`."""
     if _share(texts, _LOGFMT_START.match) < 0.8:
         return None
     rows = [dict(_LOGFMT.findall(text)) for text in texts]

@@ -47,7 +47,7 @@ class FollowedFile:
             self._last_bytes = None
 
     def close(self) -> None:
-        """Give the file back."""
+        """Give the file back; another `poll` opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None

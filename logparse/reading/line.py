@@ -213,7 +213,7 @@ def _last_glued(message: str) -> LogLine | None:
 
 
 def _other_headers(line: LogLine) -> LogLine:
-    """uvicorn, SGLang, llama-server."""
+    """What uvicorn, SGLang and llama-server put before their messages."""
     process, pid, level, stamp, message, has_source = line
     if message[0] == "[" and (match := _SGLANG.match(message)):
         stamp, message = match[1], message[match.end() :]

@@ -11,7 +11,7 @@ _LINE = 160
 
 
 def brief(report: LogReport) -> tuple[str, str, str]:
-    """Always three lines."""
+    """The outcome, what fits into the cache, and what to do: always three lines."""
     return explain(report).headline, _capacity(report), _next(report)
 
 

@@ -128,7 +128,7 @@ def _holder(rules: tuple[WarningRule, ...], message: str) -> WarningRule | None:
 
 
 class _ServingTracker:
-    """Throughput and preemptions."""
+    """Follows throughput, queue and preemptions while a server serves."""
 
     def __init__(self) -> None:
         self._samples: list[Sample] = []

@@ -75,7 +75,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of line."""
+    """A kind of line: how it is found, what it means and which facts it holds."""
 
     id: str
     engine: str

@@ -119,7 +119,7 @@ class LogScreen(Screen[None]):
         self._ended.set()
 
     def _read(self) -> None:
-        """In the worker's thread."""
+        """Runs in the worker's thread: grows the index and tells the screen."""
         told_at, is_new = 0.0, True
         while not self._ended.is_set():
             if self._index.grow():

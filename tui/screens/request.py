@@ -66,7 +66,7 @@ class RequestScreen(ModalScreen[None]):
             self.set_interval(_REFRESH_S, self._ask_again)
 
     def on_resize(self) -> None:
-        """File names need room."""
+        """File names are shortened to the new width."""
         self._draw()
 
     def _ask_again(self) -> None:

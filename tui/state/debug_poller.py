@@ -24,7 +24,7 @@ class DebugSampleSource(Protocol):
     """Where it comes from (app.client.debug.documents.DebugSource, or a script in tests)."""
 
     async def fetch(self) -> DebugSample:
-        """One sample, or ClientError."""
+        """The newest sample of /debug; ClientError when the server gives none."""
 
     async def cancel(self, request_id: str) -> None:
         """End one request, or ClientError."""

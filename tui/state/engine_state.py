@@ -24,7 +24,7 @@ class EngineActivity(enum.Enum):
 
     @property
     def word(self) -> str:
-        """Without the sign."""
+        """The state's name without the sign before it."""
         return self.value.partition(" ")[2]
 
 

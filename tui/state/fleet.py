@@ -99,7 +99,7 @@ def _first_token_order(row: FleetRow) -> float:
 
 
 def _down(value: float | None) -> float:
-    """Largest first, unknown last."""
+    """A sort key: largest first, unknown last."""
     return 1.0 if value is None else -value
 
 

@@ -95,12 +95,12 @@ class Snapshot:
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
-        """Since the sample before."""
+        """Prompt tokens per second since the sample before."""
         return self.point.prompt_tokens_per_s
 
     @property
     def generation_tokens_per_s(self) -> float | None:
-        """Since the sample before."""
+        """Generated tokens per second since the sample before."""
         return self.point.generation_tokens_per_s
 
     @property

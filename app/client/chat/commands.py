@@ -44,7 +44,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One line of /help."""
+    """What can be typed behind a slash, with its line of /help."""
 
     name: str
     arguments: str

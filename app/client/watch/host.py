@@ -62,7 +62,7 @@ class CoreLoad:
         self._before: tuple[float, float] | None = None
 
     def read(self) -> float | None:
-        """Costs one small file."""
+        """Share of all cores busy since the last call, None at the first; costs one small file."""
         import psutil
 
         times = psutil.cpu_times()

@@ -150,7 +150,7 @@ class ReplaySource:
         return _sample(entry, due_s - entry.time_s)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Nothing is open: the recording was read whole."""
 
 
 class ReplayDebugSource:
@@ -193,7 +193,7 @@ class ReplayDebugSource:
         raise BadStatus("the recording", 405, f"{request_id} has been recorded; it is not running")
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Nothing is open: the recording was read whole."""
 
 
 def _sample(entry: Entry, offset_s: float) -> MetricsSample:

@@ -31,7 +31,7 @@ class SampleSource(Protocol):
     """Where samples come from (app.client.server.MetricsSource, or a script in tests)."""
 
     async def scrape(self) -> MetricsSample:
-        """One sample, or ClientError."""
+        """The newest sample; ClientError when the server gives none."""
 
     async def aclose(self) -> None: ...
 

@@ -13,7 +13,7 @@ from tui.widgets.rows import Row
 
 
 class CachePanel(Panel):
-    """Five labelled numbers."""
+    """Five labelled numbers of the prefix cache and the scheduler."""
 
     TITLE = "Scheduler"
     READING: ClassVar[tuple[tuple[str, str], ...]] = (

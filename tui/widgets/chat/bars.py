@@ -12,7 +12,7 @@ _SEPARATOR = "  ·  "
 
 
 class ChatHeader(Static):
-    """Model, server, settings, title."""
+    """Model, server, settings and title of the conversation, in one line."""
 
     DEFAULT_CSS = """
     ChatHeader {

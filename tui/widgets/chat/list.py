@@ -47,7 +47,7 @@ class ChatList(Vertical):
             self.text = text
 
     class Chosen(Message):
-        """Open this one."""
+        """The user wants to go on with this conversation."""
 
         def __init__(self, conversation_id: int) -> None:
             super().__init__()
@@ -96,7 +96,7 @@ class ChatList(Vertical):
         self.post_message(self.Searched(message.value))
 
     def on_input_submitted(self, message: Input.Submitted) -> None:
-        """Enter takes the first."""
+        """Enter in the search takes the first one found."""
         message.stop()
         self.query_one(OptionList).action_select()
 

@@ -35,14 +35,14 @@ class ChatSettings(VerticalScroll):
     """
 
     class SystemChanged(Message):
-        """Another system prompt."""
+        """The user typed another system prompt."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class ParametersChanged(Message):
-        """Other parameters."""
+        """The user set other sampling parameters, all of them in here."""
 
         def __init__(self, parameters: ChatParameters) -> None:
             super().__init__()

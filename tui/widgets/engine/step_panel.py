@@ -15,7 +15,7 @@ _NO_GRAPH = "none: this engine replays no CUDA graphs, so no batch is padded"
 
 
 class StepPanel(Panel):
-    """Six labelled lines."""
+    """Six labelled lines about the newest scheduler step and what limits it."""
 
     TITLE = "Scheduler"
     READING: ClassVar[tuple[tuple[str, str], ...]] = (

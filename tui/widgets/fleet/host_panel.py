@@ -65,7 +65,7 @@ class HostPanel(Panel):
                 await asyncio.wait_for(self._is_shown.wait(), self._interval_s)
 
     def rows(self, width: int, height: int) -> list[Row]:
-        """GPUs first, then processes."""
+        """GPUs first, then processes, as many as the height allows."""
         host = self.host
         if host is None:
             reason = "n/a: not read from a recording" if self._read is None else "reading ..."
