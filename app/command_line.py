@@ -35,6 +35,7 @@ PASS_THROUGH_SETTINGS = {
 # What a value is called where its option does not say: by the name of its type.
 _WORDS = (("path", "FILE"), ("int", "N"), ("float", "NUMBER"))
 _RANGE = re.compile(r"(?:([\d.]+)<=?)?x(?:<=?([\d.]+)|>=?([\d.]+))?(?=[\];])")
+_SHORT_WORD = re.compile(r"-[a-z]{2}")
 _WHOLE = re.compile(r"(?<=[ :])(\d+)\.0(?=[;\]])")
 
 
@@ -94,9 +95,18 @@ class PassThroughCommand(GroupedCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Our own options before `--`, and all the rest as `ctx.args`."""
         end = args.index("--") if "--" in args else len(args)
-        rest: list[str] = super().parse_args(ctx, args[:end])
+        rest: list[str] = super().parse_args(ctx, _spelled_out(args[:end]))
         ctx.args += args[end:]
         return rest
+
+
+def _spelled_out(words: list[str]) -> list[str]:
+    """`-dp 2` as `--data-parallel-size 2`: click would take it for `-d -p`."""
+    if not any(_SHORT_WORD.match(word) for word in words):
+        return words
+    from engine.args import without_short_words
+
+    return without_short_words(words)
 
 
 def new_app(**settings: Any) -> typer.Typer:

@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
     core = commands.add_parser("core", help="the engine process (started by `serve`)")
     core.add_argument("--handshake", required=True, metavar="ADDRESS")
     core.add_argument("--parent", required=True, type=int, metavar="PID")
+    core.add_argument("--name", default="EngineCore", help="stands before its log lines")
     commands.add_parser("grammars", help="the process that tries grammars (started by `serve`)")
     convert = commands.add_parser("convert", help="convert a .gguf file to a safetensors folder")
     convert.add_argument("source", type=Path, metavar="GGUF")
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
     if namespace.command == "core":
         from engine.core.engine_core_proc import main as core_main
 
-        return core_main(namespace.handshake, namespace.parent)
+        return core_main(namespace.handshake, namespace.parent, namespace.name)
     if namespace.command == "grammars":
         from engine.core.grammar_worker import main as grammars_main
 
@@ -72,9 +73,8 @@ def main(argv: list[str]) -> int:
 def _serve(model: str, args: object) -> int:
     import dataclasses
 
-    from engine.args import EngineArgs
-    from engine.core.core_process import CoreProcess
-    from engine.core.handshake import CoreAddresses
+    from engine.args import MOST_REPLICAS, EngineArgs
+    from engine.core.core_process import start_processes
     from engine.quick_imports import no_collections
 
     assert isinstance(args, EngineArgs)
@@ -83,14 +83,16 @@ def _serve(model: str, args: object) -> int:
     if args.api_key is None and key:
         args = dataclasses.replace(args, api_key=key)
     _start_build(args)
-    process = CoreProcess(CoreAddresses.create())
+    is_possible = 1 <= args.data_parallel_size <= MOST_REPLICAS  # else the start will say so
+    processes = start_processes(args.data_parallel_size if is_possible else 0)
     try:
-        with no_collections():  # takes half a second, while the process imports torch
-            from engine.core.client import AsyncMPClient
+        with no_collections():  # takes half a second, while the processes import torch
+            from engine.core.replicas import create_client
             from engine.server.launch import run
-        return run(model, args, lambda config: AsyncMPClient(config, process=process))
+        return run(model, args, lambda config: create_client(config, processes))
     finally:
-        process.discard()
+        for process in processes:
+            process.discard()
 
 
 def _start_build(args: EngineArgs) -> None:

@@ -22,6 +22,7 @@ from engine.config import (
     DeviceConfig,
     EngineConfig,
     ObservabilityConfig,
+    ParallelConfig,
     SchedulerConfig,
     TaskConfig,
 )
@@ -42,6 +43,7 @@ _TOOL_CALL_PARSERS = ("hermes", "llama3_json", "json")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _MOST = (1 << 63) - 1  # what the messages between the processes carry
 _MOST_COUNTED = 1 << 20  # requests, tokens of a step, threads: tables have a row for each
+MOST_REPLICAS = 256
 _LONGEST_TIMEOUT_S = 86_400.0
 _BINARY_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -63,6 +65,17 @@ def with_dashes(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
+
+
+def without_short_words(words: Sequence[str]) -> list[str]:
+    """`-dp=2` -> `--data-parallel-size=2`: short forms of more than one letter written out."""
+    known = {
+        entry.metadata["short"]: "--" + entry.name.replace("_", "-")
+        for entry in dataclasses.fields(EngineArgs)
+        if len(entry.metadata["short"] or "") > len("-x") and entry.metadata["short"][1] != "-"
+    }
+    parts = [word.partition("=") for word in words]
+    return [known.get(name, name) + equals + value for name, equals, value in parts]
 
 
 def _model_len(text: str) -> int:
@@ -160,6 +173,12 @@ class EngineArgs:
         "Order of waiting requests. With `priority` a request waits for as long as more urgent "
         "ones keep coming.",
         choices=("fcfs", "priority"),
+    )
+    data_parallel_size: int = _flag(
+        1, "Replicas of the model, each an engine of its own.", short="-dp"
+    )
+    api_server_count: int | None = _flag(
+        None, "API server processes; one serves all replicas.", short="-asc"
     )
     block_size: int | None = _flag(None, f"Tokens per KV block; default {DEFAULT_BLOCK_SIZE}.")
     gpu_memory_utilization: float = _flag(
@@ -314,6 +333,7 @@ class EngineArgs:
                 kernels=self.kernels,
                 quantization=self._resolve_quantization(model, device),
             ),
+            parallel=ParallelConfig(data_parallel_size=self.data_parallel_size),
             compilation=self._compilation(tokens, seqs),
             observability=ObservabilityConfig(
                 log_stats=not self.disable_log_stats,
@@ -378,6 +398,8 @@ class EngineArgs:
             ("--port", self.port, 0, 65535),
             ("--seed", self.seed, 0, _MOST),
             ("--max-num-seqs", self.max_num_seqs, 1, _MOST_COUNTED),
+            ("--data-parallel-size", self.data_parallel_size, 1, MOST_REPLICAS),
+            ("--api-server-count", self.api_server_count, 1, 1),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, _MOST_COUNTED),
             ("--block-size", self.block_size, 1, 1024),
             ("--num-threads", self.num_threads, 1, _MOST_COUNTED),

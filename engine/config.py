@@ -59,9 +59,22 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """How many processes run the model. World size 1 uses the `uni` executor."""
+    """How many processes run the model. World size 1 uses the `uni` executor.
+
+    `data_parallel_size` replicas are whole engines of their own; `data_parallel_rank` says which
+    of them this configuration is for.
+    """
 
     executor_backend: str = "uni"
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
+
+    @property
+    def engine_name(self) -> str:
+        """What stands before the log lines of this engine's process, as vLLM names it."""
+        if self.data_parallel_size == 1:
+            return "EngineCore"
+        return f"EngineCore_DP{self.data_parallel_rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,13 +163,17 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
-    """One message per step. `timestamp` is EngineCore's monotonic clock, seconds."""
+    """One message per step. `timestamp` is EngineCore's monotonic clock, seconds.
+
+    `engine_index` is filled in by the client: which of several replicas it came from.
+    """
 
     outputs: list[EngineCoreOutput] = []
     scheduler_stats: SchedulerStats | None = None
     timestamp: float = 0.0
     utility_output: UtilityOutput | None = None
     engine_dead: bool = False
+    engine_index: int = 0
 
 
 class UtilityRequest(msgspec.Struct, array_like=True, frozen=True):

@@ -61,6 +61,7 @@ def fingerprint(targets: tuple[Target, ...]) -> dict[str, Any]:
     import psutil
 
     from app import __version__
+    from engine.machine.cores import usable_cores
 
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -68,9 +69,7 @@ def fingerprint(targets: tuple[Target, ...]) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "servers": [_server(target) for target in targets],

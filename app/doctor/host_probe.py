@@ -15,6 +15,7 @@ from pathlib import Path
 
 from app.doctor.facts import AcceleratorFacts, FolderFacts, HostFacts, PciGpu
 from engine.machine.control_groups import group_folders, read_number, read_text
+from engine.machine.cores import usable_cores
 from engine.machine.hub import hub_cache
 from engine.machine.memory import tightest_limit
 
@@ -158,13 +159,9 @@ def _folders(environ: Mapping[str, str], root: Path) -> Iterator[FolderFacts]:
         )
 
 
-def _usable_cpus(root: Path) -> float | None:
-    try:
-        allowed: float | None = float(len(os.sched_getaffinity(0)))
-    except AttributeError:  # not on macOS and Windows
-        allowed = os.cpu_count()
-    quota = cgroup_cpu_quota(root)
-    return min((one for one in (allowed, quota) if one is not None), default=None)
+def _usable_cpus(root: Path) -> float:
+    allowed, quota = float(usable_cores()), cgroup_cpu_quota(root)
+    return allowed if quota is None else min(allowed, quota)
 
 
 def _pci_gpus(root: Path) -> Iterator[PciGpu]:

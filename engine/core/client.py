@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -42,19 +42,20 @@ _TERM_GRACE_S = 3.0
 class AsyncMPClient:
     """One EngineCore process. All methods run in the event loop that called `start`.
 
-    `process` is one that runs already; else `start` makes it. `log_fd` is where that writes its
-    log; None is this process's stdout.
+    `process` is one that runs already; else `start` calls `spawn`, which makes it.
     """
+
+    num_engines = 1
 
     def __init__(
         self,
         config: EngineConfig,
         *,
-        log_fd: int | None = None,
         process: CoreProcess | None = None,
+        spawn: Callable[[CoreAddresses], CoreProcess] = CoreProcess,
     ) -> None:
         self._config = config
-        self._log_fd = log_fd
+        self._spawn = spawn
         self._context = zmq.asyncio.Context(io_threads=1)
         self._addresses = process.addresses if process else CoreAddresses.create()
         self._process = process
@@ -74,17 +75,17 @@ class AsyncMPClient:
         """Process id of EngineCore, None before `start`."""
         return self._process.pid if self._process else None
 
-    async def start(self) -> HandshakeReady:
+    async def start(self) -> tuple[HandshakeReady, ...]:
         """Spawn EngineCore and wait until its model is loaded.
 
         Raises the EngineError that ended the start, or EngineDeadError when the process just died.
         """
         handshake = self._bind(zmq.PAIR, self._addresses.handshake)
         if self._process is None:
-            self._process = CoreProcess(self._addresses, log_fd=self._log_fd)
+            self._process = self._spawn(self._addresses)
         self._exit_watch = asyncio.create_task(self._process.wait())
         try:
-            return await self._handshake(handshake)
+            return (await self._handshake(handshake),)
         except BaseException:
             await self.shutdown(0.0)
             raise
@@ -114,7 +115,11 @@ class AsyncMPClient:
             if call is not None and not call.done():
                 call.set_result(outputs.utility_output)
 
-    async def call_utility(self, method: str) -> bool | int | float | str | None:
+    def engine_of(self, _request_id: str) -> int:
+        """There is one engine only."""
+        return 0
+
+    async def call_utility(self, method: str, _engine: int = 0) -> bool | int | float | str | None:
         """Call a named EngineCore method. Needs someone to be reading `get_output`."""
         self._require_alive()
         call_id = next(self._call_ids)
@@ -201,7 +206,8 @@ class AsyncMPClient:
             raise EngineDeadError(f"EngineCore is gone (exit code {self._exit_code()}).")
 
     def _mark_dead(self) -> None:
-        if not self._is_dead and not self._is_stopping:
+        is_alone = self._config.parallel.data_parallel_size == 1  # else its replicas tell
+        if is_alone and not self._is_dead and not self._is_stopping:
             code = self._exit_code()
             how = "it reported a failure" if code is None else f"exit code {code}"
             logger.error("[shutdown] MPClient: engine core exited unexpectedly (%s)", how)

@@ -1,6 +1,5 @@
 """The EngineCore process as its parent holds it: a child that imports torch while the parent is
-still busy with imports of its own. Knows nothing of messages; imports nothing but the standard
-library.
+still busy with imports of its own. Knows nothing of messages; imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Mapping
 
+from engine.config import ParallelConfig
 from engine.core.handshake import CoreAddresses
 from engine.machine.children import engine_command
 from engine.machine.secrets import child_environment
@@ -20,13 +21,23 @@ from engine.machine.secrets import child_environment
 class CoreProcess:
     """A running child and the addresses at which it looks for its parent."""
 
-    def __init__(self, addresses: CoreAddresses, *, log_fd: int | None = None) -> None:
-        """Start it. `log_fd` is where it writes its log; None is this process's stdout."""
-        words = ["--handshake", addresses.handshake, "--parent", str(os.getpid())]
+    def __init__(
+        self,
+        addresses: CoreAddresses,
+        *,
+        log_fd: int | None = None,
+        name: str = "EngineCore",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it. `log_fd` is where it writes its log; None is this process's stdout.
+
+        `name` stands before its lines, `environment` is added to what a child gets.
+        """
+        words = ["--handshake", addresses.handshake, "--parent", str(os.getpid()), "--name", name]
         self.addresses = addresses
         self._process = subprocess.Popen(
             engine_command("core", *words),
-            env=child_environment(),
+            env={**child_environment(), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=log_fd,
         )
@@ -66,3 +77,27 @@ class CoreProcess:
         self._process.kill()
         self._process.wait()
         self.addresses.remove()
+
+
+def start_processes(num_replicas: int) -> list[CoreProcess]:
+    """One EngineCore for each; they look for their clients once they have imported torch."""
+    ranks = (
+        ParallelConfig(data_parallel_size=num_replicas, data_parallel_rank=rank)
+        for rank in range(num_replicas)
+    )
+    return [spawn_core(CoreAddresses.create(), parallel=parallel) for parallel in ranks]
+
+
+def spawn_core(
+    addresses: CoreAddresses, *, parallel: ParallelConfig, log_fd: int | None = None
+) -> CoreProcess:
+    """Start the EngineCore of one replica, which sees the GPU that is its own."""
+    environment = {}
+    if parallel.data_parallel_size > 1:
+        environment["CUDA_VISIBLE_DEVICES"] = _device(parallel.data_parallel_rank)
+    return CoreProcess(addresses, log_fd=log_fd, name=parallel.engine_name, environment=environment)
+
+
+def _device(rank: int) -> str:
+    visible = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
+    return visible[rank] if rank < len(visible) else str(rank)

@@ -252,7 +252,7 @@ def _log_config(config: EngineConfig) -> None:
     logger.info(
         "Initializing a V1 LLM engine (v%s) with config: model='%s', tokenizer='%s', "
         "dtype=torch.%s, max_seq_len=%d, tensor_parallel_size=1, pipeline_parallel_size=1, "
-        "data_parallel_size=1, quantization=%s, enforce_eager=True, kv_cache_dtype=%s, "
+        "data_parallel_size=%d, quantization=%s, enforce_eager=True, kv_cache_dtype=%s, "
         "device_config=%s, seed=%d, served_model_name=%s, enable_prefix_caching=%s, "
         "enable_chunked_prefill=%s",
         __version__,
@@ -260,6 +260,7 @@ def _log_config(config: EngineConfig) -> None:
         config.model.path,
         config.device.dtype,
         config.scheduler.max_model_len,
+        config.parallel.data_parallel_size,
         None if config.device.quantization == "none" else config.device.quantization,
         config.cache.cache_dtype,
         config.device.device,

@@ -40,9 +40,9 @@ _DEBUG_DOCUMENTS = {f"debug_{name}": name for name in ("scheduler", "requests", 
 _TRACE = "debug_trace:"
 
 
-def main(handshake_address: str, parent: int) -> int:
+def main(handshake_address: str, parent: int, name: str = "EngineCore") -> int:
     """Run one EngineCore until it is told to stop; returns the process's exit code."""
-    setup_logging("EngineCore")
+    setup_logging(name)
     _watch_parent(parent)
     # Ctrl-C reaches the whole process group; the API server decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -35,8 +35,12 @@ logger = get_logger(__name__)
 class EngineCoreClient(Protocol):
     """What AsyncLLM needs of EngineCore; `engine.core.client` has the real one."""
 
-    async def start(self) -> HandshakeReady:
-        """Start EngineCore; raises the EngineError that ended the start."""
+    @property
+    def num_engines(self) -> int:
+        """Replicas that requests are spread over; each has a scheduler and a KV cache."""
+
+    async def start(self) -> tuple[HandshakeReady, ...]:
+        """Start the engines, one answer each; raises the EngineError that ended the start."""
 
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Queue one request; EngineDeadError when there is no engine."""
@@ -47,8 +51,13 @@ class EngineCoreClient(Protocol):
     async def get_output(self) -> EngineCoreOutputs:
         """The next step's outputs; EngineDeadError once EngineCore is gone."""
 
-    async def call_utility(self, method: str) -> bool | int | float | str | None:
-        """Call a named EngineCore method."""
+    def engine_of(self, request_id: str, /) -> int:
+        """Which engine has the request; 0 for one that is not known."""
+
+    async def call_utility(
+        self, method: str, engine: int = 0, /
+    ) -> bool | int | float | str | None:
+        """Call a named method of one EngineCore."""
 
     async def shutdown(self, timeout_s: float) -> None:
         """End EngineCore; returns when its process is gone."""
@@ -131,20 +140,32 @@ class AsyncLLM:
             self._drop([request.request_id], EngineError("the request was given up"))
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False while blocks are in use."""
-        return bool(await self._client.call_utility("reset_prefix_cache"))
+        """Forget all cached prefixes of every engine; False while blocks of one are in use."""
+        answers = [
+            await self._client.call_utility("reset_prefix_cache", engine)
+            for engine in range(self.num_engines)
+        ]
+        return all(answers)
 
-    async def debug_document(self, name: str) -> str | None:
+    @property
+    def num_engines(self) -> int:
+        return self._client.num_engines
+
+    async def debug_document(self, name: str, engine: int = 0) -> str | None:
         """JSON of `scheduler`, `requests` or `blocks`; None where the engine keeps none."""
-        answer = await self._client.call_utility(f"debug_{name}")
+        answer = await self._client.call_utility(f"debug_{name}", engine)
         return answer if isinstance(answer, str) else None
 
     async def trace_document(self, request_id: str) -> dict[str, Any] | None:
         """When what was done for a request; None if it is not known, or traces are not kept."""
         if self.traces is None:
             return None
-        answer = await self._client.call_utility(f"debug_trace:{request_id}")
-        core = json.loads(answer) if isinstance(answer, str) else None
+        core = None
+        for engine in range(self.num_engines):
+            answer = await self._client.call_utility(f"debug_trace:{request_id}", engine)
+            if isinstance(answer, str):
+                core = json.loads(answer)
+                break
         document = self.traces.document(request_id, core)
         shown = self.traces.prompt_start(request_id)
         if document is not None and shown is not None:
@@ -188,7 +209,7 @@ class AsyncLLM:
             if self.traces is not None:
                 ids = (output.request_id for output in outputs.outputs)
                 self.traces.note_outputs(ids, came_s, time.monotonic())
-            self._record(outputs.scheduler_stats, step.stats)
+            self._record(outputs.scheduler_stats, step.stats, outputs.engine_index)
             if step.stopped_ids:
                 await self._client.abort_requests(step.stopped_ids)
             self._note_idle()
@@ -210,10 +231,17 @@ class AsyncLLM:
         self.dead.set()
 
     def _drop(self, request_ids: Sequence[str], error: EngineError) -> None:
-        stats = self._processor.abort(request_ids, error)
-        if not stats.num_aborted:
+        by_engine: dict[int, list[str]] = {}
+        for request_id in request_ids:
+            by_engine.setdefault(self._client.engine_of(request_id), []).append(request_id)
+        num_dropped = 0
+        for engine, ids in by_engine.items():
+            stats = self._processor.abort(ids, error)
+            num_dropped += stats.num_aborted
+            if stats.num_aborted:
+                self._record(None, stats, engine)
+        if not num_dropped:
             return
-        self._record(None, stats)
         self._note_idle()
         task = asyncio.create_task(self._send_abort(list(request_ids)))
         self._aborts.add(task)
@@ -223,9 +251,9 @@ class AsyncLLM:
         await self._client.abort_requests(request_ids)
         logger.debug("Aborted request(s) %s.", ",".join(request_ids))
 
-    def _record(self, scheduler: SchedulerStats | None, stats: IterationStats) -> None:
+    def _record(self, scheduler: SchedulerStats | None, stats: IterationStats, engine: int) -> None:
         for sink in self._sinks:
-            sink.record(scheduler, stats)
+            sink.record(scheduler, stats, engine)
 
     def _note_idle(self) -> None:
         if not self._processor.num_unfinished:
@@ -233,7 +261,7 @@ class AsyncLLM:
 
 
 ClientFactory = Callable[[EngineConfig], EngineCoreClient]
-MakeSinks = Callable[[EngineConfig, HandshakeReady], Sequence[StatSink]]
+MakeSinks = Callable[[EngineConfig, Sequence[HandshakeReady]], Sequence[StatSink]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +281,10 @@ class StartedEngine:
 
 
 def real_client(config: EngineConfig) -> EngineCoreClient:
-    """The client that starts an EngineCore process."""
-    from engine.core.client import AsyncMPClient
+    """The client that starts one EngineCore process, or one for each replica."""
+    from engine.core.replicas import create_client
 
-    return AsyncMPClient(config)
+    return create_client(config)
 
 
 async def start_async_llm(
@@ -273,7 +301,7 @@ async def start_async_llm(
     loaded = await load_model(model, args)
     client = client_factory(loaded.config)
     try:
-        ready = await client.start()
+        readies = await client.start()
     except BaseException:
         await client.shutdown(0.0)
         raise
@@ -281,8 +309,8 @@ async def start_async_llm(
     llm = AsyncLLM(
         client,
         loaded.tokenizer,
-        loaded.input_processor(ready.max_model_len, args.max_logprobs),
-        make_sinks(loaded.config, ready) if make_sinks else (),
+        loaded.input_processor(min(ready.max_model_len for ready in readies), args.max_logprobs),
+        make_sinks(loaded.config, readies) if make_sinks else (),
         FrontendTraces(keeps_prompts=observability.show_prompts)
         if observability.debug_endpoints
         else None,

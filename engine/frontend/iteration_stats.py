@@ -64,8 +64,10 @@ class IterationStats:
 class StatSink(Protocol):
     """Takes the numbers of each step (metrics, throughput line)."""
 
-    def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
-        """Add one step; `scheduler` is None when nothing ran (a client went away)."""
+    def record(
+        self, scheduler: SchedulerStats | None, iteration: IterationStats, engine: int = 0
+    ) -> None:
+        """Add one step of one engine; `scheduler` is None when nothing ran (a client left)."""
 
 
 @dataclass(slots=True)

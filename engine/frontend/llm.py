@@ -256,9 +256,9 @@ def _end(loop: LoopThread, engine: StartedEngine, owner_pid: int) -> None:
 
 
 def _client_that_logs_to_stderr(config: EngineConfig) -> EngineCoreClient:
-    from engine.core.client import AsyncMPClient
+    from engine.core.replicas import create_client
 
-    return AsyncMPClient(config, log_fd=2)
+    return create_client(config, log_fd=2)
 
 
 def _log_to_stderr() -> None:

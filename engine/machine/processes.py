@@ -63,7 +63,8 @@ def role_of(words: Sequence[str]) -> str:
         return title.partition("::")[2].split()[0]
     for word, following in pairwise(words):
         if word.endswith("engine/__main__.py"):
-            return _ROLES.get(following, "")
+            named = next((name for flag, name in pairwise(words) if flag == "--name"), None)
+            return named or _ROLES.get(following, "")
         if word == "-m" and following.startswith(("vllm.", "sglang.")):
             return "APIServer"
     if "vllm" in [word.rsplit("/", 1)[-1] for word in words[:2]] and "serve" in words[:3]:

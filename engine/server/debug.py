@@ -26,6 +26,7 @@ ANSWER_TIMEOUT_S = 2.0
 """EngineCore answers between two steps; a step that lasts longer than this is worth telling."""
 
 T = TypeVar("T")
+_JSON = "application/json"
 
 
 def check_debug_flags(args: EngineArgs) -> None:
@@ -64,18 +65,24 @@ class _DebugRoutes:
     def __init__(self, require_ready: Callable[[], Services]) -> None:
         self._require_ready = require_ready
 
-    async def scheduler(self) -> Response:
-        return await self._document("scheduler")
+    async def scheduler(self, engine: int = 0) -> Response:
+        return Response(await self._document("scheduler", engine), media_type=_JSON)
 
     async def requests(self) -> Response:
         llm = self._require_ready().llm
-        text = await self._answer(llm, llm.debug_document("requests"))
-        assert text is not None, "the engine keeps it where these routes are"
-        document = json.loads(text)
-        if llm.traces is not None:
+        documents = [
+            json.loads(await self._document("requests", engine))
+            for engine in range(llm.num_engines)
+        ]
+        entries = []
+        for engine, document in enumerate(documents):
             for entry in document["data"]:
-                entry["client"] = llm.traces.client_of(entry["id"])
-        return json_response(document)
+                if llm.num_engines > 1:
+                    entry["engine"] = engine
+                if llm.traces is not None:
+                    entry["client"] = llm.traces.client_of(entry["id"])
+                entries.append(entry)
+        return json_response({**documents[0], "data": entries})
 
     async def trace(self, request_id: str) -> Response:
         llm = self._require_ready().llm
@@ -88,8 +95,8 @@ class _DebugRoutes:
             code="request_not_found",
         )
 
-    async def blocks(self) -> Response:
-        return await self._document("blocks")
+    async def blocks(self, engine: int = 0) -> Response:
+        return Response(await self._document("blocks", engine), media_type=_JSON)
 
     async def cancel(self, request_id: str) -> Response:
         if self._require_ready().llm.cancel(request_id):
@@ -101,11 +108,18 @@ class _DebugRoutes:
             code="request_not_found",
         )
 
-    async def _document(self, name: str) -> Response:
+    async def _document(self, name: str, engine: int) -> str:
         llm = self._require_ready().llm
-        text = await self._answer(llm, llm.debug_document(name))
+        if not 0 <= engine < llm.num_engines:
+            raise ApiError(
+                404,
+                f"There is no engine {engine}; this server has {llm.num_engines}, counted from 0.",
+                param="engine",
+                code="engine_not_found",
+            )
+        text = await self._answer(llm, llm.debug_document(name, engine))
         assert text is not None, "the engine keeps it where these routes are"
-        return Response(text, media_type="application/json")
+        return text
 
     async def _answer(self, llm: AsyncLLM, question: Awaitable[T]) -> T:
         try:

@@ -7,6 +7,7 @@ registry of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,8 +24,9 @@ from engine.frontend.iteration_stats import FinishedRequestStats, IterationStats
 from engine.messages import HandshakeReady, SchedulerStats
 from engine.version import __version__
 
+_Family = TypeVar("_Family", Gauge, Counter, Histogram)
+
 _LABELS = ("model_name", "engine")
-_ENGINE = "0"  # rank of the one engine; dashboards sum over it
 
 # fmt: off
 _TTFT_BUCKETS = (
@@ -67,25 +69,65 @@ def token_buckets(max_value: int) -> tuple[float, ...]:
 
 
 class EngineMetrics:
-    """All metrics of one engine; a StatSink."""
+    """The metrics of every engine of a server, told apart by the label `engine`; a StatSink."""
 
     def __init__(
         self,
         registry: CollectorRegistry,
         model_name: str,
         cache: CacheConfig,
-        ready: HandshakeReady,
+        readies: Sequence[HandshakeReady],
     ) -> None:
+        families = _Families(registry)
+        self._engines = [
+            _EngineSeries(families, model_name, cache, ready, rank)
+            for rank, ready in enumerate(readies)
+        ]
+
+    def record(
+        self, scheduler: SchedulerStats | None, iteration: IterationStats, engine: int = 0
+    ) -> None:
+        self._engines[engine].record(scheduler, iteration)
+
+
+class _Families:
+    """Each metric of a registry once, by name, for however many engines."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._values = {"model_name": model_name, "engine": _ENGINE}
+        self._made: dict[str, Any] = {}
+
+    def get(
+        self, kind: type[_Family], name: str, text: str, labels: Sequence[str], **more: Any
+    ) -> _Family:
+        """Make it at the first call."""
+        if name not in self._made:
+            self._made[name] = kind(name, text, labels, registry=self._registry, **more)
+        return cast(_Family, self._made[name])
+
+
+class _EngineSeries:
+    """All series of one engine."""
+
+    def __init__(
+        self,
+        families: _Families,
+        model_name: str,
+        cache: CacheConfig,
+        ready: HandshakeReady,
+        rank: int,
+    ) -> None:
+        self._families = families
+        self._values = {"model_name": model_name, "engine": str(rank)}
         self._add_gauges()
         self._add_counters()
         self._add_latencies()
         self._add_sizes(token_buckets(ready.max_model_len))
-        _add_cache_info(registry, cache, ready)
+        self._add_cache_info(cache, ready)
         self._free_blocks.set(ready.num_gpu_blocks - 1)  # all but the null block
 
     def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
+        """Add one step of this engine."""
         if scheduler is not None:
             self._record_state(scheduler)
         self._record_tokens(iteration)
@@ -207,20 +249,40 @@ class EngineMetrics:
         )
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, _LABELS, registry=self._registry).labels(**self._values)
+        return self._families.get(Gauge, name, text, _LABELS).labels(**self._values)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, _LABELS, registry=self._registry).labels(**self._values)
+        return self._families.get(Counter, name, text, _LABELS).labels(**self._values)
 
     def _labelled_gauge(self, name: str, text: str, label: str) -> Gauge:
-        return Gauge(name, text, (*_LABELS, label), registry=self._registry)
+        return self._families.get(Gauge, name, text, (*_LABELS, label))
 
     def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
-        return Counter(name, text, (*_LABELS, label), registry=self._registry)
+        return self._families.get(Counter, name, text, (*_LABELS, label))
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(name, text, _LABELS, buckets=buckets, registry=self._registry)
-        return histogram.labels(**self._values)
+        family = self._families.get(Histogram, name, text, _LABELS, buckets=buckets)
+        return family.labels(**self._values)
+
+    def _add_cache_info(self, cache: CacheConfig, ready: HandshakeReady) -> None:
+        """The KV cache's configuration as labels of a gauge that is always 1."""
+        labels = {
+            "engine": self._values["engine"],
+            "block_size": ready.block_size,
+            "cache_dtype": cache.cache_dtype,
+            "enable_prefix_caching": cache.enable_prefix_caching,
+            "gpu_memory_utilization": cache.gpu_memory_utilization,
+            "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+            "kv_cache_size_tokens": ready.kv_cache_size_tokens,
+            "kv_cache_max_concurrency": round(ready.kv_cache_max_concurrency, 2),
+            "num_gpu_blocks": ready.num_gpu_blocks,
+            "num_gpu_blocks_override": cache.num_gpu_blocks_override,
+            "num_cpu_blocks": None,
+        }
+        info = self._families.get(
+            Gauge, "vllm:cache_config_info", "Configuration of the KV cache.", list(labels)
+        )
+        info.labels(**{name: str(value) for name, value in labels.items()}).set(1)
 
     # ---- recording -----------------------------------------------------------------------------
 
@@ -264,24 +326,3 @@ class EngineMetrics:
 def _observe_all(histogram: Histogram, values: Iterable[float]) -> None:
     for value in values:
         histogram.observe(value)
-
-
-def _add_cache_info(registry: CollectorRegistry, cache: CacheConfig, ready: HandshakeReady) -> None:
-    """The KV cache's configuration as labels of a gauge that is always 1."""
-    labels = {
-        "engine": _ENGINE,
-        "block_size": ready.block_size,
-        "cache_dtype": cache.cache_dtype,
-        "enable_prefix_caching": cache.enable_prefix_caching,
-        "gpu_memory_utilization": cache.gpu_memory_utilization,
-        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
-        "kv_cache_size_tokens": ready.kv_cache_size_tokens,
-        "kv_cache_max_concurrency": round(ready.kv_cache_max_concurrency, 2),
-        "num_gpu_blocks": ready.num_gpu_blocks,
-        "num_gpu_blocks_override": cache.num_gpu_blocks_override,
-        "num_cpu_blocks": None,
-    }
-    info = Gauge(
-        "vllm:cache_config_info", "Configuration of the KV cache.", list(labels), registry=registry
-    )
-    info.labels(**{name: str(value) for name, value in labels.items()}).set(1)

@@ -51,8 +51,8 @@ async def start_engine(
     interval_s = _stats_interval()  # a wrong value is told before the model loads
     sinks: list[StatSink] = []
 
-    def make_sinks(config: EngineConfig, ready: HandshakeReady) -> Sequence[StatSink]:
-        sinks.extend(_create_sinks(config, state, ready))
+    def make_sinks(config: EngineConfig, readies: Sequence[HandshakeReady]) -> Sequence[StatSink]:
+        sinks.extend(_create_sinks(config, state, readies))
         return sinks
 
     started = await start_async_llm(
@@ -89,12 +89,14 @@ def _tokenizer_info(started: StartedEngine) -> dict[str, object]:
     return info
 
 
-def _create_sinks(config: EngineConfig, state: ApiState, ready: HandshakeReady) -> list[StatSink]:
+def _create_sinks(
+    config: EngineConfig, state: ApiState, readies: Sequence[HandshakeReady]
+) -> list[StatSink]:
     if not config.observability.log_stats:
         return []
     device = "CPU" if config.device.device == "cpu" else "GPU"
-    metrics = EngineMetrics(state.registry, config.model.served_name, config.cache, ready)
-    return [metrics, StatLogger(device)]
+    metrics = EngineMetrics(state.registry, config.model.served_name, config.cache, readies)
+    return [metrics, StatLogger(device, len(readies))]
 
 
 def _stats_interval() -> float:

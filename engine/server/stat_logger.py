@@ -1,6 +1,6 @@
-"""The throughput line: what the engine did in the last interval, in vLLM's words.
+"""The throughput lines: what each engine did in the last interval, in vLLM's words.
 
-Silent while idle, after one line of zeros that shows the work has ended.
+Silent while an engine is idle, after one line of zeros that shows the work has ended.
 """
 
 from __future__ import annotations
@@ -32,10 +32,34 @@ class _Throughput:
 
 
 class StatLogger:
-    """Adds up steps (a StatSink) and writes the line. `device` is CPU or GPU."""
+    """Adds up steps (a StatSink) and writes a line per engine. `device` is CPU or GPU."""
 
-    def __init__(self, device: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, device: str, num_engines: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engines = [_EngineTotals(device, rank, clock) for rank in range(num_engines)]
+
+    def record(
+        self, scheduler: SchedulerStats | None, iteration: IterationStats, engine: int = 0
+    ) -> None:
+        self._engines[engine].record(scheduler, iteration)
+
+    async def run(self, interval_s: float) -> None:
+        """Write the lines every `interval_s` seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            self.log()
+
+    def log(self) -> None:
+        """Write a line per engine for the time since the last call; DEBUG where nothing happens."""
+        for engine in self._engines:
+            engine.log()
+
+
+class _EngineTotals:
+    def __init__(self, device: str, rank: int, clock: Callable[[], float]) -> None:
         self._device = device
+        self._rank = rank
         self._clock = clock
         self._since = clock()
         self._prompt_tokens = 0
@@ -55,14 +79,7 @@ class StatLogger:
                 (scheduler.prefix_cache_queries_delta, scheduler.prefix_cache_hits_delta)
             )
 
-    async def run(self, interval_s: float) -> None:
-        """Write a line every `interval_s` seconds, until cancelled."""
-        while True:
-            await asyncio.sleep(interval_s)
-            self.log()
-
     def log(self) -> None:
-        """Write the line for the time since the last call; DEBUG while nothing happens."""
         now = self._clock()
         elapsed = max(now - self._since, 1e-9)
         rates = _Throughput(self._prompt_tokens / elapsed, self._generation_tokens / elapsed)
@@ -71,9 +88,10 @@ class StatLogger:
         self._prompt_tokens = self._generation_tokens = 0
         write = logger.debug if is_idle else logger.info
         write(
-            "Engine 000: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f "
+            "Engine %03d: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f "
             "tokens/s, Running: %d reqs, Waiting: %d reqs, %s KV cache usage: %.1f%%, Prefix cache "
             "hit rate: %.1f%%",
+            self._rank,
             rates.prompt,
             rates.generation,
             self._scheduler.num_running_reqs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 
@@ -18,6 +17,7 @@ from engine.kernels.quantized_reference import quantized
 from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
+from engine.machine.cores import usable_cores
 from engine.machine.memory import free_ram_bytes
 from engine.models.packed_decoder import load_native_decoder
 from engine.models.registry import kernel_sets_of, load_weights, model_class
@@ -123,7 +123,12 @@ class Worker:
         if config.model.implementation == "transformers":
             assert not isinstance(kernels, NativeKernels), kernels.name
             return load_transformers_model(
-                config.model, kernels, self._spec, self._device, self._dtype, _shard_progress()
+                config.model,
+                kernels,
+                self._spec,
+                self._device,
+                self._dtype,
+                _shard_progress(config.parallel.engine_name),
             )
         num_positions = config.scheduler.max_model_len
         if isinstance(kernels, NativeKernels):
@@ -136,12 +141,17 @@ class Worker:
 
     def _load_weights(self) -> DecoderWeights:
         start = time.monotonic()
-        weights = load_weights(self._config.model, self._dtype, self._device, _shard_progress())
+        weights = load_weights(
+            self._config.model,
+            self._dtype,
+            self._device,
+            _shard_progress(self._config.parallel.engine_name),
+        )
         logger.info("Loading weights took %.2f seconds", time.monotonic() - start)
         return weights
 
     def _num_threads(self) -> int:
-        return self._config.device.num_threads or _usable_cores()
+        return self._config.device.num_threads or usable_cores()
 
     def _profile_gpu(self) -> GpuMemoryProfile:
         scheduler = self._config.scheduler
@@ -170,20 +180,13 @@ def _completed(config: EngineConfig) -> EngineConfig:
     return dataclasses.replace(config, model=complete)
 
 
-def _shard_progress() -> Callable[[int, int], None]:
+def _shard_progress(process_name: str) -> Callable[[int, int], None]:
     bars: list[ProgressBar] = []
 
     def on_shard(done: int, total: int) -> None:
         if not bars:
-            bars.append(ProgressBar("EngineCore", "Loading safetensors checkpoint shards", total))
+            bars.append(ProgressBar(process_name, "Loading safetensors checkpoint shards", total))
         if done:
             bars[0].update(done)
 
     return on_shard
-
-
-def _usable_cores() -> int:
-    """Cores that this process may run on (its affinity, where the system has one)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

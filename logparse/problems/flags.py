@@ -10,7 +10,8 @@ from __future__ import annotations
 # with the fields of EngineArgs.
 _OWN_FLAG_TEXT = """
 --allow-credentials --allowed-headers --allowed-hosts --allowed-methods --allowed-origins
---api-key --attention-backend --block-size --chat-template --convert --cudagraph-capture-sizes
+--api-key --api-server-count --attention-backend --block-size --chat-template --convert
+--cudagraph-capture-sizes --data-parallel-size
 --device --disable-log-stats --disable-uvicorn-access-log --dtype --enable-auto-tool-choice
 --enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-prefix-caching
 --enable-tokenizer-info-endpoint --enforce-eager --generation-config --gpu-memory-utilization

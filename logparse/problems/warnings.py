@@ -357,6 +357,27 @@ WARNING_RULES: tuple[WarningRule, ...] = (
         ),
     ),
     WarningRule(
+        "own-replica-given-up",
+        1,
+        ("is not started again: it failed too often",),
+        "a copy of the engine is gone for good: the server has less capacity",
+        "It was started again several times and never answered in between.",
+        (
+            ("see what the copy said before it ended", "stoker logs --errors FILE"),
+            ("start all of it again", "stoker restart"),
+        ),
+        engine="stoker",
+    ),
+    WarningRule(
+        "own-replica-died",
+        2,
+        ("of its requests failed;",),
+        "a copy of the engine died: its requests failed, the others went on",
+        "It is started again by itself; the line says how it ended.",
+        (("see what the copy said before it ended", "stoker logs --errors FILE"),),
+        engine="stoker",
+    ),
+    WarningRule(
         "own-no-compiler",
         3,
         ("Native CPU kernels are not used: there is no C++ compiler",),

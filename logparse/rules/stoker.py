@@ -210,6 +210,17 @@ _SERVING = (
         None,
     ),
     _line(
+        "stoker-replica",
+        "Replica ",
+        r"(\S{1,60})(?: \(pid \S{1,10}\))? (died: .{1,400}|did not start: .{1,400}"
+        r"|is (?:not )?started again.{1,60}|serves again)",
+        "One of several copies of the engine ended or came back; the others go on.",
+        "engine/core/replicas.py",
+        None,
+        Take("replica", Unit.TEXT),
+        Take("what", Unit.TEXT, (2,)),
+    ),
+    _line(
         "stoker-few-files",
         "This process may open ",
         r"(\d{1,12}) files, which is enough for (\d{1,12}) connections",

@@ -37,7 +37,7 @@ def request(request_id: str, max_tokens: int) -> EngineCoreRequest:
 @pytest.fixture
 async def client(tiny_folder: Path) -> AsyncIterator[AsyncMPClient]:
     client = AsyncMPClient(engine_config(tiny_folder))
-    ready = await client.start()
+    (ready,) = await client.start()
     assert ready.block_size == 16
     assert ready.num_gpu_blocks == (1 << 20) // 4096
     yield client

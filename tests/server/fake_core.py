@@ -92,11 +92,16 @@ class FakeCore:
 
     # ---- the client interface ---------------------------------------------------------------
 
-    async def start(self) -> HandshakeReady:
+    num_engines = 1
+
+    def engine_of(self, request_id: str, /) -> int:
+        return 0
+
+    async def start(self) -> tuple[HandshakeReady, ...]:
         await self.may_start.wait()
         if self.start_error is not None:
             raise self.start_error
-        return READY
+        return (READY,)
 
     async def add_request(self, request: EngineCoreRequest) -> None:
         self._require_alive()
@@ -119,7 +124,9 @@ class FakeCore:
         self._require_alive()
         return self._step()
 
-    async def call_utility(self, method: str) -> bool | int | float | str | None:
+    async def call_utility(
+        self, method: str, engine: int = 0, /
+    ) -> bool | int | float | str | None:
         self._require_alive()
         self.utilities.append(method)
         return not self._running
@@ -219,7 +226,9 @@ class CoreWithScheduler(FakeCore):
 
     is_stuck = False
 
-    async def call_utility(self, method: str) -> bool | int | float | str | None:
+    async def call_utility(
+        self, method: str, engine: int = 0, /
+    ) -> bool | int | float | str | None:
         self.utilities.append(method)
         if self.is_stuck:
             await asyncio.Event().wait()

@@ -24,7 +24,7 @@ _HEAVY = ("torch", "transformers", "numpy", "triton")
 class _DyingCore(FakeCore):
     """Dies while its first request runs."""
 
-    async def start(self) -> HandshakeReady:
+    async def start(self) -> tuple[HandshakeReady, ...]:
         ready = await super().start()
         asyncio.create_task(self._die_when_busy())  # noqa: RUF006 - lives as long as the process
         return ready
@@ -40,7 +40,7 @@ class _WaitingCore(FakeCore):
 
     has_waited = False
 
-    async def start(self) -> HandshakeReady:
+    async def start(self) -> tuple[HandshakeReady, ...]:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.resume)
         return await super().start()
 

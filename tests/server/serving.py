@@ -54,7 +54,7 @@ def make_llm(
     tokenizer = Tokenizer.from_folder(folder)
     sinks = []
     if state is not None:
-        sinks.append(EngineMetrics(state.registry, MODEL, CacheConfig(), READY))
+        sinks.append(EngineMetrics(state.registry, MODEL, CacheConfig(), [READY]))
     return AsyncLLM(
         core,
         tokenizer,

@@ -136,7 +136,7 @@ async def test_aborted_request_is_counted(tiny_folder: Path, answer_ids: list[in
 
 def test_gauges_show_the_last_step() -> None:
     registry = create_registry()
-    metrics = EngineMetrics(registry, MODEL, CacheConfig(), READY)
+    metrics = EngineMetrics(registry, MODEL, CacheConfig(), [READY])
     state = SchedulerStats(
         num_running_reqs=3,
         num_waiting_reqs=2,

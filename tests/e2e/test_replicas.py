@@ -1,0 +1,91 @@
+"""`stoker serve -dp 2` over HTTP: load on both, one killed under load, its log explained."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from engine.machine.processes import role_of
+from logparse import Outcome, parse_lines
+from tests.e2e.running_server import ENGINE, Server, free_port, get_json, started
+from tests.tiny_model import write_tiny_llama
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder, port = write_tiny_llama(tmp_path / "tiny"), free_port()
+    flags = ["--data-parallel-size", "2", "--dtype", "float32", "--port", str(port)]
+    flags += ["--served-model-name", "tiny", "--enable-debug-endpoints"]
+    with started([*ENGINE, "serve", str(folder), *flags], port) as server:
+        yield server
+
+
+def cores(server: Server) -> dict[str, psutil.Process]:
+    found = {role_of(process.cmdline()): process for process in server.tree()}
+    return {name: process for name, process in found.items() if name.startswith("EngineCore")}
+
+
+def requests_by(server: Server, reason: str) -> Counter[str]:
+    """Finished requests of each engine, as /metrics counts them."""
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    pattern = rf'vllm:request_success_total{{engine="(\d)",finished_reason="{reason}".*}} (\S+)'
+    return Counter({engine: int(float(n)) for engine, n in re.findall(pattern, text)})
+
+
+def running(server: Server, engine: str) -> float:
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    match = re.search(rf'vllm:num_requests_running{{engine="{engine}".*}} (\S+)', text)
+    assert match is not None
+    return float(match[1])
+
+
+async def answers(server: Server, count: int, max_tokens: int) -> list[httpx.Response]:
+    body = {"model": "tiny", "prompt": "a b", "max_tokens": max_tokens, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+        return await asyncio.gather(
+            *(http.post("/v1/completions", json=body) for _ in range(count))
+        )
+
+
+async def test_replicas_share_the_load_and_outlive_each_other(server: Server) -> None:
+    assert set(cores(server)) == {"EngineCore_DP0", "EngineCore_DP1"}
+    for response in await answers(server, 8, 10):
+        assert response.status_code == 200
+    before = requests_by(server, "length")
+    assert sum(before.values()) == 8
+    assert min(before["0"], before["1"]) > 0
+    assert get_json(f"{server.url}/debug/blocks?engine=1")["num_used"] == 0
+    assert httpx.get(f"{server.url}/debug/blocks?engine=2", timeout=60).status_code == 404
+
+    victim = cores(server)["EngineCore_DP1"]
+    victim.suspend()  # what it is given stays with it until it is killed
+    asked = asyncio.create_task(answers(server, 6, 20))
+    # The other one answers its share; how many that are, only the running ones tell.
+    while requests_by(server, "length")["0"] == before["0"] or running(server, "0"):
+        await asyncio.sleep(0.1)
+    victim.kill()
+    results = await asked
+    failed = [response for response in results if response.status_code == 500]
+    assert {response.json()["error"]["message"] for response in failed} == {
+        "EngineCore_DP1, the replica that had this request, died; send the request again."
+    }
+    assert len([response for response in results if response.status_code == 200]) + len(failed) == 6
+    assert requests_by(server, "error") == {"0": 0, "1": len(failed)}
+
+    wait_for(lambda: "serves again" in server.text)
+    for response in await answers(server, 4, 10):
+        assert response.status_code == 200
+    assert requests_by(server, "length")["1"] > before["1"]
+    assert server.stop() == 0
+    report = parse_lines(server.lines)
+    assert (report.outcome, report.facts.data_parallel_size) == (Outcome.READY, 2)
+    assert "own-replica-died" in [warning.id for warning in report.insight.warnings]
+    assert {"EngineCore_DP0", "EngineCore_DP1"} <= {process.name for process in report.processes}
