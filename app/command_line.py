@@ -5,9 +5,11 @@ A target is a plain function (one command) or a `typer.Typer` (a command with su
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
@@ -75,7 +77,16 @@ def _range_words(match: re.Match[str]) -> str:
 
 
 class GroupedCommand(TyperCommand):
-    """Help with one section per `rich_help_panel`, in the order of the parameters."""
+    """Help with one section per `rich_help_panel`, in the order of the parameters; plain values are
+    converted here.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """typer's, and the option for the help, which it makes anew."""
+        params = super().get_params(ctx)
+        for param in params:
+            _convert_plainly(param)
+        return params
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -107,6 +118,76 @@ def _spelled_out(words: list[str]) -> list[str]:
     from engine.args import without_short_words
 
     return without_short_words(words)
+
+
+_INTEGER = re.compile(r"-?[0-9]{1,15}")
+_DECIMAL = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
+_UNUSUAL = object()
+
+
+class _PlainConversion:
+    """Converts what a command line usually holds; the rest, and the words for what is wrong, are
+    left to typer, which loads pydantic for it: that takes longer than most commands.
+    """
+
+    def __init__(self, param: Any) -> None:
+        described = param.type_descriptor
+        self._info = described.parameter_info
+        self._is_list = get_origin(described.annotation) is list
+        self._kind = get_args(described.annotation)[0] if self._is_list else described.annotation
+        self._by_typer = param.get_runtime_param
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """As typer's own, called once for each parameter."""
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if not self._is_list:
+            plain = _plain(value, self._kind, self._info)
+        elif isinstance(value, list | tuple):
+            plain = [_plain(one, self._kind, self._info) for one in value]
+        else:
+            plain = _UNUSUAL
+        if plain is _UNUSUAL or (self._is_list and any(one is _UNUSUAL for one in plain)):
+            return self._by_typer().coerce(value, param=param, ctx=ctx)
+        return plain
+
+
+def _convert_plainly(param: Any) -> None:
+    if "get_runtime_param" not in vars(param) and hasattr(param, "get_runtime_param"):
+        conversion = _PlainConversion(param)
+        param.get_runtime_param = lambda: conversion
+
+
+def _plain(value: Any, kind: Any, info: Any) -> Any:
+    """The value as one of `kind`; _UNUSUAL where typer has to say what it is."""
+    if info.parser is not None:
+        return _UNUSUAL
+    if kind is str:
+        return value if type(value) is str else _UNUSUAL
+    if kind is int:
+        return _within(int(value), info) if _is_number(value, int, _INTEGER) else _UNUSUAL
+    if kind is float:
+        return _within(float(value), info) if _is_number(value, float, _DECIMAL) else _UNUSUAL
+    return Path(value) if kind is Path and _is_plain_path(value, info) else _UNUSUAL
+
+
+def _is_number(value: Any, kind: type, written: re.Pattern[str]) -> bool:
+    return type(value) is kind or (type(value) is str and written.fullmatch(value) is not None)
+
+
+def _within(number: float, info: Any) -> Any:
+    is_low = info.min is not None and number < info.min
+    is_high = info.max is not None and number > info.max
+    return _UNUSUAL if is_low or is_high else number
+
+
+def _is_plain_path(value: Any, info: Any) -> bool:
+    """Whether typer has nothing to say against it: it asks no more than that it can be read."""
+    asks_more = info.exists or info.writable or info.resolve_path or info.allow_dash
+    takes_all = info.file_okay and info.dir_okay and info.path_type is None
+    if asks_more or not takes_all or not isinstance(value, str | Path):
+        return False
+    return not info.readable or os.access(value, os.R_OK) or not os.path.lexists(value)
 
 
 def new_app(**settings: Any) -> typer.Typer:

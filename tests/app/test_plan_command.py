@@ -310,8 +310,7 @@ def test_plan_loads_nothing_heavy() -> None:
     words = ["plan", "llama-3.1-8b", "--gpu", "24GiB", "--max-model-len", "8192"]
     modules = loaded_by(f"from app.cli import main; main({words!r})")
 
-    # typer itself brings pydantic when it parses a command's options.
-    assert top_level(modules) & set(HEAVY) <= {"pydantic"}
+    assert top_level(modules) & set(HEAVY) == set()
 
 
 class Hub(BaseHTTPRequestHandler):
