@@ -41,7 +41,7 @@ class Place:
 def all_places() -> tuple[Place, ...]:
     """Everything that Stoker keeps for this user; makes none of it."""
     from app.settings.sources import PROJECT_FILE, USER_FILE_VARIABLE, user_file
-    from engine.model_store.store import models_dir
+    from engine.env import models_dir
 
     cache, (run, run_variable) = _cache_path(), _runtime_path()
     state = _state_path()

@@ -9,8 +9,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.machine.gpus import first_gpu
-
 
 @dataclass(frozen=True, slots=True)
 class HostDevice:
@@ -31,9 +29,16 @@ def user_cache_dir() -> Path:
     return platformdirs.user_cache_path("stoker", appauthor=False)
 
 
+def models_dir() -> Path:
+    """Folder of Stoker's own models and of converted GGUF files; it need not be there."""
+    return user_cache_dir() / "models"
+
+
 def detect_device() -> HostDevice:
     """CUDA when NVML sees a GPU and the installed torch is a CUDA build; else the CPU."""
     if torch_cuda_version() is not None:
+        from engine.machine.gpus import first_gpu
+
         gpu = first_gpu()
         if gpu is not None:
             return HostDevice("cuda", *gpu)

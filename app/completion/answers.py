@@ -42,9 +42,9 @@ def _servers() -> Iterator[tuple[str, str]]:
 
 
 def _models() -> Iterator[tuple[str, str]]:
+    from engine.env import models_dir
     from engine.machine.hub import hub_cache
     from engine.model_store.catalogue import CATALOGUE
-    from engine.model_store.store import models_dir
 
     names = {model.name: f"{model.title}, built in" for model in CATALOGUE}
     for folder in sorted(models_dir().glob("[!.]*")):

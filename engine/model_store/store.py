@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.env import user_cache_dir
+from engine.env import models_dir
 from engine.errors import ConfigError, ModelNotFoundError, ModelStoreError
 from engine.machine.children import engine_command, kill_session, spawn
 from engine.machine.locks import file_lock
@@ -71,11 +71,6 @@ class StoreProgress:
 
 
 OnProgress = Callable[[StoreProgress], None]
-
-
-def models_dir() -> Path:
-    """Folder of Stoker's own models and of converted GGUF files; it need not be there."""
-    return user_cache_dir() / "models"
 
 
 def told_by_step(name: str, say: Callable[[str], None]) -> OnProgress:

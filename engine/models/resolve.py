@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.env import models_dir
 from engine.errors import (
     CorruptModelError,
     EngineError,
@@ -21,7 +22,7 @@ from engine.errors import (
 )
 from engine.machine.hub import is_hub_id, offline_variable
 from engine.model_files.checkpoint import checkpoint_files
-from engine.model_store.store import ModelStore, models_dir, told_by_step
+from engine.model_store.store import ModelStore, told_by_step
 from engine.models.gguf_convert import CONVERTER_VERSION, convert_gguf
 
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "*.txt")

@@ -8,7 +8,7 @@ import pytest
 
 from app import cli, output, paths
 from app.errors import ExitCode, StokerError
-from engine.model_store.store import models_dir
+from engine.env import models_dir
 
 
 def test_plain_fields_stay_on_their_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from app.cli import run
 from app.paths import logs_dir, private_folder, records_dir
 from app.planning.memory_ledger import open_ledger
-from engine.model_store.store import models_dir
+from engine.env import models_dir
 
 
 def test_paths_are_those_in_use_and_are_not_made(

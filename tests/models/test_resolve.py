@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import pytest
 
+from engine.env import models_dir
 from engine.errors import (
     CorruptModelError,
     GatedModelError,
@@ -20,7 +21,6 @@ from engine.errors import (
     OfflineError,
     RefusedFormatError,
 )
-from engine.model_store.store import models_dir
 from engine.models.resolve import converted_folder, resolve_model
 from tests.models.gguf_file_maker import byte_tokens, write_gguf
 from tests.models.tiny_models import save_tiny_llama
