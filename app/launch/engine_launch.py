@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,13 @@ from app.launch.llama_spec import (
     llama_spec,
     require_llama_model,
 )
-from app.launch.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
+from app.launch.vllm_spec import (
+    find_vllm,
+    require_vllm_model,
+    require_vllm_uds,
+    vllm_flags,
+    vllm_spec,
+)
 from engine.machine.ports import bind_error, describe_holder, is_uds_served
 from engine.model_store.store import ModelStore, OnProgress
 
@@ -58,10 +65,7 @@ def _stoker(
     request: ServeRequest, api_key: str | None, open_store: OpenStore, on_progress: OnProgress
 ) -> LaunchSpec:
     require_engine_extra()
-    if request.args.uds:
-        require_free_uds(request.args.uds)
-    else:
-        require_free_port(request.args.host, request.args.port)
+    _require_free_place(request)
     path = _folder(request, open_store(), on_progress)
     if path.is_dir():
         check_fits_model(request, path)
@@ -77,7 +81,9 @@ def _vllm(
 ) -> LaunchSpec:
     program = find_vllm(place.python)
     vllm_flags(request)
-    require_free_port(request.args.host, request.args.port)
+    if request.uds:
+        require_vllm_uds(program)
+    _require_free_place(request)
     store = open_store()
     if store.builtin(request.model) and store.ready_path(request.model) is None:
         require_engine_extra()  # it converts the model once
@@ -95,7 +101,7 @@ def _llama_cpp(
 ) -> LaunchSpec:
     program = find_llama_server(place.binary, place.python)
     llama_flags(request)
-    require_free_port(request.args.host, request.args.port)
+    _require_free_place(request)
     store = open_store()
     builtin = store.builtin(request.model)
     path = Path(request.model).expanduser()
@@ -132,23 +138,36 @@ def _unused(option: str, engine: str) -> StokerError:
     return UsageError(f"{option} says nothing to --engine {engine}", hint=hint)
 
 
+def _require_free_place(request: ServeRequest) -> None:
+    if request.uds:
+        require_free_uds(request.uds)
+    else:
+        require_free_port(request.args.host, request.args.port)
+
+
 def require_free_uds(path: str) -> None:
     """StokerError for a socket file that somebody listens on, or that cannot be made."""
-    full = Path(path).expanduser().absolute()
-    if len(os.fsencode(full)) > _LONGEST_UDS:
+    if (length := len(os.fsencode(path))) > _LONGEST_UDS:
         raise UsageError(
-            f"--uds {full} is longer than the kernel takes",
-            hint=f"{_LONGEST_UDS} bytes at most: $XDG_RUNTIME_DIR is a short place",
+            f"--uds {path} has {length} bytes, and the kernel takes {_LONGEST_UDS}",
+            hint="$XDG_RUNTIME_DIR is a short place",
         )
-    if not os.access(full.parent, os.W_OK | os.X_OK) or (full.exists() and not full.is_socket()):
-        raise UsageError(
-            f"--uds {full} cannot be made", hint="name a new file in a folder of yours"
-        )
-    if is_uds_served(str(full)):
+    file = Path(path)
+    folder = shlex.quote(str(file.parent))
+    if not file.parent.is_dir():
+        raise UsageError(f"--uds {path}: its folder is not there", hint=f"mkdir -p -m 700 {folder}")
+    if os.path.lexists(file) and not file.is_socket():
+        raise UsageError(f"--uds {path} is there and no socket", hint="name a new file")
+    if is_uds_served(path):
         raise StokerError(
-            f"--uds {full} is in use by a server that answers",
+            f"--uds {path} is in use by a server that answers",
             hint="name another file, or end that server",
             exit_code=ExitCode.ENGINE_FAILED_TO_START,
+        )
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--uds {path}: this user may not make a file in {folder}",
+            hint="name one in a folder of yours, e.g. in $XDG_RUNTIME_DIR",
         )
 
 

@@ -25,12 +25,17 @@ OPEN_ROUTES = {
         *("/health", "/ping", "/load", "/version", "/metrics"),
         *("/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json"),
     ),
-    # The key guards /v1 alone there.
+    # 0.30.0 guards what begins with /v1, /v2, /inference and /cohere (its middleware
+    # authenticate.py), older ones /v1 alone. Newer ones guard all but the first row and pages.
     VLLM: (
-        *("/health", "/ping", "/load", "/version", "/metrics", "/tokenize", "/detokenize"),
-        *("/pooling", "/classify", "/score", "/rerank", "/invocations"),
+        *("/health", "/ping", "/load", "/version", "/metrics"),
+        *("/docs", "/redoc", "/openapi.json"),
+        *("/invocations", "/tokenize", "/detokenize", "/generative_scoring"),
+        *("/pooling", "/classify", "/score", "/rerank"),
+        *("/scale_elastic_ep", "/is_scaling_elastic_ep"),
     ),
-    LLAMA_CPP: ("/health", "/models", "/v1/models"),
+    # Its list of public endpoints (tools/server/server-http.cpp), with the files of its web page.
+    LLAMA_CPP: ("/", "/health", "/v1/health", "/models", "/v1/models"),
 }
 """What answers without the key, by engine."""
 

@@ -71,6 +71,12 @@ class ServeRequest:
     def served_name(self) -> str:
         return self.args.served_model_name or self.model
 
+    @property
+    def uds(self) -> str | None:
+        """The whole path of the socket file, in place of host and port."""
+        uds = self.args.uds
+        return os.path.abspath(os.path.expanduser(uds)) if uds else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
@@ -211,8 +217,7 @@ def check_fits_model(request: ServeRequest, folder: Path) -> None:
 
 def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> LaunchSpec:
     """Our own engine on `model_path` (a folder, a file, or an id that the engine finds itself)."""
-    uds = request.args.uds and os.path.abspath(os.path.expanduser(request.args.uds))
-    args = dataclasses.replace(request.args, served_model_name=request.served_name, uds=uds)
+    args = dataclasses.replace(request.args, served_model_name=request.served_name, uds=request.uds)
     return LaunchSpec(
         engine=STOKER,
         argv=engine_command("serve", model_path, *as_flags(args), *request.engine_words),

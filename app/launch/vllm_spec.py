@@ -20,13 +20,13 @@ from engine.machine.secrets import STORAGE_SECRETS
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _DEFAULTS = EngineArgs()
+_UDS_FIELD = "uds:"
 _OURS_ALONE = {
     "device": "the vLLM build decides it; CUDA_VISIBLE_DEVICES or `-- --device-ids` picks GPUs",
     "num_threads": "name the cores in VLLM_CPU_OMP_THREADS_BIND, e.g. 0-7",
     "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
     "allowed_hosts": "leave it out; vLLM answers under every name",
     "show_prompts": "leave it out; vLLM has no /debug",
-    "uds": "leave it out; vLLM's socket would be open to others",
     "kernels": "choose one of vLLM's own: -- --attention-backend NAME",
 }
 _OUR_VALUES = {
@@ -66,6 +66,22 @@ def find_vllm(engine_python: str | None) -> tuple[str, ...]:
     return (str(python), str(script))
 
 
+def require_vllm_uds(program: tuple[str, ...]) -> None:
+    """StokerError where the vLLM beside `program` is too old for --uds.
+
+    Its own table of flags says so; where that is not to be found, vLLM itself will tell.
+    """
+    packages = Path(program[-1]).parent.parent.glob("lib*/python3*/site-packages")
+    for folder in packages:
+        tables = list(folder.glob("vllm/entrypoints/**/cli_args.py"))
+        if tables and not any(_UDS_FIELD in table.read_text() for table in tables):
+            release = next((path.stem for path in folder.glob("vllm-*.dist-info")), "this vLLM")
+            raise UsageError(
+                f"{release.replace('vllm-', 'vLLM ')} has no --uds",
+                hint="use a newer vLLM, or leave --uds out and give a key: STOKER_API_KEY",
+            )
+
+
 def vllm_flags(request: ServeRequest) -> list[str]:
     """Flags for `vllm serve`; StokerError names one that vLLM has no equal for."""
     args = request.args
@@ -76,12 +92,15 @@ def vllm_flags(request: ServeRequest) -> list[str]:
         if getattr(args, name) == value:
             raise _no_equal(name, value, hint)
     flags = [f"--host={args.host}", f"--port={args.port}"]  # vLLM would listen on all addresses
+    if request.uds:
+        flags = [f"--uds={request.uds}"]
     if args.shutdown_timeout != _DEFAULTS.shutdown_timeout:
         flags.append(f"--shutdown-timeout={math.ceil(args.shutdown_timeout)}")
     said = dataclasses.replace(
         args,
         host=_DEFAULTS.host,
         port=_DEFAULTS.port,
+        uds=None,
         shutdown_timeout=_DEFAULTS.shutdown_timeout,
         served_model_name=request.served_name,
     )
@@ -101,6 +120,7 @@ def vllm_spec(
         served_name=request.served_name,
         host=request.args.host,
         port=request.args.port,
+        uds=request.uds,
         shutdown_timeout_s=request.args.shutdown_timeout,
         variables={"PATH": f"{folder}{os.pathsep}{path}"},
         secrets={API_KEY_VARIABLE: api_key} if api_key else {},

@@ -24,6 +24,7 @@ def spawn_server(
     env: Mapping[str, str] | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
     guard: int = 0,
+    umask: int = -1,
 ) -> subprocess.Popen[bytes]:
     """`spawn` for a program that may not be there: StokerError says so.
 
@@ -37,6 +38,7 @@ def spawn_server(
         env=env,
         death_signal=death_signal,
         second_guard=second_guard if guard else (),
+        umask=umask,
     )
 
 

@@ -227,6 +227,9 @@ class ManagedServer:
     def begin_service(self) -> None:
         """It is ready: from now on its counters are watched."""
         self._ready_at = time.monotonic()
+        if self.spec.uds is not None:  # private from its first moment; now as our own engine has it
+            with contextlib.suppress(OSError):
+                os.chmod(self.spec.uds, 0o600)
         self._supervisor.note_files()  # it will not use others before long
         self.note_state(ServerState.READY)
         self._begin_watch()

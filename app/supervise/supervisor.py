@@ -24,12 +24,14 @@ from app.supervise.gpu_release import GpuWitness
 from app.supervise.process_tree import ProcessTree, new_mark
 from app.supervise.shared_files import SharedFiles
 from app.supervise.waiting import wait_until
+from engine.machine.ports import remove_stale_uds
 from engine.machine.processes import is_stopped, process_identity
 
 _LOG_GRACE_S = 4.0
 _WATCH_INTERVAL_S = 1.0
 _NOTE_FILES_S = 2.0
 _GUARD_S = 12.0  # it has nothing to end any more
+_PRIVATE = 0o077  # of what a server on a socket file makes, that file above all
 
 
 class Supervisor:
@@ -56,6 +58,9 @@ class Supervisor:
     def start(self) -> None:
         """Start the server and the thread that drains its output."""
         self._gpus.begin()
+        uds = self._spec.uds
+        if uds is not None:
+            remove_stale_uds(uds)
         mark = new_mark()
         name, _, value = mark.partition("=")
         environment = {**self._spec.environment(), name: value}
@@ -68,6 +73,7 @@ class Supervisor:
                 env=environment,
                 death_signal=self._spec.death_signal,
                 guard=self._guard.pid,
+                umask=-1 if uds is None else _PRIVATE,
             )
         except StokerError:
             self._dismiss_guard()

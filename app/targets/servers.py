@@ -25,7 +25,7 @@ from app.targets.server_errors import START_ONE, client_errors, running_hint
 _URL_VARIABLE = "STOKER_URL"
 # host:port, :port, a dotted name or number, localhost: what nobody calls a server or asks a model.
 _ADDRESS = re.compile(
-    r"(unix:\S+|\S+://\S+|[\w.-]*:\d+(/\S*)?|\[[0-9a-fA-F:]+\](:\d+)?(/\S*)?|localhost(/\S*)?"
+    r"(unix:(\S+|[~/.].+)|\S+://\S+|[\w.-]*:\d+(/\S*)?|\[[0-9a-fA-F:]+\](:\d+)?(/\S*)?|localhost(/\S*)?"
     r"|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+(/\S*)?|\d{2,5})"
 )
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from app.errors import UsageError
 from app.launch.engines import LLAMA_CPP, STOKER, VLLM
-from app.launch.launch_specs import ServeRequest
+from app.launch.launch_specs import ServeRequest, engine_flags
 from app.units.deployment import Deployment, Timing
+from engine.args import with_dashes
 from engine.machine.addresses import is_loopback
 
 ENGINE_IMAGES = {
@@ -27,6 +28,9 @@ ENGINE_IMAGES = {
 _ALL_ADDRESSES = "0.0.0.0"
 _STATUS_PORT_ABOVE = 1000
 _CPU_DEVICES = ("cpu",)
+_MODEL = "MODEL"
+_MADE_BY_THE_SERVER = "--uds"
+_FILE_KINDS = (_MODEL, "FILE", "FOLDER")
 _THIS_START_ONLY = ("detach", "exit_when_ready", "dry_run", "endpoint_file")
 _NOT_IN_CONTAINERS = ("status_host", "exit_when_idle", "api_key_file")
 
@@ -91,13 +95,36 @@ def deployment_of(
         gpus=gpus,
         nodes=choices.nodes,
         user=choices.user or getpass.getuser(),
+        uds=request.uds,
     )
 
 
 def _own_words(line: ServeLine) -> tuple[str, ...]:
-    """MODEL and the flags that both know; what is for the engine alone stands behind all others."""
+    """MODEL and the flags that both know; what is for the engine alone stands behind all others.
+
+    A unit starts in another folder, so files are named by their whole path.
+    """
     words = line.words
-    return words[: words.index("--")] if "--" in words else words
+    own = words[: words.index("--")] if "--" in words else words
+    kinds = {flag.name: flag.word for flag in engine_flags()}
+    found: list[str] = []
+    before = ""  # the flag whose value comes next
+    for word in own:
+        if not word.startswith("-"):
+            found.append(_in_full(before, word, kinds.get(before) or _MODEL))
+            before = ""
+            continue
+        flag, sign, value = with_dashes(word).partition("=")
+        before = "" if sign else flag
+        found.append(f"{flag}{sign}{_in_full(flag, value, kinds.get(flag, ''))}" if sign else flag)
+    return tuple(found)
+
+
+def _in_full(flag: str, value: str, kind: str) -> str:
+    """A file by its whole path, as far as it is one: a model may be an id, a template a name."""
+    path = os.path.abspath(os.path.expanduser(value))
+    is_there = any(word in kind for word in _FILE_KINDS) and os.path.exists(path)
+    return path if value and (is_there or flag == _MADE_BY_THE_SERVER) else value
 
 
 def _refuse_single_starts(options: Mapping[str, Any]) -> None:

@@ -80,7 +80,7 @@ class Deployment:
     runs it, and `command` the words behind it, from `serve` on, without a key; `engine_words` go to
     its end, behind `--`. `image` and `container_args` are the same for a container;
     `is_supervised` says whether Stoker's supervisor runs in there. `gpus` are those of one node, 0
-    on a CPU.
+    on a CPU. `uds` is the socket file that it listens on, in place of the port.
     """
 
     name: str
@@ -101,6 +101,7 @@ class Deployment:
     nodes: int = 1
     user: str = "stoker"
     cache_gib: int = 50
+    uds: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
     def line(self, *more: str) -> list[str]:

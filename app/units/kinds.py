@@ -48,16 +48,19 @@ def _systemd(deployment: Deployment, choices: KindChoices) -> WrittenUnit:
 
 def _slurm(deployment: Deployment, choices: KindChoices) -> WrittenUnit:
     _require_one_node("slurm", deployment)
+    _require_port("slurm", deployment)
     return WrittenUnit("slurm", slurm_files(deployment, choices.slurm), slurm_steps(deployment))
 
 
 def _kubernetes(deployment: Deployment, choices: KindChoices) -> WrittenUnit:
+    _require_port("kubernetes", deployment)
     files = kubernetes_files(deployment, choices.version)
     return WrittenUnit("kubernetes", files, kubernetes_steps(deployment))
 
 
 def _compose(deployment: Deployment, choices: KindChoices) -> WrittenUnit:
     _require_one_node("compose", deployment)
+    _require_port("compose", deployment)
     files = compose_files(deployment, choices.version)
     return WrittenUnit("compose", files, compose_steps(deployment))
 
@@ -67,6 +70,14 @@ def _require_one_node(kind: str, deployment: Deployment) -> None:
         raise UsageError(
             f"a {kind} unit is one node's, and --nodes says {deployment.nodes}",
             hint="`stoker unit kubernetes` writes a group of pods",
+        )
+
+
+def _require_port(kind: str, deployment: Deployment) -> None:
+    if deployment.uds is not None:
+        raise UsageError(
+            f"--uds: the clients of a {kind} unit are on other machines, and a socket file is not",
+            hint="leave --uds out, or write a systemd unit",
         )
 
 

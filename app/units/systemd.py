@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import PurePosixPath
+
 from app.units.deployment import (
     PERMANENT_EXIT_CODES,
     RESTART_DELAY_S,
@@ -17,9 +20,10 @@ from app.units.words import environment_file, one_flag_a_line
 
 # Everything that is closed leaves /dev/nvidia*, /dev/kfd and /dev/dri reachable: a PrivateDevices
 # or a DeviceAllow list would hide the cards, whose names differ from machine to machine.
+_PRIVATE_TMP = "PrivateTmp=yes"
 _HARDENING = (
     "NoNewPrivileges=yes",
-    "PrivateTmp=yes",
+    _PRIVATE_TMP,
     "ProtectSystem=strict",
     "ProtectKernelTunables=yes",
     "ProtectKernelModules=yes",
@@ -30,6 +34,7 @@ _HARDENING = (
     "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
 )
 # A user's own systemd may not mount, so these would keep the unit from starting.
+_TEMPORARY = ("/tmp/", "/var/tmp/")
 _NOT_FOR_USERS = ("PrivateTmp", "ProtectSystem", "ProtectKernel", "ProtectControlGroups")
 
 
@@ -44,6 +49,8 @@ def systemd_files(deployment: Deployment, *, is_user: bool = False) -> list[Gene
 def systemd_steps(deployment: Deployment, *, is_user: bool = False) -> list[str]:
     """The commands that put the files in their place and start the unit."""
     name = deployment.unit_name
+    uds = deployment.uds
+    address = f":{deployment.port}" if uds is None else shlex.quote(f"unix:{uds}")
     if is_user:
         return [
             "mkdir -p ~/.config/systemd/user ~/.config/stoker",
@@ -57,7 +64,7 @@ def systemd_steps(deployment: Deployment, *, is_user: bool = False) -> list[str]
         f"sudo install -m 600 {name}.env /etc/stoker/{name}.env",
         f"sudo install -m 644 {name}.service /etc/systemd/system/{name}.service",
         f"sudo systemctl daemon-reload && sudo systemctl enable --now {name}",
-        f"STOKER_STATE_DIR=/var/lib/{name} stoker status   # or: stoker top :{deployment.port}",
+        f"STOKER_STATE_DIR=/var/lib/{name} stoker status   # or: stoker top {address}",
     ]
 
 
@@ -80,7 +87,8 @@ def _unit(deployment: Deployment, is_user: bool) -> str:
         *_environment_lines(deployment, is_user, state),
         f"EnvironmentFile=-{folder}/{deployment.unit_name}.env",
         f"ExecStart={_exec_line(deployment)}",
-        "ExecReload=/bin/kill -HUP $MAINPID",
+        # The shell's own kill: the program of that name is of a package that may be missing.
+        'ExecReload=/bin/sh -c "kill -HUP ${MAINPID}"',
         "Restart=on-failure",
         f"RestartSec={RESTART_DELAY_S}",
         f"RestartPreventExitStatus={' '.join(str(int(code)) for code in PERMANENT_EXIT_CODES)}",
@@ -91,7 +99,7 @@ def _unit(deployment: Deployment, is_user: bool) -> str:
         "OOMPolicy=stop",
         "LimitNOFILE=65535",
         "LimitMEMLOCK=infinity",
-        *_hardening(is_user),
+        *_hardening(deployment, is_user),
         "",
         "[Install]",
         f"WantedBy={'default.target' if is_user else 'multi-user.target'}",
@@ -117,10 +125,24 @@ def _environment_lines(deployment: Deployment, is_user: bool, cache: str) -> lis
     ]
 
 
-def _hardening(is_user: bool) -> list[str]:
-    if not is_user:
-        return list(_HARDENING)
-    return [line for line in _HARDENING if not line.startswith(_NOT_FOR_USERS)]
+def _hardening(deployment: Deployment, is_user: bool) -> list[str]:
+    """What closes the service in, but for the places that it was told to use."""
+    lines = list(_HARDENING)
+    if any(word.startswith(_TEMPORARY) for word in deployment.line()):
+        lines.remove(_PRIVATE_TMP)  # it would see another folder there
+    if is_user:
+        return [line for line in lines if not line.startswith(_NOT_FOR_USERS)]
+    return [*lines, *_socket_folder(deployment)]
+
+
+def _socket_folder(deployment: Deployment) -> list[str]:
+    """What lets it make its socket file; a folder right below /run is made with the service."""
+    if deployment.uds is None:
+        return []
+    folder = PurePosixPath(deployment.uds).parent
+    if folder.parent == PurePosixPath("/run"):
+        return [f"RuntimeDirectory={escaped(folder.name)}"]
+    return [f'ReadWritePaths="-{escaped(str(folder))}"']
 
 
 def _exec_line(deployment: Deployment) -> str:

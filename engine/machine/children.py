@@ -33,12 +33,14 @@ def spawn(
     env: Mapping[str, str] | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
     second_guard: Sequence[str] = (),
+    umask: int = -1,
 ) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own; on Linux it is killed when this process dies.
 
     The command begins with a program's path. Without `env` it gets this process's environment, but
     no secret. Call it from a thread that lives as long as the child should: the kernel watches the
     thread. `second_guard` are a script and its first words; `env` then has the mark of the server.
+    With -1 as `umask` ours stays.
     """
     shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), str(int(death_signal))]
     return subprocess.Popen(
@@ -48,6 +50,7 @@ def spawn(
         stderr=stderr,
         env=child_environment() if env is None else dict(env),
         start_new_session=True,
+        umask=umask,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -87,6 +89,16 @@ def is_uds_served(path: str) -> bool:
         except OSError:
             return False
         return True
+
+
+def remove_stale_uds(path: str) -> None:
+    """Remove the socket file that a killed server left; OSError when it is not ours to remove."""
+    try:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if is_socket and not is_uds_served(path):
+        os.unlink(path)
 
 
 def uds_answers_http(path: str, timeout_s: float, beginning: bytes = b"") -> bool:

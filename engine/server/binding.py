@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import stat
 
 from engine.errors import ConfigError
-from engine.machine.ports import is_uds_served
+from engine.machine.ports import is_uds_served, remove_stale_uds
 
 _BACKLOG = 2048
 
@@ -45,8 +44,7 @@ def bind_uds(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        if stat.S_ISSOCK(_mode(path)):
-            os.unlink(path)
+        remove_stale_uds(path)
         sock.bind(path)
         sock.listen(_BACKLOG)
     except OSError as error:
@@ -57,13 +55,6 @@ def bind_uds(path: str) -> socket.socket:
         os.umask(before)
     sock.setblocking(False)
     return sock
-
-
-def _mode(path: str) -> int:
-    try:
-        return os.lstat(path).st_mode
-    except FileNotFoundError:
-        return 0
 
 
 def explain_bind_error(error: OSError, host: str, port: int) -> str:

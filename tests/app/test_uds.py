@@ -82,6 +82,8 @@ def test_it_is_private_works_and_comes_back(place: Place) -> None:
         ["status", "it"],
         ["status", url],
         ["logs", "it"],
+        ["logs", url],
+        ["complete", "-u", url, "hello", "-n", "3"],
     ):
         done = place.run(*words)
         assert done.returncode in (0, 3), (words, done.stderr)

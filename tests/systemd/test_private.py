@@ -87,8 +87,9 @@ def test_it_starts_is_killed_restarts_hangs_and_stops(systemd: PrivateSystemd) -
     systemd.run(_STOKER, "chat", ":8000", "-m", "hello", "--max-tokens", "3")
     _check_hardening(service)
 
+    systemd.run("systemctl", "reload", service.name)
     before = service.processes()
-    systemd.run("kill", "-KILL", service.main_pid())
+    systemd.run("sh", "-c", f"kill -KILL {service.main_pid()}")
     service.wait_for_restart(1)
     assert not any(is_running(one) for one in before)
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
 import stat
 from pathlib import Path
 
+import httpx
 import pytest
-from fastapi.routing import APIRoute
+from fastapi import FastAPI
+from starlette.routing import Route
 
 from app.cli import run
 from app.errors import ExitCode, UsageError
@@ -16,9 +19,8 @@ from app.launch.exposure import (
     key_file_of,
     made_key,
 )
-from app.launch.launch_specs import parse_serve_request
+from app.launch.launch_specs import ENGINES, parse_serve_request
 from engine.machine.ports import free_port
-from engine.server import auth
 from engine.server.api import create_app
 from engine.server.metrics import create_registry
 from engine.server.state import ApiState
@@ -88,11 +90,34 @@ def test_a_dry_run_and_a_key_of_ones_own_make_none(
     assert not (state / "keys").exists()
 
 
-def test_the_routes_that_are_named_are_those_that_the_key_does_not_guard() -> None:
+async def _answers_without_a_key(app: FastAPI) -> dict[str, bool]:
+    """Every route of the application, asked by each of its methods and without a key."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    found = {}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for route in app.routes:
+            assert isinstance(route, Route)
+            address = re.sub(r"{.*?}", "x", route.path)
+            answers = [await client.request(method, address) for method in route.methods or ()]
+            assert len({answer.status_code == 401 for answer in answers}) == 1, route.path
+            found[route.path] = answers[0].status_code != 401
+    return found
+
+
+async def test_the_routes_that_are_named_are_those_that_answer_without_the_key() -> None:
     app = create_app(
         ApiState(create_registry()), "k", has_debug_routes=True, has_tokenizer_info=True
     )
-    paths = {route.path for route in app.routes if isinstance(route, APIRoute)} | {"/openapi.json"}
-    assert {path for path in paths if not path.startswith(auth._PROTECTED)} == set(
-        OPEN_ROUTES[STOKER]
-    ) | {"/openapi.json"}
+    found = await _answers_without_a_key(app)
+    assert {path for path, is_open in found.items() if is_open} == set(OPEN_ROUTES[STOKER])
+    assert {"/v1/models", "/v1/chat/completions", "/reset_prefix_cache", "/debug/scheduler"} <= {
+        path for path, is_open in found.items() if not is_open
+    }
+
+
+def test_a_route_that_answers_is_named_for_each_engine() -> None:
+    for engine in ENGINES:
+        text = "\n".join(exposure_lines(parse_serve_request(["--host", "0.0.0.0"], engine), None))
+        assert "open without the key: /" in text
+        assert all(route in text for route in OPEN_ROUTES[engine])
+        assert len(set(OPEN_ROUTES[engine])) == len(OPEN_ROUTES[engine])

@@ -190,3 +190,13 @@ def test_a_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:
         require_llama_model(tmp_path)
     assert named.value.hint == f"name the file: {tmp_path / 'model.gguf'}"
     require_llama_model(tmp_path / "model.gguf")
+
+
+def test_a_socket_file_is_a_host_with_its_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    made = spec("org/model", "--uds", "run/it.sock")
+    assert made.argv[3:] == ("--host", "/run/it.sock", "--alias", "org/model", "--metrics")
+    assert made.url == "unix:/run/it.sock"
+    error = refusal("--uds", "run/it")
+    assert "llama-server knows a socket file by its ending" in str(error)
+    assert error.hint == "--uds run/it.sock"

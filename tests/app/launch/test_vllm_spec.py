@@ -8,7 +8,13 @@ import pytest
 from app.errors import ExitCode, StokerError
 from app.launch.engines import VLLM
 from app.launch.launch_specs import LaunchSpec, parse_serve_request
-from app.launch.vllm_spec import find_vllm, require_vllm_model, vllm_flags, vllm_spec
+from app.launch.vllm_spec import (
+    find_vllm,
+    require_vllm_model,
+    require_vllm_uds,
+    vllm_flags,
+    vllm_spec,
+)
 from tests.fakes.programs import program
 
 
@@ -146,3 +152,34 @@ def test_lists_of_words_pass_as_json() -> None:
     origins = '["https://a.example", "https://b.example"]'
     request = parse_serve_request(["org/m", "--allowed-origins", origins])
     assert f"--allowed-origins={origins}" in vllm_flags(request)
+
+
+def test_a_socket_file_takes_the_place_of_host_and_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    made = spec("org/model", "--uds", "run/it.sock")
+    assert made.argv[4:] == ("--uds=/run/it.sock", "--served-model-name=org/model")
+    assert (made.uds, made.url) == ("/run/it.sock", "unix:/run/it.sock")
+
+
+@pytest.mark.parametrize(
+    ("table", "is_known"), [("    uds: str | None = None\n", True), ("", False)]
+)
+def test_a_vllm_without_socket_files_is_refused(
+    tmp_path: Path, table: str, *, is_known: bool
+) -> None:
+    site = tmp_path / "lib" / "python3.12" / "site-packages"
+    (site / "vllm-0.9.2.dist-info").mkdir(parents=True)
+    folder = site / "vllm" / "entrypoints" / "openai"
+    folder.mkdir(parents=True)
+    (folder / "cli_args.py").write_text(f"class FrontendArgs:\n    port: int = 8000\n{table}")
+    program_words = ("python", str(tmp_path / "bin" / "vllm"))
+    if is_known:
+        require_vllm_uds(program_words)
+        return
+    with pytest.raises(StokerError, match=r"vLLM 0\.9\.2 has no --uds") as caught:
+        require_vllm_uds(program_words)
+    assert "STOKER_API_KEY" in str(caught.value.hint)
+
+
+def test_a_vllm_whose_flags_cannot_be_read_decides_itself(tmp_path: Path) -> None:
+    require_vllm_uds(("python", str(tmp_path / "bin" / "vllm")))

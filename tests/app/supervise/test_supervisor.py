@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -174,3 +176,35 @@ def test_a_missing_program_has_its_own_code(tmp_path: Path) -> None:
         supervisor.start()
 
     assert caught.value.exit_code == ExitCode.NOT_FOUND
+
+
+_LISTENER = """
+import os, socket, sys, time
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.bind(sys.argv[1])
+    print(oct(os.stat(sys.argv[1]).st_mode & 0o777), flush=True)
+    sock.listen()
+    time.sleep(600)
+"""
+
+
+def test_no_engine_makes_a_socket_file_that_others_may_open(tmp_path: Path) -> None:
+    path = tmp_path / "it.sock"
+    with socket.socket(socket.AF_UNIX) as killed:  # what a killed server leaves is in nobody's way
+        killed.bind(str(path))
+    spec = LaunchSpec(
+        engine="fake",
+        argv=(sys.executable, "-c", _LISTENER, str(path)),
+        model="fake",
+        host="127.0.0.1",
+        port=1,
+        uds=str(path),
+        shutdown_timeout_s=0.2,
+    )
+    log = tmp_path / "engine.log"
+    supervisor = Supervisor(spec, LogSink(log, secrets=()), PATIENT)
+    supervisor.start()
+    wait_for(lambda: not spec.is_place_free())
+    assert supervisor.stop().is_clean
+    assert log.read_text() == "0o700\n", "as it is made, by a program that knows of no secrecy"
+    assert not path.exists()

@@ -23,6 +23,7 @@ from app.units.build import ENGINE_IMAGES
 from app.units.deployment import PERMANENT_EXIT_CODES
 from tests.debian_packages import require_programs
 from tests.places import DATA
+from tests.tiny_model import write_tiny_llama
 
 _GOLDEN = DATA / "units"
 _BIN = str(Path(sys.executable).parent)
@@ -224,3 +225,46 @@ def test_the_command_of_a_unit_is_one_that_serve_takes() -> None:
     assert words[1:3] == ["serve", "google/gemma-3-4b-it"]
     assert words[words.index("--endpoint-file") + 1] == "job:7"
     assert run([*words[1:-1], "--dry-run", "--help"]) == ExitCode.OK
+
+
+def _service(*words: str) -> str:
+    assert run(["unit", "systemd", "--user", "root", "-o", "out", *words]) == ExitCode.OK
+    (path,) = Path("out").glob("*.service")
+    return path.read_text()
+
+
+def test_a_unit_names_files_by_their_whole_path(place: Path) -> None:
+    write_tiny_llama(place / "smollm2-135m")
+    write_tiny_llama(place / "tiny")
+    (place / "t.jinja").touch()
+    words = ["--enforce-eager", "./tiny", "--chat_template=t.jinja", "--uds", "it.sock"]
+    text = _service(*words, "--served-model-name", "tiny")
+    assert f"--enforce-eager {place}/tiny \\\n" in text
+    assert f"--chat-template={place}/t.jinja \\\n" in text
+    assert f"--uds {place}/it.sock \\\n" in text
+    assert "--served-model-name tiny \\\n" in text, "a name is no file"
+
+
+@pytest.mark.parametrize(
+    ("uds", "line", "is_private"),
+    [
+        ("/run/tiny/it.sock", "RuntimeDirectory=tiny", True),
+        ("/srv/my sockets/it.sock", 'ReadWritePaths="-/srv/my sockets"', True),
+        ("/tmp/it.sock", 'ReadWritePaths="-/tmp"', False),
+    ],
+)
+def test_a_closed_in_service_may_make_its_socket(
+    uds: str, line: str, *, is_private: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _service("smollm2-135m", "--uds", uds)
+    assert line in text.splitlines()
+    assert ("PrivateTmp=yes" in text) == is_private, "a /tmp of its own would hide it from clients"
+    assert f"unix:{uds}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["slurm", "kubernetes", "compose"])
+def test_a_socket_file_is_for_clients_of_its_own_machine(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["unit", kind, "smollm2-135m", "--uds", "it.sock"]) == ExitCode.USAGE
+    assert f"the clients of a {kind} unit are on other machines" in capsys.readouterr().err
