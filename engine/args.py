@@ -399,7 +399,6 @@ class EngineArgs:
             ("--seed", self.seed, 0, _MOST),
             ("--max-num-seqs", self.max_num_seqs, 1, _MOST_COUNTED),
             ("--data-parallel-size", self.data_parallel_size, 1, MOST_REPLICAS),
-            ("--api-server-count", self.api_server_count, 1, 1),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, _MOST_COUNTED),
             ("--block-size", self.block_size, 1, 1024),
             ("--num-threads", self.num_threads, 1, _MOST_COUNTED),
@@ -412,6 +411,11 @@ class EngineArgs:
             ("--shutdown-timeout", self.shutdown_timeout, 0, _LONGEST_TIMEOUT_S),
         ):
             _require_within(flag, value, low, high)
+        if self.api_server_count not in (None, 1):
+            raise ConfigError(
+                f"--api-server-count {self.api_server_count}: one API server serves all replicas "
+                "of this engine; leave the flag out."
+            )
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             parsers = ", ".join(_TOOL_CALL_PARSERS)
             raise ConfigError(

@@ -188,7 +188,7 @@ def kv_room(plan: MemoryPlan) -> int:
     spent = plan.tightest.weights_bytes + sum(guess.num_bytes for guess in plan.assumptions)
     if request.gpu is None:
         taken = spent + int(request.calibration.likely if request.calibration else 0)
-        return max(0, request.free_ram_bytes - taken)
+        return max(0, request.free_ram_bytes // request.data_parallel_size - taken)
     return max(0, request.gpu.memory_bytes - spent)
 
 
@@ -290,8 +290,8 @@ def _stages(
         if request.gpu is None:
             # Looked at once the weights are there, and the processes themselves.
             taken = size + int(request.calibration.likely if request.calibration else 0)
-            left = max(0, request.free_ram_bytes - taken)
-            available = cpu_share(left, request.gpu_memory_utilization, spec, max_len)
+            left = max(0, request.free_ram_bytes - request.data_parallel_size * taken)
+            available = cpu_share(left, _ram_share(request), spec, max_len)
         if request.kv_memory_bytes is not None:
             available = request.kv_memory_bytes
         stages.append(StagePlan(layers, size, available, spec))
@@ -304,8 +304,14 @@ def cpu_process_bytes(plan: MemoryPlan, kv_bytes: int) -> int | None:
     cap = cpu_cap(stage.spec, plan.max_model_len)
     if request.kv_memory_bytes is not None or kv_bytes >= 0.99 * cap:
         return None
-    found = int(kv_bytes / request.gpu_memory_utilization)
-    return max(0, request.free_ram_bytes - stage.weights_bytes - found)
+    found = int(kv_bytes / _ram_share(request))
+    held = (request.free_ram_bytes - found) // request.data_parallel_size
+    return max(0, held - stage.weights_bytes)
+
+
+def _ram_share(request: PlanRequest) -> float:
+    """What one of the engines on a CPU takes of the free RAM: all replicas share it."""
+    return request.gpu_memory_utilization / request.data_parallel_size
 
 
 def with_changes(plan: MemoryPlan, weights: Weights, **changes: object) -> MemoryPlan:

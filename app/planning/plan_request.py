@@ -74,10 +74,12 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
         raise UsageError(
             f"--pp {pipeline} is more than the {shape.num_layers} layers of {shape.name}"
         )
-    if request.engine != VLLM and tensor * pipeline * request.data_parallel_size > 1:
+    if request.engine != VLLM and tensor * pipeline > 1:
         raise UsageError(
-            f"{request.engine} is planned on one device only", hint="leave --tp, --pp, --dp out"
+            f"{request.engine} is planned on one device only", hint="leave --tp and --pp out"
         )
+    if request.engine == LLAMA_CPP and request.data_parallel_size > 1:
+        raise UsageError("llama-server runs one copy of a model", hint="leave --dp out")
     formats = _load_formats(request)
     if request.quantization is not None and request.quantization not in formats:
         where = "CPU" if request.gpu is None else "GPU"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.launch.engines import LLAMA_CPP, VLLM
 from app.planning.plan_request import PlanRequest
+from engine.config import ParallelConfig
 
 
 def processes(request: PlanRequest) -> tuple[str, ...]:
@@ -35,7 +36,13 @@ def _own_processes(request: PlanRequest) -> tuple[str, ...]:
     if request.engine == LLAMA_CPP:
         return ("llama-server  everything in one process",)
     front = "APIServer   HTTP, chat template, tokenizer, detokenizer"
-    return front, "EngineCore  scheduler, KV cache manager and model runner"
+    duty = "scheduler, KV cache manager and model runner"
+    replicas = request.data_parallel_size
+    names = [
+        ParallelConfig(data_parallel_size=replicas, data_parallel_rank=rank).engine_name
+        for rank in range(replicas)
+    ]
+    return (front, *(f"{name}  {duty}" for name in names))
 
 
 def _workers(request: PlanRequest, replica: int) -> list[str]:

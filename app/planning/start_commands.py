@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +54,7 @@ def _vllm(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     request = fitting.request
     share = version_rules(request.vllm_version).default_utilization
     words = ["vllm", "serve", model.command_name, *_shared_flags(fitting, share)]
-    for flag, value in (
-        ("--tensor-parallel-size", request.tensor_parallel_size),
-        ("--pipeline-parallel-size", request.pipeline_parallel_size),
-        ("--data-parallel-size", request.data_parallel_size),
-    ):
-        words += [flag, str(value)] if value > 1 else []
+    words += [*_parallel_flags(request)]
     words += ["--quantization", request.quantization] if request.quantization else []
     if (lora := request.lora) is not None:
         words += ["--enable-lora", "--max-loras", str(lora.max_loras)]
@@ -79,6 +75,7 @@ def _stoker(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
         return StartCommand(STOKER, None, fitting)
     name = shape.name if find_builtin(shape.name) else model.command_name
     words = ["stoker", "serve", name, *_shared_flags(fitting, DEFAULT_UTILIZATION)]
+    words += [*_parallel_flags(request)]
     words += ["--quantization", request.quantization] if request.quantization else []
     note = None
     if model.is_gguf:
@@ -101,13 +98,8 @@ def _own_obstacle(model: PlannedModel, support: Support, request: PlanRequest) -
         return f"it does not serve this model: {support.obstacle}"
     if request.gpu is not None and request.gpu.platform != CUDA:
         return "of GPUs it runs on those with CUDA"
-    ranks = (
-        request.tensor_parallel_size,
-        request.pipeline_parallel_size,
-        request.data_parallel_size,
-    )
-    if max(ranks) > 1:
-        return "it runs on one device"
+    if max(request.tensor_parallel_size, request.pipeline_parallel_size) > 1:
+        return "one copy of a model runs on one device"
     if request.quantization is not None and support.implementation == "transformers":
         return "it quantises only what its own code runs"
     if request.quantization is not None and request.gpu is not None:
@@ -167,6 +159,16 @@ def _fitting(plan: MemoryPlan, model: PlannedModel, *, engine: str) -> MemoryPla
     except StokerError as error:
         return str(error)
     return found if found.shortfall is None else f"it would not fit. {found.shortfall}"
+
+
+def _parallel_flags(request: PlanRequest) -> Iterator[str]:
+    for flag, value in (
+        ("--tensor-parallel-size", request.tensor_parallel_size),
+        ("--pipeline-parallel-size", request.pipeline_parallel_size),
+        ("--data-parallel-size", request.data_parallel_size),
+    ):
+        if value > 1:
+            yield from (flag, str(value))
 
 
 def _shared_flags(plan: MemoryPlan, default_share: float) -> list[str]:

@@ -72,7 +72,9 @@ def _cache_words(plan: MemoryPlan) -> str:
 def _memory_lines(plan: MemoryPlan) -> Iterator[str]:
     request, stage = plan.request, plan.tightest
     if request.gpu is None:
-        yield f"free RAM       = {_gib(plan.requested_bytes)} GiB"
+        copies = request.data_parallel_size
+        shared = f", shared by {copies} replicas; what follows is of each" if copies > 1 else ""
+        yield f"free RAM       = {_gib(plan.requested_bytes)} GiB{shared}"
     else:
         share = f"total x {request.gpu_memory_utilization:g}"
         share = "all of it" if request.engine == LLAMA_CPP else share

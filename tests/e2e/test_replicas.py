@@ -12,11 +12,16 @@ import httpx
 import psutil
 import pytest
 
+from app.launch.engines import STOKER
+from app.planning.plan_request import PlanRequest
+from app.planning.process_layout import processes
 from engine.machine.processes import role_of
 from logparse import Outcome, parse_lines
 from tests.e2e.running_server import ENGINE, Server, free_port, get_json, started
 from tests.tiny_model import write_tiny_llama
 from tests.waiting import wait_for
+
+PLANNED = PlanRequest(gpu=None, engine=STOKER, data_parallel_size=2)
 
 
 @pytest.fixture
@@ -56,7 +61,8 @@ async def answers(server: Server, count: int, max_tokens: int) -> list[httpx.Res
 
 
 async def test_replicas_share_the_load_and_outlive_each_other(server: Server) -> None:
-    assert set(cores(server)) == {"EngineCore_DP0", "EngineCore_DP1"}
+    planned = [line.split()[0] for line in processes(PLANNED)]
+    assert sorted(role_of(process.cmdline()) for process in server.tree()) == sorted(planned)
     for response in await answers(server, 8, 10):
         assert response.status_code == 200
     before = requests_by(server, "length")

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import StokerError
-from app.launch.engines import STOKER
+from app.launch.engines import LLAMA_CPP, STOKER
 from app.planning.gguf_shape import read_gguf
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu, gpu_of_reading
 from app.planning.hub_files import _KeepTokenHome
 from app.planning.log_comparison import compare_capacity, kv_memory_interval
 from app.planning.memory_estimates import GivenGib
 from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
-from app.planning.plan import MemoryPlan, make_plan
+from app.planning.plan import MemoryPlan, cpu_process_bytes, make_plan
 from app.planning.plan_models import PlannedModel, find_planned_model, shape_by_model_name
 from app.planning.plan_request import PlanRequest, parallel_sizes, planned_step_budget
 from app.planning.process_layout import processes
@@ -410,6 +410,27 @@ def test_our_engine_on_a_cpu_takes_four_gib_at_most() -> None:
         dataclasses.replace(request, free_ram_bytes=GIB, gpu_memory_utilization=0.5),
     )
     assert tight.tightest.available_bytes == int((GIB - plan.weights.num_bytes) * 0.5)
+
+
+def test_replicas_on_a_cpu_share_its_memory() -> None:
+    shape = shape_of("smollm2-135m")
+    weights = count_weights(shape)
+    request = PlanRequest(
+        gpu=None,
+        engine=STOKER,
+        free_ram_bytes=3 * GIB,
+        gpu_memory_utilization=0.5,
+        data_parallel_size=2,
+    )
+    plan = make_plan(shape, weights, request)
+
+    left = 3 * GIB - 2 * plan.weights.num_bytes
+    assert plan.tightest.available_bytes == int(left * 0.25)
+    assert cpu_process_bytes(plan, plan.tightest.available_bytes) == pytest.approx(0, abs=8)
+    front, *engines = (line.split()[0] for line in processes(request))
+    assert (front, engines) == ("APIServer", ["EngineCore_DP0", "EngineCore_DP1"])
+    with pytest.raises(StokerError, match="one copy"):
+        make_plan(shape, weights, dataclasses.replace(request, engine=LLAMA_CPP))
 
 
 @pytest.mark.parametrize(
