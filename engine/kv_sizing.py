@@ -109,21 +109,22 @@ class KVCacheSpec:
 
     def blocks_of_group(self, group: KVCacheGroup, num_tokens: int) -> int:
         """Blocks of one group; a sliding window holds its last tokens and the step's own."""
-        blocks = self.blocks_for(num_tokens)
-        if group.sliding_window is None:
-            return blocks
-        return min(
-            blocks, window_blocks(group.sliding_window, self.in_flight_tokens, self.block_size)
-        )
+        return blocks_held(num_tokens, group.sliding_window, self.in_flight_tokens, self.block_size)
 
     def bytes_for_one_request(self, num_tokens: int) -> int:
         """Of a cache that holds one request of `num_tokens`, with its null block."""
         return (self.blocks_per_request(num_tokens) + 1) * self.bytes_per_block
 
 
-def window_blocks(window: int, in_flight_tokens: int, block_size: int) -> int:
-    """Most blocks that a sliding window holds at once, wherever it begins in a block."""
-    return -(-(window - 1 + in_flight_tokens) // block_size) + 1
+def blocks_held(num_tokens: int, window: int | None, in_flight_tokens: int, block_size: int) -> int:
+    """Most blocks of one group that a request of `num_tokens` holds at once.
+
+    A sliding window holds its last tokens and the step's own, wherever it begins in a block.
+    """
+    blocks = -(-num_tokens // block_size)
+    if window is None:
+        return blocks
+    return min(blocks, -(-(window - 1 + in_flight_tokens) // block_size) + 1)
 
 
 def kv_cache_spec(

@@ -208,13 +208,13 @@ async def _refuse(reader: asyncio.StreamReader, headers: Mapping[str, str], stat
 async def _read_events(
     reader: asyncio.StreamReader, headers: Mapping[str, str], outcome: RequestResult
 ) -> None:
-    from app.client.sse import EventParser
+    from app.client.sse import END_OF_STREAM, EventParser
 
     parser, is_complete = EventParser(), False
     async for piece in _pieces(reader, headers):
         now = time.monotonic()
         for data in parser.feed(piece):
-            if data == "[DONE]":
+            if data == END_OF_STREAM:
                 is_complete = True
             else:
                 _take(data, now, outcome)

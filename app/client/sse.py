@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import httpx
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\n|\r)")
-_END = "[DONE]"
+END_OF_STREAM = "[DONE]"
 _JSON = {"Content-Type": "application/json"}
 Event = dict[str, Any]
 
@@ -87,7 +87,7 @@ class _EventReader:
         """The events that `chunk` completes; None stands for the end of the stream."""
         found: list[Event] = []
         for data in self.parser.finish() if chunk is None else self.parser.feed(chunk):
-            if data.strip() == _END:
+            if data.strip() == END_OF_STREAM:
                 self.is_done = True
             if self.is_done:
                 break

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from app.supervise.shared_files import unlinked
+from engine.machine.ports import is_uds_served
 
 _FOLDER = re.compile(r"stoker-(\d+)-\w+")
 _SEGMENT = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+")
@@ -31,7 +33,7 @@ def remove_ownerless_files(shared_memory: Path = _SHARED_MEMORY) -> tuple[Path, 
             if _remove_folder(folder):
                 removed.append(folder)
     for segment in _of_dead_processes(shared_memory, "__KMP_*", _SEGMENT):
-        if _is_our_file(segment) and _unlink(segment):
+        if _is_our_file(segment) and unlinked(segment):
             removed.append(segment)
     return tuple(removed)
 
@@ -73,7 +75,7 @@ def _remove_folder(folder: Path) -> bool:
 def _is_dead_socket(folder: Path, name: str, descriptor: int) -> bool:
     status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
     is_socket = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.getuid()
-    return is_socket and not _answers(folder / name)
+    return is_socket and not is_uds_served(str(folder / name))
 
 
 def _is_our_file(path: Path) -> bool:
@@ -82,20 +84,3 @@ def _is_our_file(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
-
-
-def _unlink(path: Path) -> bool:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True

@@ -56,7 +56,7 @@ class SharedFiles:
         if not left:
             return ()
         used = self._in_use()
-        return tuple(path for path in left if path not in used and not _unlink(path))
+        return tuple(path for path in left if path not in used and not unlinked(path))
 
     def _mapped(self, pid: int) -> Iterator[str]:
         with open(self._proc / str(pid) / "maps", encoding="utf-8", errors="replace") as maps:
@@ -100,7 +100,8 @@ def _is_ours(path: str) -> bool:
     return (is_memory or stat.S_ISSOCK(status.st_mode)) and status.st_uid == os.getuid()
 
 
-def _unlink(path: str) -> bool:
+def unlinked(path: str | Path) -> bool:
+    """Delete a file; whether it is gone, also by somebody else's doing."""
     try:
         os.unlink(path)
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup, window_blocks
+from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup, blocks_held
 from engine.sched.block_hash import BlockHash
 from engine.sched.block_pool import BlockPool, KVCacheBlock
 from engine.sched.request import Request
@@ -145,7 +145,11 @@ class KVCacheManager:
             for group_hits in hits or [[] for _ in self._windows]
         ]
         wanted = sum(
-            max(needed, self._blocks_at_once(window, must_fit_tokens) - len(held))
+            max(
+                needed,
+                blocks_held(must_fit_tokens, window, self._in_flight_tokens, self.block_size)
+                - len(held),
+            )
             for window, held in zip(self._windows, live, strict=True)
         )
         # A hit without a user still lies in the free queue, so taking it uses up a free block.
@@ -232,13 +236,6 @@ class KVCacheManager:
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
-
-    def _blocks_at_once(self, window: int | None, num_tokens: int) -> int:
-        """Blocks of one group that a request of `num_tokens` can hold at the same time."""
-        blocks = self._blocks_for(num_tokens)
-        if window is None:
-            return blocks
-        return min(blocks, window_blocks(window, self._in_flight_tokens, self.block_size))
 
 
 def _key(block_hash: BlockHash, group: int) -> BlockHash:

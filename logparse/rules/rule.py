@@ -73,6 +73,11 @@ class Take:
     constant: str = ""  # the value, whatever the line holds
 
 
+# Of many rules: a figure as a group, and a time that is shown and not kept.
+NUM = r"(-?[\d.]{1,20})"
+SECONDS = Take("seconds", Unit.SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A kind of line: how it is found, what it means and which facts it holds."""

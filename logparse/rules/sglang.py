@@ -4,9 +4,8 @@ means GiB.
 
 from __future__ import annotations
 
-from logparse.rules.rule import Keep, Mark, Rule, Take, Unit, rule
+from logparse.rules.rule import NUM, Keep, Mark, Rule, Take, Unit, rule
 
-_NUM = r"([\d.]{1,20})"
 _E = "sglang"
 
 SGLANG_RULES: tuple[Rule, ...] = (
@@ -60,7 +59,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
     rule(
         "sglang-weights",
         "Load weight end.",
-        r"(?: elapsed=" + _NUM + r" s,)?.{0,300}?\bmem usage=" + _NUM + " GB",
+        r"(?: elapsed=" + NUM + r" s,)?.{0,300}?\bmem usage=" + NUM + " GB",
         "Time (in newer releases) and memory of the weights.",
         engine=_E,
         takes=(Take("model_load_s", Unit.SECONDS), Take("weights_gib", Unit.GIB, (2,))),
@@ -72,9 +71,9 @@ SGLANG_RULES: tuple[Rule, ...] = (
         "sglang-kv",
         "KV Cache is allocated.",
         r"(?:.{0,80}?#tokens: (\d{1,12}),)?.{0,80}?\bK size: "
-        + _NUM
+        + NUM
         + " GB, V size: "
-        + _NUM
+        + NUM
         + " GB",
         "Token slots and memory (keys and values) of the KV cache.",
         engine=_E,
@@ -85,7 +84,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
     rule(
         "sglang-kv-latent",
         "KV Cache is allocated.",
-        r"(?:.{0,80}?#tokens: (\d{1,12}),)?.{0,80}?\bKV size: " + _NUM + " GB",
+        r"(?:.{0,80}?#tokens: (\d{1,12}),)?.{0,80}?\bKV size: " + NUM + " GB",
         "As above, of a model whose keys and values share one latent vector.",
         engine=_E,
         takes=(Take("kv_tokens", Unit.COUNT), Take("kv_memory_gib", Unit.GIB, (2,))),
@@ -100,7 +99,7 @@ SGLANG_RULES: tuple[Rule, ...] = (
             "Capture npu graph end.",
             "Capture cpu graph end.",
         ),
-        r" Time elapsed: " + _NUM + r" s\.(?:.{0,80}?\bmem usage=" + _NUM + " GB)?",
+        r" Time elapsed: " + NUM + r" s\.(?:.{0,80}?\bmem usage=" + NUM + " GB)?",
         "CUDA graphs: plain, then piecewise.",
         engine=_E,
         takes=(Take("graph_capture_s", Unit.SECONDS), Take("graph_gib", Unit.GIB, (2,))),

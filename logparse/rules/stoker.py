@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from logparse.rules.rule import Rule, Take, Unit, known_line
+from logparse.rules.rule import NUM, SECONDS, Rule, Take, Unit, known_line
 
 _E = "stoker"
-_NUM = r"([\d.]{1,20})"
-_SECONDS = Take("seconds", Unit.SECONDS)
 _WHY = Take("reason", Unit.TEXT)
 _PATH = Take("path", Unit.TEXT)
 _BUILD = "engine/kernels/native/build.py"
@@ -61,11 +59,11 @@ _KERNELS = (
     _line(
         "stoker-kernel-build-time",
         "Building CPU kernels took ",
-        _NUM + " seconds",
+        NUM + " seconds",
         "How long the compiler needed; a second start finds them built.",
         _BUILD,
         2,
-        _SECONDS,
+        SECONDS,
     ),
     _line(
         "stoker-kernel-build",
@@ -108,7 +106,7 @@ _WEIGHTS = (
     _line(
         "stoker-packing",
         "Packing weights ",
-        r"\(layers in ([^,]{1,40}), head in ([^)]{1,40})\) took " + _NUM + " seconds",
+        r"\(layers in ([^,]{1,40}), head in ([^)]{1,40})\) took " + NUM + " seconds",
         "The weights were brought into the order in which the kernels read them.",
         "engine/models/decoder_native.py",
         2,
@@ -119,7 +117,7 @@ _WEIGHTS = (
     _line(
         "stoker-packed-read",
         "Reading packed weights (",
-        _NUM + r" GiB\) took " + _NUM + " seconds",
+        NUM + r" GiB\) took " + NUM + " seconds",
         "The packed weights of an earlier start were read, which is faster.",
         "engine/models/packed_decoder.py",
         2,
@@ -129,11 +127,11 @@ _WEIGHTS = (
     _line(
         "stoker-packed-kept",
         "Keeping packed weights for the next start took ",
-        _NUM + " seconds",
+        NUM + " seconds",
         "What a second start need not do again.",
         _PACKED,
         2,
-        _SECONDS,
+        SECONDS,
     ),
     _line(
         "stoker-packed-removed",

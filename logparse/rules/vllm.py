@@ -5,12 +5,11 @@ One entry per shape; where a release changed the wording, the start or the patte
 
 from __future__ import annotations
 
-from logparse.rules.rule import Keep, Mark, Rule, Take, Unit, rule
+from logparse.rules.rule import NUM, Keep, Mark, Rule, Take, Unit, rule
 from logparse.rules.vllm_engine import VLLM_ENGINE_LINES
 from logparse.rules.vllm_serving import VLLM_SERVING_LINES
 from logparse.rules.vllm_start import VLLM_START_LINES
 
-_NUM = r"(-?[\d.]{1,20})"
 _FIGURE = r"(\d{1,12}(?:\.\d{1,9})?)"  # always a number
 _COUNT = r"([\d,]{1,20})"
 _LOGO_VERSION = (" ▄▄ ▄█", "▄▄ ▄█")  # some copies trim the first column, or join spaces
@@ -287,7 +286,7 @@ _ENGINE_AND_WEIGHTS = (
     rule(
         "load-weights",
         "Loading weights took ",
-        _NUM + r" seconds",
+        NUM + r" seconds",
         "Reading the files and copying them to the device.",
         takes=(Take("load_weights_s", Unit.SECONDS),),
         phase=2,
@@ -298,7 +297,7 @@ _ENGINE_AND_WEIGHTS = (
     rule(
         "weights",
         "Model loading took ",
-        _NUM + r" Gi?B(?: memory)?(?: and " + _NUM + r" seconds)?",
+        NUM + r" Gi?B(?: memory)?(?: and " + NUM + r" seconds)?",
         "What the weights of this rank occupy.",
         takes=(Take("weights_gib", Unit.GIB), Take("model_load_s", Unit.SECONDS, (2,))),
         phase=2,
@@ -309,7 +308,7 @@ _ENGINE_AND_WEIGHTS = (
     rule(
         "weights-hpu",
         "Pre-loading model weights on ",
-        r"\S{1,20} took " + _NUM + r" Gi?B of device memory",
+        r"\S{1,20} took " + NUM + r" Gi?B of device memory",
         "Memory of the weights on one Gaudi card.",
         takes=(Take("weights_gib", Unit.GIB),),
         phase=2,
@@ -319,7 +318,7 @@ _ENGINE_AND_WEIGHTS = (
     rule(
         "weights-hpu-small",
         ("Pre-loading model weights on ", "Loading model weights took in total "),
-        r"(?:\S{1,20} took )?" + _NUM + r" MiB of device memory",
+        r"(?:\S{1,20} took )?" + NUM + r" MiB of device memory",
         "The same of a small model, or of a draft model.",
         takes=(Take("weights_gib", Unit.MIB),),
         phase=2,
@@ -329,7 +328,7 @@ _ENGINE_AND_WEIGHTS = (
     rule(
         "weights-old",
         "Loading model weights took ",
-        r"(?:in total )?" + _NUM + r" Gi?B(?: and " + _NUM + r" seconds)?",
+        r"(?:in total )?" + NUM + r" Gi?B(?: and " + NUM + r" seconds)?",
         "As Model loading took; up to 0.8 it said GB and meant GiB. Gaudi says in total.",
         takes=(Take("weights_gib", Unit.GIB), Take("model_load_s", Unit.SECONDS, (2,))),
         phase=2,
@@ -351,7 +350,7 @@ _COMPILATION = (
     rule(
         "dynamo",
         "Dynamo bytecode transform time: ",
-        _NUM + r" s",
+        NUM + r" s",
         "Tracing, the first step of torch.compile.",
         takes=(Take("dynamo_s", Unit.SECONDS),),
         phase=3,
@@ -377,7 +376,7 @@ _COMPILATION = (
     rule(
         "compile",
         ("torch.compile took ", "torch.compile takes "),
-        _NUM + r" s in total",
+        NUM + r" s in total",
         "The whole of torch.compile on this rank.",
         takes=(Take("compile_s", Unit.SECONDS),),
         phase=3,
@@ -387,7 +386,7 @@ _COMPILATION = (
     rule(
         "first-run",
         "Initial profiling/warmup run took ",
-        _NUM + r" s",
+        NUM + r" s",
         "The first forward pass after compiling.",
         takes=(Take("warmup_run_s", Unit.SECONDS),),
         phase=3,
@@ -418,7 +417,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "profiling-v0",
         "Memory profiling takes ",
-        _NUM + r" seconds",
+        NUM + r" seconds",
         "The V0 engine measured the peak of activations.",
         phase=4,
         source="worker/worker.py",
@@ -427,7 +426,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "kv-memory-hpu",
         "Free device memory: ",
-        r"[^,]{1,40}, .{0,300}? " + _NUM + r" GiB reserved for KV cache",
+        r"[^,]{1,40}, .{0,300}? " + NUM + r" GiB reserved for KV cache",
         "The Gaudi worker's share for the KV cache.",
         takes=(Take("kv_memory_gib", Unit.GIB),),
         phase=4,
@@ -437,7 +436,7 @@ _MEMORY_AND_GRAPHS = (
         "kv-memory-v0",
         "model weights take ",
         r"[^;]{1,40};[^;]{1,80};[^;]{1,80}; the rest of the memory reserved for KV Cache is "
-        + _NUM
+        + NUM
         + "GiB",
         "The V0 engine's share for the KV cache.",
         takes=(Take("kv_memory_gib", Unit.GIB),),
@@ -448,7 +447,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "graph-estimate",
         "Estimated CUDA graph memory: ",
-        _NUM,
+        NUM,
         "Set aside before the cache.",
         phase=4,
         source="v1/worker/gpu_model_runner.py",
@@ -457,7 +456,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "kv-memory",
         "Available KV cache memory: ",
-        _NUM + " GiB",
+        NUM + " GiB",
         "What is left for the KV cache on this rank.",
         takes=(Take("kv_memory_gib", Unit.GIB),),
         phase=4,
@@ -466,7 +465,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "kv-memory-fixed",
         "Initial free memory ",
-        _NUM + r" GiB, reserved " + _NUM + r" GiB memory for KV Cache as specified by",
+        NUM + r" GiB, reserved " + NUM + r" GiB memory for KV Cache as specified by",
         "The size that --kv-cache-memory-bytes asked for.",
         takes=(Take("kv_memory_gib", Unit.GIB, (2,)),),
         phase=4,
@@ -476,7 +475,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "kv-memory-cpu",
         ("Auto set (", "Explicitly set ("),
-        _NUM + r"/[\d.]{1,20}\) GiB for KV cache",
+        NUM + r"/[\d.]{1,20}\) GiB for KV cache",
         "The CPU backend's KV cache, of the memory of that node.",
         takes=(Take("kv_memory_gib", Unit.GIB),),
         phase=4,
@@ -494,7 +493,7 @@ _MEMORY_AND_GRAPHS = (
         + r" tokens(?:, Maximum concurrency for "
         + _COUNT
         + r" tokens per request: "
-        + _NUM
+        + NUM
         + "x)?",
         "Token slots of the KV cache, and how many full-length requests they hold.",
         takes=(
@@ -509,7 +508,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "concurrency",
         "Maximum concurrency for ",
-        _COUNT + r" tokens per request: " + _NUM + "x",
+        _COUNT + r" tokens per request: " + NUM + "x",
         "How many full-length requests fit (a line of its own until 0.28).",
         takes=(
             Take("max_model_len", Unit.COUNT, (1,), Keep.LAST, 0),
@@ -551,7 +550,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "graphs",
         "Graph capturing finished in ",
-        _NUM + r" secs(?:, took " + _NUM + " GiB)?",
+        NUM + r" secs(?:, took " + NUM + " GiB)?",
         "CUDA graphs: time and memory. The V2 runner prints an estimate first.",
         takes=(
             Take("graph_capture_s", Unit.SECONDS, (1,), Keep.LAST_PER_PROCESS),
@@ -563,7 +562,7 @@ _MEMORY_AND_GRAPHS = (
     rule(
         "engine-init",
         "init engine (profile, create kv cache, warmup model) took ",
-        _NUM + r" s",
+        NUM + r" s",
         "Profiling, cache and warm-up together; the engine is up, the server is not yet.",
         takes=(Take("engine_init_s", Unit.SECONDS, keep=Keep.LAST),),
         phase=4,

@@ -4,10 +4,7 @@ memory profiling, KV cache layout, CUDA graphs.
 
 from __future__ import annotations
 
-from logparse.rules.rule import Keep, Rule, Take, Unit, known_line
-
-_NUM = r"(-?[\d.]{1,20})"
-_SECONDS = Take("seconds", Unit.SECONDS)
+from logparse.rules.rule import NUM, SECONDS, Keep, Rule, Take, Unit, known_line
 
 _COMPILATION = (
     known_line(
@@ -39,7 +36,7 @@ _COMPILATION = (
     known_line(
         "compile-time",
         "Compiling a graph for ",
-        r"(.{1,80}?) takes " + _NUM + " s",
+        r"(.{1,80}?) takes " + NUM + " s",
         "How long one graph took to compile.",
         "compilation/backends.py",
         3,
@@ -50,11 +47,11 @@ _COMPILATION = (
     known_line(
         "compile-load-time",
         "Directly load the compiled graph",
-        r".{0,100}?from the cache, took " + _NUM + " s",
+        r".{0,100}?from the cache, took " + NUM + " s",
         "How long a graph took to read from the cache.",
         "compilation/backends.py",
         3,
-        _SECONDS,
+        SECONDS,
     ),
     known_line(
         "compile-size",
@@ -72,7 +69,7 @@ _COMPILATION = (
         "Kernels that are compiled on first use are used once.",
         "model_executor/warmup/kernel_warmup.py",
         4,
-        _SECONDS,
+        SECONDS,
     ),
     known_line(
         "autotune",
@@ -89,7 +86,7 @@ _COMPILATION = (
         "The image encoder is compiled, too.",
         "compilation/monitor.py",
         3,
-        _SECONDS,
+        SECONDS,
     ),
 )
 
@@ -97,7 +94,7 @@ _MEMORY = (
     known_line(
         "memory-budget",
         "Initial free memory: ",
-        _NUM + r" GiB; Requested memory: " + _NUM + r" \(util\), " + _NUM + " GiB",
+        NUM + r" GiB; Requested memory: " + NUM + r" \(util\), " + NUM + " GiB",
         "What was free, and the share that this server takes.",
         "v1/worker/gpu_worker.py",
         4,
@@ -108,7 +105,7 @@ _MEMORY = (
     known_line(
         "memory-after-profiling",
         "Free memory after profiling: ",
-        _NUM + r" GiB \(total\), " + _NUM + " GiB",
+        NUM + r" GiB \(total\), " + NUM + " GiB",
         "What the trial run left.",
         "v1/worker/gpu_worker.py",
         4,
@@ -118,19 +115,19 @@ _MEMORY = (
     known_line(
         "memory-profile",
         "Memory profiling takes ",
-        _NUM + r" seconds\. Total non KV cache memory: " + _NUM + "GiB; torch peak memory "
-        r"increase: " + _NUM + "GiB",
+        NUM + r" seconds\. Total non KV cache memory: " + NUM + "GiB; torch peak memory "
+        r"increase: " + NUM + "GiB",
         "What weights and activations use at their peak.",
         "utils/mem_utils.py",
         4,
-        _SECONDS,
+        SECONDS,
         Take("not_kv", Unit.GIB, (2,)),
         takes=(Take("peak_activation_gib", Unit.GIB, (3,), Keep.LAST),),
     ),
     known_line(
         "memory-share-v0",
         "the current vLLM instance can use total_gpu_memory (",
-        _NUM + r"GiB\) x gpu_memory_utilization \(" + _NUM + r"\) = " + _NUM + "GiB",
+        NUM + r"GiB\) x gpu_memory_utilization \(" + NUM + r"\) = " + NUM + "GiB",
         "The share of the GPU that this server takes.",
         "worker/worker.py",
         4,
@@ -144,8 +141,8 @@ _MEMORY = (
     known_line(
         "memory-parts-v0",
         "model weights take ",
-        _NUM + r"GiB; non_torch_memory takes " + _NUM + r"GiB; PyTorch activation peak memory "
-        r"takes " + _NUM + "GiB",
+        NUM + r"GiB; non_torch_memory takes " + NUM + r"GiB; PyTorch activation peak memory "
+        r"takes " + NUM + "GiB",
         "What the share is spent on before the KV cache.",
         "worker/worker.py",
         4,
@@ -160,9 +157,9 @@ _MEMORY = (
         "memory-profile-oldest",
         "Memory profiling results: ",
         r"(?:duration=[\d.]{1,20} seconds, )?total_gpu_memory="
-        + _NUM
+        + NUM
         + r"Gi?B.{0,400}?kv_cache_size="
-        + _NUM
+        + NUM
         + "Gi?B",
         "The share and what is left of it for the KV cache.",
         "worker/worker.py",
@@ -196,8 +193,8 @@ _MEMORY = (
     known_line(
         "memory-report",
         "Free memory on device",
-        r"(?: cuda:\d{1,3})? \(" + _NUM + "/" + _NUM + r" GiB\) on startup\. Desired GPU memory "
-        r"utilization is \(" + _NUM + r", [\d.]{1,20} GiB\)",
+        r"(?: cuda:\d{1,3})? \(" + NUM + "/" + NUM + r" GiB\) on startup\. Desired GPU memory "
+        r"utilization is \(" + NUM + r", [\d.]{1,20} GiB\)",
         "The whole memory account of this rank in one line.",
         "v1/worker/gpu_worker.py",
         4,
@@ -211,7 +208,7 @@ _MEMORY = (
     known_line(
         "memory-report-activation",
         "Free memory on device",
-        r".{0,500}?, " + _NUM + " GiB for peak activation",
+        r".{0,500}?, " + NUM + " GiB for peak activation",
         "Of that account: the peak of the activations.",
         "v1/worker/gpu_worker.py",
         4,
@@ -221,7 +218,7 @@ _MEMORY = (
     known_line(
         "cpu-kv-default",
         "Environment variable VLLM_CPU_KVCACHE_SPACE (GiB) for CPU backend is not set, using ",
-        _NUM,
+        NUM,
         "The CPU backend's KV cache has its default size.",
         "platforms/cpu.py",
         4,
@@ -248,7 +245,7 @@ _MEMORY = (
     known_line(
         "kv-padding",
         "Add ",
-        r"(\d{1,6}) padding layers, may waste at most " + _NUM + "%",
+        r"(\d{1,6}) padding layers, may waste at most " + NUM + "%",
         "Groups of layers were filled up; that share of the KV cache is unused.",
         "v1/core/kv_cache_utils.py",
         4,
@@ -294,7 +291,7 @@ _GRAPHS = (
     known_line(
         "graph-pool",
         "CUDA graph pool memory: ",
-        _NUM + r" GiB \(actual\), " + _NUM + r" GiB \(estimated\)",
+        NUM + r" GiB \(actual\), " + NUM + r" GiB \(estimated\)",
         "What the graphs took, and what was expected.",
         "v1/worker/gpu_worker.py",
         4,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from logparse.rules.rule import Mark, Rule, Take, Unit, known_line, rule
+from logparse.rules.rule import NUM, SECONDS, Mark, Rule, Take, Unit, known_line, rule
 
-_NUM = r"(-?[\d.]{1,20})"
 _ID = Take("request", Unit.TEXT)
-_SECONDS = Take("seconds", Unit.SECONDS)
 _LOGGERS = "v1/metrics/loggers.py"
 _ASYNC = "v1/engine/async_llm.py"
 
@@ -77,7 +75,7 @@ _RUNTIME = (
     known_line(
         "aggregated",
         tuple(f"{count} Engines Aggregated: Avg prompt throughput: " for count in range(1, 65)),
-        _NUM + r" tokens/s, Avg generation throughput: " + _NUM,
+        NUM + r" tokens/s, Avg generation throughput: " + NUM,
         "The periodic line of all engines together.",
         _LOGGERS,
         None,
@@ -87,7 +85,7 @@ _RUNTIME = (
     known_line(
         "prefix-hits-v0",
         "Prefix cache hit rate: GPU: ",
-        _NUM + "%",
+        NUM + "%",
         "How much of the prompts was found in the cache.",
         "engine/metrics.py",
         None,
@@ -97,7 +95,7 @@ _RUNTIME = (
     known_line(
         "speculative",
         ("SpecDecoding metrics: ", "Speculative metrics: ", "DiffusionDecoding metrics: "),
-        r"(?:.{0,200}?(?:Mean acceptance length|Draft acceptance rate): " + _NUM + ")?",
+        r"(?:.{0,200}?(?:Mean acceptance length|Draft acceptance rate): " + NUM + ")?",
         "How many guessed tokens were right. An acceptance length near 1 means no gain.",
         "v1/spec_decode/metrics.py",
         None,
@@ -106,7 +104,7 @@ _RUNTIME = (
     known_line(
         "mfu",
         "Engine ",
-        r"\d{1,6}: MFU: " + _NUM + " TF/s",
+        r"\d{1,6}: MFU: " + NUM + " TF/s",
         "Computing speed reached (--enable-mfu-metrics).",
         "v1/metrics/perf.py",
         None,
@@ -132,7 +130,7 @@ _RUNTIME = (
     known_line(
         "iteration",
         "Engine ",
-        r"\d{1,6}: Iteration\((\d{1,12})\): .{0,300}?iteration elapsed time: " + _NUM + " ms",
+        r"\d{1,6}: Iteration\((\d{1,12})\): .{0,300}?iteration elapsed time: " + NUM + " ms",
         "One step (--enable-logging-iteration-details).",
         _LOGGERS,
         None,
@@ -204,7 +202,7 @@ _RUNTIME = (
         "A worker is busy for long: harmless while it compiles, a hang while serving.",
         "distributed/device_communicators/shm_broadcast.py",
         None,
-        _SECONDS,
+        SECONDS,
     ),
     known_line(
         "prefix-reset",

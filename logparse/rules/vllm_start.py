@@ -5,11 +5,9 @@ Configuration, processes, communication, attention backend, reading of weights.
 
 from __future__ import annotations
 
-from logparse.rules.rule import Keep, Rule, Take, Unit, known_line
+from logparse.rules.rule import NUM, SECONDS, Keep, Rule, Take, Unit, known_line
 
-_NUM = r"(-?[\d.]{1,20})"
 _INT = r"(\d{1,12})"
-_SECONDS = Take("seconds", Unit.SECONDS)
 _COUNT = Take("count", Unit.COUNT)
 _NAME = Take("name", Unit.TEXT)
 # Ranks of a line that names the place of a process in the layout.
@@ -320,11 +318,11 @@ _CONFIGURATION = (
             "Readonly multi-modal warmup completed in ",
             "Renderer warmup completed in ",
         ),
-        _NUM + "s",
+        NUM + "s",
         "The chat template or the image processor was run once.",
         "renderers/base.py",
         5,
-        _SECONDS,
+        SECONDS,
     ),
     known_line(
         "unknown-variable",
@@ -426,7 +424,7 @@ _PROCESSES = (
     known_line(
         "mamba-padding",
         "Padding mamba page size by ",
-        _NUM + "%",
+        NUM + "%",
         "Pages of both kinds of layer were made equal; some memory stays unused.",
         "platforms/interface.py",
         2,
@@ -478,7 +476,7 @@ _WEIGHTS = (
     known_line(
         "download",
         "Time spent downloading weights for ",
-        r"(\S{1,300}): " + _NUM + " seconds",
+        r"(\S{1,300}): " + NUM + " seconds",
         "The weights came over the network.",
         "model_loader/weight_utils.py",
         2,
@@ -497,7 +495,7 @@ _WEIGHTS = (
     known_line(
         "checkpoint-size",
         "Filesystem type for checkpoints: ",
-        r"(\S{1,40})\. Checkpoint size: " + _NUM + r" GiB\. Available RAM: " + _NUM + " GiB",
+        r"(\S{1,40})\. Checkpoint size: " + NUM + r" GiB\. Available RAM: " + NUM + " GiB",
         "Where the checkpoint lies, its size, and how much of it main memory can keep.",
         "model_loader/weight_utils.py",
         2,

@@ -18,7 +18,7 @@ from logparse import (
 )
 from logparse.report.explain import phase_time
 
-_MARKS = {"done": "✓", "running": "…", "failed": "✗", "absent": " "}
+PHASE_MARKS = {"done": "✓", "running": "…", "failed": "✗", "absent": " "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +106,5 @@ class StartProgress:
             began_s = self._began_s.get(phase.name)
             if phase.state == "running" and began_s is not None:
                 time = f"{now_s - began_s:.1f} s"
-            rows.append(PhaseRow(_MARKS[phase.state], phase.name, time, detail))
+            rows.append(PhaseRow(PHASE_MARKS[phase.state], phase.name, time, detail))
         return rows

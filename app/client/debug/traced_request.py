@@ -22,14 +22,13 @@ from app.client.errors import (
     status_error,
 )
 from app.client.server import first_model
-from app.client.sse import iter_events
+from app.client.sse import END_OF_STREAM, iter_events
 from app.client.terminal_text import clean_word, strip_escapes
 from app.client.transport import STREAM_TIMEOUT_S, connection_errors, open_client
 
 if TYPE_CHECKING:
     import httpx
 
-_END = "[DONE]"
 _STAGES = {
     "connection.connect_tcp.complete": "connected",
     "http11.send_request_body.complete": "request sent",
@@ -147,7 +146,7 @@ def _run(client: httpx.Client, body: Mapping[str, object]) -> _Seen:
 
 def _events(response: httpx.Response) -> Iterator[Mapping[str, Any]]:
     for data in iter_events(response.iter_bytes()):
-        if data.strip() == _END:
+        if data.strip() == END_OF_STREAM:
             continue  # the end of the connection is read too
         try:
             event = json.loads(data)

@@ -160,23 +160,23 @@ class RequestTable(DataTable[Text]):
 
     def action_ask_cancel(self) -> None:
         """Ask for the selected request's end."""
-        row = self._selected_row()
-        if row is not None and row.can_be_cancelled:
-            self.post_message(CancelAsked(row.key))
-        elif row is not None:
-            self.notify("llama-server has no endpoint that ends a request.")
+        self._ask(CancelAsked, "llama-server has no endpoint that ends a request.")
 
     def action_ask_details(self) -> None:
         """Ask for the selected request's walk."""
-        row = self._selected_row()
-        if row is not None and row.can_be_cancelled:
-            self.post_message(DetailsAsked(row.key))
-        elif row is not None:
-            self.notify("llama-server does not tell the times of a request.")
+        self._ask(DetailsAsked, "llama-server does not tell the times of a request.")
 
     def action_ask_filter(self) -> None:
         """Ask for a text to filter by."""
         self.post_message(FilterAsked())
+
+    def _ask(self, question: type[CancelAsked] | type[DetailsAsked], refusal: str) -> None:
+        """Post the question about the selected request, where its engine has an answer."""
+        row = self._selected_row()
+        if row is not None and row.can_be_cancelled:
+            self.post_message(question(row.key))
+        elif row is not None:
+            self.notify(refusal)
 
     def _selected_row(self) -> RequestRow | None:
         return self._shown[self.cursor_row] if self.cursor_row < len(self._shown) else None

@@ -9,8 +9,7 @@ from textual.widget import Widget
 
 from logparse import LogReport, explain
 from logparse.report.explain import phase_time
-
-_MARKS = {"done": "✓", "running": "…", "failed": "✗", "absent": " "}
+from tui.state.start_progress import PHASE_MARKS
 
 
 class PhaseList(Widget):
@@ -57,7 +56,7 @@ class PhaseList(Widget):
         assert self._report is not None
         phase = self._report.phases[number]
         time = phase_time(phase) if phase.seconds is not None else ""
-        row = self._pair(f"{number + 1}{_MARKS[phase.state]} {phase.name}", time)
+        row = self._pair(f"{number + 1}{PHASE_MARKS[phase.state]} {phase.name}", time)
         row.stylize("reverse" if number + 1 == self._chosen else "")
         return row
 
