@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ _ABSENT = {
     "docker": ("is not a docker command", "unknown command: docker compose", "unknown shorthand"),
     "sbatch": ("Unable to contact slurm controller", "Could not establish a configuration source"),
 }
+_UNKNOWN_KIND = re.compile(r"Couldn't find schema for kind (\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,19 @@ class CheckResult:
 def check_files(folder: Path, names: Sequence[str]) -> list[CheckResult]:
     """Every tool that knows one of the files below `folder`, in the files' order."""
     return [
-        _run(tool, [*command, name], folder, name)
+        result
         for name in names
         for tool, command in _tools_for(name)
+        for result in _results(_run(tool, [*command, name], folder, name))
     ]
+
+
+def _results(result: CheckResult) -> Iterator[CheckResult]:
+    """The result, and one more for each kind of object that the tool knows nothing of."""
+    yield result
+    for kind in _UNKNOWN_KIND.findall(result.says):
+        says = f"has no schema for {kind} (kubectl apply --dry-run=server -f {result.file})"
+        yield CheckResult(result.tool, result.file, None, says)
 
 
 def _tools_for(name: str) -> Iterator[tuple[str, list[str]]]:
@@ -68,7 +79,7 @@ def _tools_for(name: str) -> Iterator[tuple[str, list[str]]]:
     elif name == "compose.yaml":
         yield "docker", ["compose", "config", "-q", "-f"]
     elif name.endswith(".yaml"):
-        yield "kubernetes-validate", []
+        yield "kubernetes-validate", ["--strict"]
 
 
 def _run(tool: str, words: list[str], folder: Path, name: str) -> CheckResult:

@@ -64,7 +64,8 @@ def _claim(deployment: Deployment) -> dict[str, Any]:
         "kind": "PersistentVolumeClaim",
         "metadata": _metadata(deployment),
         "spec": {
-            "accessModes": ["ReadWriteOnce"],
+            # Pods of several nodes share it.
+            "accessModes": ["ReadWriteOnce" if deployment.nodes == 1 else "ReadWriteMany"],
             "resources": {"requests": {"storage": f"{deployment.cache_gib}Gi"}},
         },
     }

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from app.errors import ExitCode
+from app.selftest import engine
+from engine.machine.ports import free_port
 from tests.fakes import serve_fake
 from tests.waiting import wait_for
 
@@ -26,7 +28,7 @@ _PATIENCE_S = 60.0
 class Service:
     """A supervisor started as a service manager starts it, and what it says to its manager."""
 
-    def __init__(self, folder: Path, mode: str, timeout_s: float, **care: object) -> None:
+    def __init__(self, folder: Path, *command: str) -> None:
         self.state = folder / "state"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / "notify"))
@@ -42,9 +44,8 @@ class Service:
                 "WATCHDOG_USEC": "3000000",
                 "JOURNAL_STREAM": f"{journal.st_dev}:{journal.st_ino}",
             }
-            command = [sys.executable, serve_fake.__file__, "service", mode, str(timeout_s)]
             self.process = subprocess.Popen(
-                [*command, json.dumps(care)],
+                command,
                 stdout=subprocess.PIPE,
                 stderr=err,
                 text=True,
@@ -80,6 +81,12 @@ class Service:
         return document
 
 
+def fake_service(folder: Path, mode: str, timeout_s: float, **care: object) -> Service:
+    """What `stoker serve` runs behind its command line, on a fake engine."""
+    words = (serve_fake.__file__, "service", mode, str(timeout_s), json.dumps(care))
+    return Service(folder, sys.executable, *words)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
@@ -99,7 +106,7 @@ def services(folder: Path) -> Iterator[list[Service]]:
 def test_ready_comes_after_the_start_and_stopping_before_the_end(
     folder: Path, services: list[Service]
 ) -> None:
-    services.append(service := Service(folder, "good", 60.0))
+    services.append(service := fake_service(folder, "good", 60.0))
     heard = service.hear_until("READY=1")
     assert service.record()["state"] == "ready"
     assert any(text.startswith("STATUS=ready at http://") for text in heard)
@@ -115,7 +122,7 @@ def test_ready_comes_after_the_start_and_stopping_before_the_end(
 def test_a_start_tells_its_parts_and_gets_more_time_only_while_it_moves(
     folder: Path, services: list[Service]
 ) -> None:
-    services.append(service := Service(folder, "never-ready", 3.0))
+    services.append(service := fake_service(folder, "never-ready", 3.0))
     assert service.end(None) == ExitCode.TIMEOUT
     heard = service.rest()
     assert [text for text in heard if text.startswith("STATUS=starting")]
@@ -125,7 +132,7 @@ def test_a_start_tells_its_parts_and_gets_more_time_only_while_it_moves(
 
 
 def test_a_failed_start_is_never_ready(folder: Path, services: list[Service]) -> None:
-    services.append(service := Service(folder, "crash-at-start", 60.0))
+    services.append(service := fake_service(folder, "crash-at-start", 60.0))
     assert service.end(None) == ExitCode.ENGINE_FAILED_TO_START
     heard = service.rest()
     assert not {"READY=1", "STOPPING=1"} & set(heard)
@@ -136,7 +143,7 @@ def test_a_failed_start_is_never_ready(folder: Path, services: list[Service]) ->
 def test_a_server_that_moves_or_waits_keeps_the_watchdog_quiet(
     mode: str, folder: Path, services: list[Service]
 ) -> None:
-    services.append(service := Service(folder, f"selftest:{mode}", 60.0, stall_s=1.0))
+    services.append(service := fake_service(folder, f"selftest:{mode}", 60.0, stall_s=1.0))
     service.hear_until("READY=1")
     service.hear_until(f"STATUS={mode} at")
     for _ in range(2):
@@ -145,14 +152,14 @@ def test_a_server_that_moves_or_waits_keeps_the_watchdog_quiet(
 
 
 def test_a_frozen_engine_lets_the_watchdog_run_out(folder: Path, services: list[Service]) -> None:
-    services.append(service := Service(folder, "selftest:frozen", 60.0, stall_s=1.0))
+    services.append(service := fake_service(folder, "selftest:frozen", 60.0, stall_s=1.0))
     service.hear_until("STATUS=stalled at")
     assert service.end() == ExitCode.OK
     assert "WATCHDOG=1" not in service.rest()
 
 
 def test_the_engine_cannot_speak_for_its_supervisor(folder: Path, services: list[Service]) -> None:
-    services.append(service := Service(folder, "good", 60.0))
+    services.append(service := fake_service(folder, "good", 60.0))
     service.hear_until("READY=1")
     pid = service.record()["pid"]
     environment = Path(f"/proc/{pid}/environ").read_bytes()
@@ -161,10 +168,49 @@ def test_the_engine_cannot_speak_for_its_supervisor(folder: Path, services: list
     assert service.end() == ExitCode.OK
 
 
+_LLAMA_SERVER = """#!/bin/sh
+while [ "$1" != --port ]; do shift; done
+exec {python} -I -S {engine} "$2" idle
+"""
+
+
+def _real_service(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Service, Path]:
+    """`stoker serve` itself with a file of settings, and a small program in place of its engine."""
+    program, model, settings = folder / "llama-server", folder / "x.gguf", folder / "settings.toml"
+    program.write_text(_LLAMA_SERVER.format(python=sys.executable, engine=engine.__file__))
+    program.chmod(0o755)
+    model.write_bytes(b"GGUF")
+    settings.write_text("[serve]\nidle-probe = 0\n")
+    monkeypatch.setenv("STOKER_CONFIG_FILE", str(settings))
+    stoker = str(Path(sys.executable).with_name("stoker"))
+    words = ("serve", str(model), "--engine", "llama.cpp", "--engine-binary", str(program))
+    return Service(folder, stoker, *words, "--port", str(free_port()), "--no-tui"), settings
+
+
+def test_settings_that_are_changed_count_from_a_hang_up_on(
+    folder: Path, services: list[Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, settings = _real_service(folder, monkeypatch)
+    services.append(service)
+    service.hear_until("READY=1")
+    settings.write_text("[serve]\nrestart = 'perhaps'\n")
+    service.process.send_signal(signal.SIGHUP)
+    service.hear_until("READY=1")
+    wait_for(lambda: "the settings are as before: --restart 'perhaps'" in service.err.read_text())
+
+    settings.write_text("[serve]\nexit-when-idle = 0.05\nmax-model-len = 512\n")
+    service.process.send_signal(signal.SIGHUP)
+    assert service.end(None) == ExitCode.OK
+    said = service.err.read_text()
+    assert "flags of the engine count from its next start: restart the service" in said
+    assert "no client has asked for as long as --exit-when-idle" in said
+    assert "STOPPING=1" in service.rest()
+
+
 def test_a_hang_up_reads_settings_again_and_usr1_tells_the_state(
     folder: Path, services: list[Service]
 ) -> None:
-    services.append(service := Service(folder, "good", 60.0))
+    services.append(service := fake_service(folder, "good", 60.0))
     service.hear_until("READY=1")
     service.process.send_signal(signal.SIGHUP)
     assert "MONOTONIC_USEC=" in service.hear_until("RELOADING=1")[-1]
@@ -175,7 +221,7 @@ def test_a_hang_up_reads_settings_again_and_usr1_tells_the_state(
 
 
 def test_the_journal_gets_priorities(folder: Path, services: list[Service]) -> None:
-    services.append(service := Service(folder, "crash-at-start", 60.0))
+    services.append(service := fake_service(folder, "crash-at-start", 60.0))
     service.end(None)
     lines = service.err.read_text().splitlines()
     assert any(line.startswith("<3>error: the server failed to start") for line in lines)
@@ -185,7 +231,7 @@ def test_the_journal_gets_priorities(folder: Path, services: list[Service]) -> N
 
 def test_the_endpoint_file_is_there_while_it_serves(folder: Path, services: list[Service]) -> None:
     path = folder / "endpoint.json"
-    services.append(service := Service(folder, "good", 60.0, endpoint_file=str(path)))
+    services.append(service := fake_service(folder, "good", 60.0, endpoint_file=str(path)))
     service.hear_until("READY=1")
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text())["url"] == service.record()["url"]
@@ -194,7 +240,7 @@ def test_the_endpoint_file_is_there_while_it_serves(folder: Path, services: list
 
 
 def test_a_server_that_nobody_asks_ends_well(folder: Path, services: list[Service]) -> None:
-    services.append(service := Service(folder, "selftest:idle", 60.0, exit_when_idle_s=3.0))
+    services.append(service := fake_service(folder, "selftest:idle", 60.0, exit_when_idle_s=3.0))
     assert service.end(None) == ExitCode.OK
     assert "STOPPING=1" in service.rest()
     assert "no client has asked for as long as --exit-when-idle" in service.err.read_text()
@@ -202,7 +248,7 @@ def test_a_server_that_nobody_asks_ends_well(folder: Path, services: list[Servic
 
 def test_scrapes_do_not_keep_it_but_a_stream_does(folder: Path, services: list[Service]) -> None:
     care = {"stall_s": 1.0, "exit_when_idle_s": 3.0}
-    services.append(service := Service(folder, "selftest:busy", 60.0, **care))
+    services.append(service := fake_service(folder, "selftest:busy", 60.0, **care))
     service.hear_until("READY=1")
     for _ in range(4):  # far more than three seconds
         service.hear_until("WATCHDOG=1")
@@ -213,7 +259,7 @@ def test_scrapes_do_not_keep_it_but_a_stream_does(folder: Path, services: list[S
 
 def test_scrapes_alone_do_not_keep_it(folder: Path, services: list[Service]) -> None:
     care = {"idle_probe_s": 0.5, "exit_when_idle_s": 5.0}
-    services.append(service := Service(folder, "selftest:idle", 60.0, **care))
+    services.append(service := fake_service(folder, "selftest:idle", 60.0, **care))
     service.hear_until("READY=1")
     parts = urlsplit(str(service.record()["url"]))
     num_scrapes = 0

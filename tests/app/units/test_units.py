@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -132,27 +134,6 @@ def test_a_file_for_secrets_is_private_and_keeps_what_was_put_into_it() -> None:
     assert path.read_text() == "HF_TOKEN=mine\n"
 
 
-def _numbers(out: Path) -> dict[str, Any]:
-    """Where the drain stands in each kind."""
-    unit = next((out / "systemd").glob("*.service")).read_text()
-    job = next((out / "slurm").glob("*.sbatch")).read_text()
-    objects = yaml.safe_load_all(next((out / "kubernetes").glob("stoker-*.yaml")).read_text())
-    pod = next(one for one in objects if one["kind"] == "Deployment")["spec"]["template"]["spec"]
-    compose = yaml.safe_load((out / "compose" / "compose.yaml").read_text())
-    return {
-        "systemd": int(unit.partition("TimeoutStopSec=")[2].split()[0]),
-        "slurm": int(job.partition("B:TERM@")[2].split()[0]),
-        "kubernetes": pod["terminationGracePeriodSeconds"],
-        "compose": int(compose["services"]["server"]["stop_grace_period"][:-1]),
-    }
-
-
-def test_one_drain_changes_all_of_them_by_the_same() -> None:
-    before = _numbers(write("small"))
-    after = _numbers(write("small", "--drain", "80"))
-    assert {kind: after[kind] - before[kind] for kind in before} == dict.fromkeys(before, 60)
-
-
 def test_permanent_ends_are_not_restarted() -> None:
     unit = next(write("small", kind="systemd").glob("*.service")).read_text()
     codes = " ".join(str(int(code)) for code in PERMANENT_EXIT_CODES)
@@ -164,10 +145,55 @@ def test_no_image_is_whatever_is_newest(image: str) -> None:
     assert image.rpartition(":")[2] not in ("", "latest", image)
 
 
-def test_several_nodes_are_a_group_of_pods() -> None:
+# What `leaderworkerset.x-k8s.io/v1` says of the fields that are written, in the words of its API's
+# documentation; its own schema is in no package. Pods are checked as pods.
+_LEADER_WORKER_SET = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        # Services are named after it: a label of DNS.
+        "metadata": {"properties": {"name": {"pattern": "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}}},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["leaderWorkerTemplate"],
+            "properties": {
+                "replicas": {"type": "integer", "minimum": 1},
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["workerTemplate"],
+                    "properties": {
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {
+                            "enum": [
+                                *("RecreateGroupOnPodRestart", "RecreateGroupAfterStart"),
+                                *("None", "Default"),
+                            ]
+                        },
+                        "leaderTemplate": {"type": "object"},
+                        "workerTemplate": {"type": "object"},
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def _group() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The other objects of a server on two nodes, and its LeaderWorkerSet."""
     out = write("large", "--nodes", "2", kind="kubernetes")
-    text = next(out.glob("stoker-*.yaml")).read_text()
-    group = next(one for one in yaml.safe_load_all(text) if one["kind"] == "LeaderWorkerSet")
+    objects = list(yaml.safe_load_all(next(out.glob("stoker-*.yaml")).read_text()))
+    group = next(one for one in objects if one["kind"] == "LeaderWorkerSet")
+    return [one for one in objects if one is not group], group
+
+
+def test_several_nodes_are_a_group_of_pods() -> None:
+    others, group = _group()
     spec = group["spec"]["leaderWorkerTemplate"]
     leader, worker = spec["leaderTemplate"], spec["workerTemplate"]
     args = worker["spec"]["containers"][0]["args"]
@@ -176,6 +202,28 @@ def test_several_nodes_are_a_group_of_pods() -> None:
     assert leader["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 1}
     assert leader["metadata"]["labels"] != worker["metadata"]["labels"], "clients go to the leader"
     assert "readinessProbe" not in worker["spec"]["containers"][0]
+    claim = next(one for one in others if one["kind"] == "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"], "two nodes mount it"
+
+
+def test_a_group_of_pods_has_the_fields_of_its_api() -> None:
+    _, group = _group()
+    jsonschema_rs.validate(_LEADER_WORKER_SET, group)
+    for role in ("leaderTemplate", "workerTemplate"):
+        pod = {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": group["metadata"],
+            "template": group["spec"]["leaderWorkerTemplate"][role],
+        }
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_a_kind_that_no_tool_knows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["unit", "kubernetes", "@large", "--nodes", "2", "--check"]
+    assert run(words) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert re.search(r"^not checked .* has no schema for LeaderWorkerSet", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
