@@ -92,7 +92,7 @@ class LaunchSpec:
     served_name: str | None = None  # the name clients use; None: the server's own choice
     variables: dict[str, str] = field(default_factory=dict)  # added to the child's environment
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value
-    needed_secrets: tuple[str, ...] = ()  # names, besides the hub's, that it may inherit
+    needed_secrets: tuple[str, ...] = ()  # names of those of our environment that it inherits
 
     @property
     def url(self) -> str:
@@ -141,7 +141,7 @@ class LaunchSpec:
 
     def environment(self) -> dict[str, str]:
         """The child's environment: ours with the secrets it needs, output unbuffered."""
-        ours = child_environment(*HUB_SECRETS, *self.needed_secrets)
+        ours = child_environment(*self.needed_secrets)
         return {**ours, "PYTHONUNBUFFERED": "1", **self.variables, **self.secrets}
 
 
@@ -228,7 +228,13 @@ def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> 
         uds=args.uds,
         shutdown_timeout_s=args.shutdown_timeout,
         secrets={API_KEY_VARIABLE: api_key} if api_key else {},
+        needed_secrets=download_secrets(model_path),
     )
+
+
+def download_secrets(model_path: str) -> tuple[str, ...]:
+    """What a server needs that fetches its own model: nothing when that lies on this machine."""
+    return () if Path(model_path).exists() else HUB_SECRETS
 
 
 def as_flags(args: EngineArgs) -> list[str]:

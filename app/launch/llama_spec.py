@@ -16,7 +16,7 @@ from typing import Any
 
 from app.errors import ExitCode, StokerError, UsageError
 from app.launch.engines import LLAMA_CPP
-from app.launch.launch_specs import LaunchSpec, ServeRequest
+from app.launch.launch_specs import LaunchSpec, ServeRequest, download_secrets
 from engine.args import EngineArgs
 from engine.machine.secrets import child_environment
 
@@ -117,6 +117,7 @@ def llama_spec(
         uds=request.uds,
         shutdown_timeout_s=request.args.shutdown_timeout,
         secrets={API_KEY_VARIABLE: key} if key else {},
+        needed_secrets=download_secrets(model_path),
     )
 
 

@@ -16,7 +16,7 @@ from app.errors import ExitCode, StokerError, UsageError
 from app.launch.engines import VLLM
 from app.launch.launch_specs import LaunchSpec, ServeRequest, as_flags
 from engine.args import EngineArgs
-from engine.machine.secrets import STORAGE_SECRETS
+from engine.machine.secrets import HUB_SECRETS, STORAGE_SECRETS
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _DEFAULTS = EngineArgs()
@@ -124,7 +124,8 @@ def vllm_spec(
         shutdown_timeout_s=request.args.shutdown_timeout,
         variables={"PATH": f"{folder}{os.pathsep}{path}"},
         secrets={API_KEY_VARIABLE: api_key} if api_key else {},
-        needed_secrets=(API_KEY_VARIABLE, *STORAGE_SECRETS),
+        # Its tokenizer, adapters or draft model may be on the hub where the model is not.
+        needed_secrets=(API_KEY_VARIABLE, *HUB_SECRETS, *STORAGE_SECRETS),
     )
 
 

@@ -14,7 +14,11 @@ from engine.machine.hub import TOKEN_VARIABLES
 SERVER_KEYS = ("STOKER_API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY")
 """Keys that a server of ours, vLLM or llama-server asks of its clients."""
 
-HUB_SECRETS = (*TOKEN_VARIABLES, "HF_OIDC_ID_TOKEN")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+PROXY_VARIABLES = (*_PROXIES, *map(str.upper, _PROXIES))
+"""Secrets where the proxy's address has a password in it."""
+
+HUB_SECRETS = (*TOKEN_VARIABLES, "HF_OIDC_ID_TOKEN", *PROXY_VARIABLES)
 """What a process needs that downloads models from the Hugging Face hub."""
 
 STORAGE_SECRETS = ("AWS_", "AZURE_", "GOOGLE_", "GCS_", "S3_", "MODELSCOPE_", "RUNAI_")
@@ -23,9 +27,10 @@ STORAGE_SECRETS = ("AWS_", "AZURE_", "GOOGLE_", "GCS_", "S3_", "MODELSCOPE_", "R
 # Wide on purpose: a variable that is taken for a secret by mistake is kept from processes that do
 # not look at it. TOKENIZERS_PARALLELISM, HF_TOKEN_PATH and STOKER_API_KEY_FILE are none.
 _SECRET_NAME = re.compile(
-    r".*(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|AUTH|(?:^|_)KEYS?)(?:_ID)?",
+    r".*(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|LOGIN|APIKEY|AUTH|(?:^|_)KEYS?)(?:_ID)?",
     re.IGNORECASE,
 )
+_URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 _SHORTEST = 6  # the value of a variable that only looks like a secret's may be an ordinary word
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,})"
@@ -49,7 +54,7 @@ def child_environment(*needed: str, environ: Mapping[str, str] | None = None) ->
     return {
         name: value
         for name, value in source.items()
-        if not is_secret(name) or _is_needed(name, needed)
+        if not (is_secret(name) or _URL_WITH_PASSWORD.search(value)) or _is_needed(name, needed)
     }
 
 

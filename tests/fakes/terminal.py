@@ -11,6 +11,8 @@ import struct
 import subprocess
 import sys
 import termios
+import time
+from collections.abc import Callable
 
 VARIABLES = ("STOKER_URL", "STOKER_API_KEY", "VLLM_API_KEY", "STOKER_API_KEY_FILE")
 
@@ -54,6 +56,15 @@ class Terminal:
             self.seen += piece
             self.printed += piece
         self.seen = self.seen.partition(text)[2]
+
+    def read_until(self, condition: Callable[[str], bool], timeout_s: float = 60.0) -> str:
+        """All that the screen writes until `condition`, which is asked of it after each piece."""
+        deadline, text = time.monotonic() + timeout_s, ""
+        while not condition(text):
+            assert time.monotonic() < deadline, f"it did not come; there was {text!r}"
+            if select.select([self.fd], [], [], 0.2)[0]:
+                text += os.read(self.fd, 65536).decode(errors="replace")
+        return text
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())

@@ -14,13 +14,20 @@ import pytest
 from app.doctor.gather import read_environment
 from app.errors import StokerError
 from app.launch.launch_specs import parse_serve_request, stoker_spec
+from app.launch.llama_spec import llama_spec
 from app.launch.vllm_spec import vllm_spec
 from app.supervise.child_process import start_guard
 from engine.core.core_process import CoreProcess
 from engine.core.handshake import CoreAddresses
 from engine.kernels.native import build
 from engine.machine.children import spawn
-from engine.machine.secrets import child_environment, is_secret, masked, secret_values
+from engine.machine.secrets import (
+    HUB_SECRETS,
+    child_environment,
+    is_secret,
+    masked,
+    secret_values,
+)
 from tests.places import ROOT
 
 SECRETS = (
@@ -28,6 +35,7 @@ SECRETS = (
     *("STOKER_API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"),
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_CLIENT_SECRET"),
     *("GITHUB_TOKEN", "WANDB_API_KEY", "PGPASSWORD", "GOOGLE_APPLICATION_CREDENTIALS"),
+    "STOKER_PROMETHEUS_LOGIN",
 )
 ORDINARY = (
     *("PATH", "HOME", "HF_HOME", "HF_TOKEN_PATH", "STOKER_API_KEY_FILE", "LD_LIBRARY_PATH"),
@@ -61,6 +69,18 @@ def test_a_child_gets_what_it_is_named() -> None:
     assert held(child_environment("HF_TOKEN", "AWS_")) == {
         *("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     }
+
+
+def test_a_password_in_an_address_is_a_secret() -> None:
+    environ = {
+        "DATABASE_URL": "postgres://me:word@db/x",
+        "HTTPS_PROXY": "http://me:word@proxy:3128",
+        "http_proxy": "http://proxy:3128",
+        "HF_ENDPOINT": "http://[::1]:8080/@x",
+    }
+    assert set(child_environment(environ=environ)) == {"http_proxy", "HF_ENDPOINT"}
+    hub = child_environment(*HUB_SECRETS, environ=environ)
+    assert set(hub) == {"http_proxy", "HF_ENDPOINT", "HTTPS_PROXY"}
 
 
 def test_the_engine_core_gets_none() -> None:
@@ -102,14 +122,18 @@ def test_a_foreign_interpreter_gets_none(tmp_path: Path) -> None:
     assert held(dict(line.split("=", 1) for line in lines if "=" in line)) == set()
 
 
-def test_servers_get_the_hubs_token_and_their_own_key() -> None:
+def test_servers_get_the_hubs_token_and_their_own_key(tmp_path: Path) -> None:
     hub = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_ID_TOKEN"}
     request = parse_serve_request(["org/name"])
-    ours = stoker_spec(request, "/models/x", "topsecret")
+    ours = stoker_spec(request, "org/name", "topsecret")
+    offline = stoker_spec(request, str(tmp_path), "topsecret")
+    llama = llama_spec(request, "llama-server", "org/name", None)
     vllm = vllm_spec(request, ("/env/bin/python", "/env/bin/vllm"), "org/name", None)
 
     assert held(ours.environment()) == {*hub, "STOKER_API_KEY"}
     assert ours.environment()["STOKER_API_KEY"] == "topsecret"
+    assert held(offline.environment()) == {"STOKER_API_KEY"}
+    assert held(llama.environment()) == {*hub, "LLAMA_API_KEY"}
     storage = {name for name in SECRETS if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))}
     assert held(vllm.environment()) == {*hub, *storage, "VLLM_API_KEY"}
 
