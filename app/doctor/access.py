@@ -14,7 +14,7 @@ from app.doctor.facts import (
 )
 from app.doctor.report import Check, Result, command_line
 
-_LOGIN = "hf auth login"
+_LOGIN = "stoker models login"
 
 
 def checks(facts: DoctorFacts) -> Sequence[Check]:

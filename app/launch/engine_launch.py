@@ -30,7 +30,8 @@ from app.launch.vllm_spec import (
     vllm_spec,
 )
 from engine.machine.ports import bind_error, describe_holder, is_uds_served
-from engine.model_store.store import ModelStore, OnProgress
+from engine.model_store.progress import OnProgress
+from engine.model_store.store import ModelStore
 
 _LONGEST_UDS = 107
 OpenStore = Callable[[], ModelStore]

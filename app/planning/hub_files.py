@@ -15,7 +15,7 @@ from typing import IO, Any
 from urllib.parse import quote, urlsplit
 
 from app.errors import ExitCode, StokerError
-from engine.machine.hub import hub_endpoint, hub_token, offline_variable
+from engine.machine.hub import gated_steps, hub_endpoint, hub_token, offline_variable
 from engine.model_files.checkpoint import INDEX_NAME, index_files
 from engine.model_files.config_values import parse_config
 from engine.model_files.json_objects import LIMIT_BYTES
@@ -84,7 +84,7 @@ class HubRepository:
         if content is None:
             raise StokerError(
                 f"the hub has no {self._repo_id} that you may see, or it holds no {name}",
-                hint="check the spelling; for a private model set HF_TOKEN",
+                hint="check the spelling; for a private model: stoker models login, or HF_TOKEN",
             )
         return content
 
@@ -123,9 +123,8 @@ class HubRepository:
         if error.code in (401, 403):
             raise StokerError(
                 f"{self._repo_id} is gated: its owners ask everyone to accept terms first",
-                hint=f"accept them at https://huggingface.co/{self._repo_id}, then "
-                "export HF_TOKEN=<your token>; many gated models are built-in shapes "
-                "(`stoker plan --shapes`)",
+                hint=f"{gated_steps(self._repo_id, os.environ)}; many gated models are built-in "
+                "shapes (`stoker plan --shapes`)",
                 exit_code=ExitCode.UNREACHABLE,
             ) from error
         raise StokerError(

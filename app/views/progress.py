@@ -12,7 +12,7 @@ from engine.machine.sizes import human_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from engine.model_store.store import StoreProgress
+    from engine.model_store.progress import StoreProgress
 
 
 class ModelProgress:

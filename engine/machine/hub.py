@@ -78,6 +78,22 @@ def is_hub_id(text: str) -> bool:
     return _HUB_ID.fullmatch(text) is not None and not text.endswith((".gguf", ".safetensors"))
 
 
+def gated_steps(repo_id: str, environ: Mapping[str, str]) -> str:
+    """What whoever was refused a gated model has to do: the page, then the token."""
+    page = f"https://huggingface.co/{repo_id}"
+    token = hub_token(environ)
+    if token is None:
+        return (
+            f"accept them at {page}, make a read token at https://huggingface.co/settings/tokens, "
+            "and give it by `stoker models login` (or export HF_TOKEN=<your token>)"
+        )
+    return (
+        f"accept them at {page} with the account whose token stands in {token.source} (`stoker "
+        "models whoami` names it; a fine-grained token must allow gated repositories), or give "
+        "another account's by `stoker models login` (or export HF_TOKEN=<your token>)"
+    )
+
+
 def _home(environ: Mapping[str, str]) -> str:
     return environ.get("HOME") or str(Path.home())
 

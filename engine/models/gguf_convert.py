@@ -16,6 +16,8 @@ from typing import Any
 
 from engine.errors import CorruptModelError
 from engine.machine.locks import file_lock
+from engine.model_store.disk_space import OWN_CACHE_ELSEWHERE, require_room
+from engine.model_store.file_hashes import note_hashes
 
 CONVERTER_VERSION = 2
 """Part of the cache key; raised when the output changes."""
@@ -39,6 +41,7 @@ def convert_gguf(source: Path, target: Path, on_progress: Progress) -> None:
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp-", dir=target.parent))
         try:
             _write(source, temporary, on_progress)
+            note_hashes(temporary)
             _sync(temporary)
             temporary.chmod(0o755)
             os.replace(temporary, target)
@@ -52,12 +55,14 @@ def _write(source: Path, folder: Path, on_progress: Progress) -> None:
     from engine.models.gguf_config import checkpoint_config, generation_config
     from engine.models.gguf_file import GGUFFile
     from engine.models.gguf_tokenizer import write_tokenizer
-    from engine.models.gguf_weights import checkpoint_names, write_weights
+    from engine.models.gguf_weights import checkpoint_names, converted_bytes, write_weights
 
     file = GGUFFile.open(source)
     try:
         config = checkpoint_config(file)
-        checkpoint_names(file, config)  # complete? before the slow part
+        names = checkpoint_names(file, config)  # complete? before the slow part
+        needed = converted_bytes(file, names)
+        require_room(f"converting {source.name}", needed, folder.parent, OWN_CACHE_ELSEWHERE)
         _write_json(folder / "config.json", config)
         _write_json(folder / "generation_config.json", generation_config(file))
         write_tokenizer(file, source, folder)

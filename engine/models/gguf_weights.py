@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,13 +171,22 @@ def _plan_shards(file: GGUFFile, names: list[str], shard_bytes: int) -> list[lis
     shards: list[list[str]] = [[]]
     size = 0
     for name in names:
-        num_bytes = 2 * math.prod(file.shape(name))
+        num_bytes = _converted_bytes(file, name)
         if shards[-1] and size + num_bytes > shard_bytes:
             shards.append([])
             size = 0
         shards[-1].append(name)
         size += num_bytes
     return shards
+
+
+def converted_bytes(file: GGUFFile, names: Iterable[str]) -> int:
+    """What the weights take as a checkpoint."""
+    return sum(_converted_bytes(file, name) for name in names)
+
+
+def _converted_bytes(file: GGUFFile, name: str) -> int:
+    return 2 * math.prod(file.shape(name))
 
 
 def _shard_names(count: int) -> list[str]:

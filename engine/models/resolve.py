@@ -6,6 +6,7 @@ transformers.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -18,17 +19,16 @@ from engine.errors import (
     GatedModelError,
     ModelError,
     ModelNotFoundError,
+    ModelStoreError,
     OfflineError,
 )
-from engine.machine.hub import is_hub_id, offline_variable
+from engine.machine.hub import gated_steps, is_hub_id, offline_variable
 from engine.model_files.checkpoint import checkpoint_files
-from engine.model_store.store import ModelStore, told_by_step
+from engine.model_store.disk_space import HUB_CACHE_ELSEWHERE
+from engine.model_store.hub_download import HUB_IGNORED, HUB_PATTERNS, download_snapshot
+from engine.model_store.progress import told_by_step, told_by_tenth
+from engine.model_store.store import ModelStore
 from engine.models.gguf_convert import CONVERTER_VERSION, convert_gguf
-
-HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "*.txt")
-"""What is downloaded. Never pickles, never code."""
-
-HUB_IGNORED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.py", "*.gguf", "original/*", "onnx/*")
 
 Download = Callable[[str, bool], str]
 """(hub id, local_files_only) -> folder; raises what huggingface_hub raises."""
@@ -59,7 +59,7 @@ def resolve_model(
             f"{model} does not exist. Give a folder with config.json and safetensors files, a "
             ".gguf file, or a Hugging Face id such as HuggingFaceTB/SmolLM2-135M-Instruct."
         )
-    return _from_hub(model, download or download_snapshot, say)
+    return _from_hub(model, download or _downloader(model, say), say)
 
 
 def converted_folder(source: Path, cache_dir: Path) -> Path:
@@ -70,16 +70,22 @@ def converted_folder(source: Path, cache_dir: Path) -> Path:
     return cache_dir / f"{source.stem}-{key}-v{CONVERTER_VERSION}"
 
 
-def download_snapshot(repo_id: str, local_files_only: bool) -> str:
-    """huggingface_hub's download of the files that this engine reads; HF_TOKEN is its business."""
-    from huggingface_hub import snapshot_download
+def _downloader(repo_id: str, say: Callable[[str], None]) -> Download:
+    """The files that this engine reads, of the cache alone or of the hub."""
 
-    return snapshot_download(
-        repo_id,
-        allow_patterns=list(HUB_PATTERNS),
-        ignore_patterns=list(HUB_IGNORED),
-        local_files_only=local_files_only,
-    )
+    def download(_: str, local_files_only: bool) -> str:
+        if not local_files_only:
+            return download_snapshot(repo_id, told_by_tenth(repo_id, say))
+        from huggingface_hub import snapshot_download
+
+        return snapshot_download(
+            repo_id,
+            allow_patterns=list(HUB_PATTERNS),
+            ignore_patterns=list(HUB_IGNORED),
+            local_files_only=True,
+        )
+
+    return download
 
 
 def _from_file(path: Path, cache_dir: Path, say: Callable[[str], None]) -> Path:
@@ -99,8 +105,8 @@ def _from_store(name: str, store: ModelStore, say: Callable[[str], None]) -> Pat
         try:
             return _checked(store.ensure(builtin, told_by_step(name, say)))
         except EngineError as error:
-            reason = f"{error}; {error.hint}" if error.hint else str(error)
-            raise ModelNotFoundError(f"Cannot get the model {name}: {reason}") from error
+            reason = f"Cannot get the model {name}: {_with_hint(error)}"
+            raise ModelNotFoundError(reason) from error
     folder = store.folder(name)
     return None if folder is None else _checked(folder)
 
@@ -114,19 +120,28 @@ def _from_hub(repo_id: str, download: Download, say: Callable[[str], None]) -> P
 
     try:
         return _checked(Path(download(repo_id, False)))
+    except ModelStoreError as error:
+        raise ModelStoreError(_with_hint(error)) from error
     except errors.GatedRepoError as error:
         raise GatedModelError(_gated_message(repo_id)) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelNotFoundError(
             f"The Hugging Face hub has no model {repo_id} that you may see. Check the spelling; "
-            "for a private model set HF_TOKEN to a token that can read it."
+            "for a private model give a token that can read it: stoker models login, or HF_TOKEN."
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise OfflineError(_offline_message(repo_id)) from error
     except (errors.HfHubHTTPError, errors.HTTPError) as error:  # type: ignore[attr-defined]
         raise OfflineError(
             f"Downloading {repo_id} failed ({type(error).__name__}). Run the command again: files "
-            "that are complete are not fetched a second time."
+            "that are complete are not fetched a second time, others go on where they stopped."
+        ) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise OfflineError(f"Downloading {repo_id} failed: {error}. Run again.") from error
+        raise ModelStoreError(
+            f"The disk became full while {repo_id} was downloaded; free some space, or "
+            f"{HUB_CACHE_ELSEWHERE}."
         ) from error
 
 
@@ -149,11 +164,15 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
+def _with_hint(error: EngineError) -> str:
+    """In one text: the log of a server has no second line for it."""
+    return f"{error}; {error.hint}" if error.hint else str(error)
+
+
 def _gated_message(repo_id: str) -> str:
     return (
-        f"{repo_id} is gated: its owners ask everyone to accept terms first. Accept them at "
-        f"https://huggingface.co/{repo_id}, create a read token, then run again with it in the "
-        "environment: export HF_TOKEN=<your token>."
+        f"{repo_id} is gated: its owners ask everyone to accept terms first. To get it, "
+        f"{gated_steps(repo_id, os.environ)}."
     )
 
 

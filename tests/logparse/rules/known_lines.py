@@ -483,6 +483,7 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("stoker-converting", "Converting m.gguf to safetensors, once, into /c", {"path": "m.gguf"}),
     ("stoker-downloading", "Downloading o/m from the Hugging Face hub", {"model": "o/m"}),
+    ("stoker-downloading", "Downloading o/m: 40% (1.20 GiB of 3.00 GiB)", {"model": "o/m"}),
     ("stoker-no-key", "Listening on 0.0.0.0 without an API key: x", {"address": "0.0.0.0"}),
     ("stoker-engine-died", "EngineCore died: exit code -9", {"reason": "exit code -9"}),
     ("stoker-output-handler", "AsyncLLM output handler failed.", {}),
