@@ -72,6 +72,10 @@ class FilterAsked(Message):
     """The user wants to see some requests only."""
 
 
+class NextEngineAsked(Message):
+    """The user wants to look at the next replica of the server."""
+
+
 class LogLinesArrived(Message):
     """The followed log has grown by `lines`."""
 

@@ -137,7 +137,12 @@ class EngineCore:
         if self._steps is None:
             return None
         if name == "scheduler":
-            document = scheduler_document(self.scheduler, self._steps)
+            parallel = self.config.parallel
+            document = {
+                **scheduler_document(self.scheduler, self._steps),
+                "engine": parallel.data_parallel_rank,
+                "num_engines": parallel.data_parallel_size,
+            }
         elif name == "requests":
             document = requests_document(self.scheduler, time.time())
         else:

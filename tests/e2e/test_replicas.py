@@ -12,12 +12,13 @@ import httpx
 import psutil
 import pytest
 
+from app.client.debug.documents import DebugSource
 from app.launch.engines import STOKER
 from app.planning.plan_request import PlanRequest
 from app.planning.process_layout import processes
 from engine.machine.processes import role_of
 from logparse import Outcome, parse_lines
-from tests.e2e.running_server import ENGINE, Server, free_port, get_json, started
+from tests.e2e.running_server import ENGINE, Server, free_port, started
 from tests.tiny_model import write_tiny_llama
 from tests.waiting import wait_for
 
@@ -68,7 +69,13 @@ async def test_replicas_share_the_load_and_outlive_each_other(server: Server) ->
     before = requests_by(server, "length")
     assert sum(before.values()) == 8
     assert min(before["0"], before["1"]) > 0
-    assert get_json(f"{server.url}/debug/blocks?engine=1")["num_used"] == 0
+    source = DebugSource(server.url)
+    for engine in (0, 1):
+        source.engine = engine
+        scheduler = (await source.fetch()).scheduler
+        assert (scheduler.engine, scheduler.num_engines) == (engine, 2)
+        assert scheduler.num_steps > 0
+    await source.aclose()
     assert httpx.get(f"{server.url}/debug/blocks?engine=2", timeout=60).status_code == 404
 
     victim = cores(server)["EngineCore_DP1"]

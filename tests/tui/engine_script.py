@@ -29,6 +29,7 @@ class ScriptedDebug:
         self.cancelled: list[str] = []
         self.cancel_error: ClientError | None = None
         self.is_closed = False
+        self.engine = 0
         self.traces: dict[str, Trace] = {}
         self.slot_answers: list[tuple[Slot, ...] | ClientError] = []
         self.then(*entries)

@@ -16,7 +16,14 @@ from textual.worker import Worker
 from app.client.debug.documents import DebugSample, LiveRequest
 from app.client.errors import ClientError
 from app.client.metrics.slots import Slot
-from tui.messages import CancelAsked, DebugArrived, DebugFailed, DetailsAsked, FilterAsked
+from tui.messages import (
+    CancelAsked,
+    DebugArrived,
+    DebugFailed,
+    DetailsAsked,
+    FilterAsked,
+    NextEngineAsked,
+)
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.request import RequestScreen, TraceSource
 from tui.state.debug_poller import INTERVAL_S, DebugPoller, DebugSampleSource
@@ -44,6 +51,13 @@ class SlotSource(Protocol):
 
     async def slots(self) -> tuple[Slot, ...]:
         """What llama-server's slots work on, or ClientError."""
+
+
+@runtime_checkable
+class ReplicaSource(Protocol):
+    """A source that asks one of several replicas."""
+
+    engine: int
 
 
 class EngineView(Vertical):
@@ -144,6 +158,21 @@ class EngineView(Vertical):
         message.stop()
         source = self._source if isinstance(self._source, TraceSource) else None
         self.app.push_screen(RequestScreen(message.request_id, source, self._request))
+
+    def on_next_engine_asked(self, message: NextEngineAsked) -> None:
+        """Look at the next replica; what was seen of the last one says nothing of it."""
+        message.stop()
+        source: object = self._source
+        if self.state.sample is None or not isinstance(source, ReplicaSource):
+            return
+        num_engines = self.state.sample.scheduler.num_engines
+        if num_engines == 1:
+            self.notify("This server has one engine.")
+            return
+        source.engine = (source.engine + 1) % num_engines
+        self._past.clear()
+        self.state = EngineState()
+        self._draw()
 
     def on_filter_asked(self, message: FilterAsked) -> None:
         message.stop()

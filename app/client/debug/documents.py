@@ -106,7 +106,10 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerState:
-    """Limits, queue lengths and the newest step; `step` is None before the first."""
+    """Limits, queue lengths and the newest step; `step` is None before the first.
+
+    It is that of one `engine`, counted from 0, of the server's `num_engines` replicas.
+    """
 
     num_running: int
     num_waiting: int
@@ -117,6 +120,8 @@ class SchedulerState:
     num_steps: int
     last_step_age_s: float
     step: EngineStep | None
+    engine: int = 0
+    num_engines: int = 1
 
     @property
     def num_unfinished(self) -> int:
@@ -136,7 +141,10 @@ class DebugSample:
 
 
 class DebugSource:
-    """One kept-alive connection to /debug, opened when it is first used."""
+    """One kept-alive connection to /debug, opened when it is first used.
+
+    `engine` is the replica whose scheduler and blocks are asked for; requests come from all.
+    """
 
     def __init__(
         self,
@@ -151,6 +159,7 @@ class DebugSource:
         self._timeout_s = timeout_s
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
+        self.engine = 0
 
     async def fetch(self) -> DebugSample:
         """Ask for all three documents; ClientError when one cannot be had."""
@@ -158,7 +167,8 @@ class DebugSource:
 
     async def fetch_documents(self) -> dict[str, Any]:
         """The three documents as they came, by the last part of their path."""
-        return {name: await self._json("GET", f"/debug/{name}") for name in DOCUMENTS}
+        which = f"?engine={self.engine}" if self.engine else ""
+        return {name: await self._json("GET", f"/debug/{name}{which}") for name in DOCUMENTS}
 
     async def cancel(self, request_id: str) -> None:
         """End one request; BadStatus 404 when it has ended already."""
@@ -212,13 +222,22 @@ def read_debug(documents: Mapping[str, Any], time_s: float) -> DebugSample:
     )
 
 
+_SPECIAL = ("step", "last_step_age_s", "engine", "num_engines")
+
+
 def read_scheduler(document: Any) -> SchedulerState:
     try:
         step = document["last_step"]
         return SchedulerState(
-            **_numbers(document, SchedulerState, leave_out=("step", "last_step_age_s")),
+            **_numbers(
+                document,
+                SchedulerState,
+                leave_out=("step", "last_step_age_s", "engine", "num_engines"),
+            ),
             last_step_age_s=float(document["last_step_age_s"]),
             step=None if step is None else _read_step(step),
+            engine=int(document.get("engine", 0)),
+            num_engines=int(document.get("num_engines", 1)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise _bad("scheduler") from error

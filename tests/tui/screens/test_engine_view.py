@@ -365,6 +365,26 @@ async def test_walk_that_nobody_kept(source: ScriptedSource) -> None:
         await until(pilot, lambda: "client n/a: the server does not tell" in screen_text(app))
 
 
+async def test_the_next_replica_is_looked_at(source: ScriptedSource) -> None:
+    def of_engine(rank: int) -> DebugSample:
+        sample = sample_of(*SIX)
+        scheduler = dataclasses.replace(sample.scheduler, engine=rank, num_engines=2)
+        return dataclasses.replace(sample, scheduler=scheduler)
+
+    debug = ScriptedDebug(of_engine(0))
+    app = make_app(source, debug)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until(pilot, lambda: "engine 0 of 2 (e: the next)" in screen_text(app))
+        await pilot.press("e")
+        await until(pilot, lambda: debug.engine == 1)
+        await until(pilot, lambda: "engine 0 of 2" not in screen_text(app))
+        debug.then(of_engine(1))
+        await until(pilot, lambda: "engine 1 of 2" in screen_text(app))
+        await pilot.press("e")
+        await until(pilot, lambda: debug.engine == 0)
+
+
 async def test_filter_and_its_inverse(source: ScriptedSource) -> None:
     app = make_app(source, ScriptedDebug(sample_of(*SIX, num_steps=5, seqs=3)))
     async with app.run_test(size=(120, 40)) as pilot:

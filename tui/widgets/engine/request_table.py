@@ -17,7 +17,7 @@ from textual.widgets import DataTable
 from app.client import formatting
 from app.client.debug.documents import DebugSample, LiveRequest
 from app.client.metrics.slots import Slot
-from tui.messages import CancelAsked, DetailsAsked, FilterAsked
+from tui.messages import CancelAsked, DetailsAsked, FilterAsked, NextEngineAsked
 
 MAX_ROWS = 200
 _COLUMNS = (
@@ -76,6 +76,14 @@ class RequestTable(DataTable[Text]):
             "Trace",
             id="requests.trace",
             tooltip="the selected request's walk through the engine, with times",
+        ),
+        Binding(
+            "e",
+            "next_engine",
+            "Next engine",
+            id="requests.engine",
+            show=False,
+            tooltip="scheduler and blocks of the next replica of a data-parallel server",
         ),
         Binding(
             "s,f6", "next_order", "Sort", id="requests.sort", tooltip="sort by the next column"
@@ -165,6 +173,10 @@ class RequestTable(DataTable[Text]):
     def action_ask_details(self) -> None:
         """Ask for the selected request's walk."""
         self._ask(DetailsAsked, "llama-server does not tell the times of a request.")
+
+    def action_next_engine(self) -> None:
+        """Ask for the next replica's state."""
+        self.post_message(NextEngineAsked())
 
     def action_ask_filter(self) -> None:
         """Ask for a text to filter by."""

@@ -36,11 +36,18 @@ class StepPanel(Panel):
     def rows(self, width: int, height: int) -> list[Row]:
         """Only the hit rate comes from /metrics, so only it is known of every engine."""
         rows = [
-            ("state", activity_text(self.state)),
+            ("state", self._engine() + activity_text(self.state)),
             *self._step_rows(),
             ("prefix hits", self._hits()),
         ]
         return [((label.ljust(_LABEL_WIDTH), "label"), (value, "value")) for label, value in rows]
+
+    def _engine(self) -> str:
+        """Which of several replicas these lines are about."""
+        if self.state.sample is None or self.state.sample.scheduler.num_engines == 1:
+            return ""
+        scheduler = self.state.sample.scheduler
+        return f"engine {scheduler.engine} of {scheduler.num_engines} (e: the next) · "
 
     def _step_rows(self) -> list[tuple[str, str]]:
         sample = self.state.sample
