@@ -191,7 +191,7 @@ def _dispatch(invocation: _Invocation) -> int:
         print(f"stoker {__version__}")
         return ExitCode.OK
     if args == ("help", "exit-codes"):
-        print("\n".join(f"{code:>8}  {meaning}" for code, meaning in EXIT_CODE_MEANINGS))
+        print("\n".join(f"{code:>13}  {meaning}" for code, meaning in EXIT_CODE_MEANINGS))
         return ExitCode.OK
     if args[0] == "__complete":  # asked by the shells' scripts at a key press
         return int(_load(_COMPLETER)(args[1:]))

@@ -54,7 +54,11 @@ def data_console() -> Console:
     """Console on stdout for tables and reports that people read."""
     from rich.console import Console
 
-    return Console(highlight=False, emoji=False)
+    class DataConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # to the funnel of errors; rich's own would exit with code 1
+
+    return DataConsole(highlight=False, emoji=False)
 
 
 def say(text: str) -> None:

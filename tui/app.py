@@ -97,6 +97,11 @@ class WatchApp(StyledApp):
 class DashboardApp(WatchApp):
     """One server. Ends with QUIT or SERVER_GONE, that of an owner also with DETACH."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("D", "detach", "Detach", id="app.detach",
+                tooltip="leave; the server runs on in the background, where q would stop it"),
+    ]  # fmt: skip
+
     def __init__(
         self,
         url: str,
@@ -141,6 +146,15 @@ class DashboardApp(WatchApp):
             super().action_leave()
         else:
             self.push_screen(LeaveScreen(count), self._leave)
+
+    def action_detach(self) -> None:
+        self.exit(DETACH)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whose server it is not has nothing to detach from."""
+        if action == "detach":
+            return self._is_owner
+        return super().check_action(action, parameters)
 
     def _leave(self, answer: str | None) -> None:
         if answer is not None:

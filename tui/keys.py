@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from textual.app import App, SystemCommand
+from textual.binding import Binding
 from textual.screen import Screen
 
 _NAMES = {
@@ -35,6 +36,18 @@ def _one(key: str) -> str:
         return "-".join([*words, _NAMES[name]])
     is_single_small = len(name) == 1 and not words
     return "-".join([*words, name if is_single_small else name.capitalize()])
+
+
+def usable_bindings(app: App[str]) -> list[Binding]:
+    """The application's own keys that do something now, those of the most special class first."""
+    return [
+        binding
+        for kind in type(app).__mro__
+        for binding in vars(kind).get("BINDINGS", ())
+        if isinstance(binding, Binding)
+        and binding.id is not None
+        and app.check_action(binding.action, ()) is not False
+    ]
 
 
 def palette_commands(

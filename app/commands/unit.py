@@ -142,28 +142,32 @@ def _print(units: list[WrittenUnit]) -> None:
         if len(files) > 1:
             print(f"# ---- {file.path} (mode {file.mode:o})")
         print(file.text, end="" if file is files[-1] else "\n")
-    _say_steps(units)
+    for unit in units:
+        _say_steps(unit)
 
 
 def _write(units: list[WrittenUnit], folder: Path) -> None:
     from app.output import say
     from app.units.written import write_file
 
-    for unit in units:
-        place = folder / unit.kind if len(units) > 1 else folder
+    places = [folder / unit.kind if len(units) > 1 else folder for unit in units]
+    for unit, place in zip(units, places, strict=True):
         for file in unit.files:
             write_file(place, file)
             say(f"wrote {place / file.path}")
-    _say_steps(units)
+    for unit, place in zip(units, places, strict=True):
+        _say_steps(unit, place.absolute())
 
 
-def _say_steps(units: list[WrittenUnit]) -> None:
+def _say_steps(unit: WrittenUnit, place: Path | None = None) -> None:
+    """What to type next, from any folder where the files have their `place`."""
+    from shlex import quote
+
     from app.output import say
 
-    for unit in units:
-        say(f"next, for {unit.kind}:")
-        for step in unit.steps:
-            say(f"  {step}")
+    say(f"next, for {unit.kind}:")
+    for step in (*([f"cd {quote(str(place))}"] if place else []), *unit.steps):
+        say(f"  {step}")
 
 
 def _check(units: list[WrittenUnit]) -> int:

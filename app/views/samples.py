@@ -54,7 +54,7 @@ def sample_text(url: str, sample: MetricsSample) -> str:
         ("requests", f"{fmt.count(sample.running)} running, {fmt.count(sample.waiting)} waiting"),
         ("KV cache", f"{fmt.percent(sample.kv_usage)} used, {blocks}{fullest}"),
         *((f"  {engine.name}", _engine_text(engine)) for engine in sample.engines),
-        ("tokens", f"{fmt.count(sample.kv_used_tokens)} of {fmt.count(sample.kv_capacity_tokens)}"),
+        ("tokens", f"{fmt.count(sample.kv_held_tokens)} of {fmt.count(sample.kv_capacity_tokens)}"),
         ("reusable", fmt.percent(sample.kv_cached_share)),
         ("prefix hits", fmt.percent(sample.prefix_hit_rate)),
         ("preemptions", fmt.count(sample.preemptions)),

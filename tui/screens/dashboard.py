@@ -22,6 +22,7 @@ from app.client import formatting
 from app.client.errors import ClientError
 from app.client.watch.host import CoreLoad, HostSample, HostSampler, is_local
 from app.client.watch.watched import PacedSource
+from tui.keys import usable_bindings
 from tui.messages import Disconnected, LogLinesArrived, SampleArrived
 from tui.screens.dashboard_keys import DASHBOARD_KEYS
 from tui.screens.engine_view import ENGINE_READING, EngineView
@@ -256,7 +257,7 @@ class DashboardScreen(Screen[None]):
         keys = [
             *(RequestTable.BINDINGS if isinstance(focused, RequestTable) else ()),
             *DashboardScreen.BINDINGS,
-            *type(self.app).BINDINGS,
+            *usable_bindings(self.app),
         ]
         page = f"show_page({self._page})"
         hidden = (page, "help")  # the app's own help stands behind this one

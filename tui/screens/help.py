@@ -44,7 +44,7 @@ class HelpScreen(ModalScreen[None]):
         super().__init__()
         self._title = title
         self._reading = reading
-        self._key_bindings = [binding for binding in bindings if binding.description]
+        self._key_bindings = [binding for binding in bindings if _meaning(binding)]
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help") as box:
@@ -58,15 +58,21 @@ class HelpScreen(ModalScreen[None]):
     def _keys(self) -> Table:
         meanings: dict[str, list[str]] = {}
         for binding in self._key_bindings:
-            meaning = binding.tooltip or binding.description
             known = meanings.setdefault(key_text(binding.key), [])
-            if meaning not in known:
+            if (meaning := _meaning(binding)) not in known:
                 known.append(meaning)
-        table = _table()
+        meanings.setdefault("Ctrl-P", ["every command by name"])
+        keys: dict[str, list[str]] = {}
         for key, known in meanings.items():
-            table.add_row(key, "; ".join(known))  # a key means other things in other panels
-        table.add_row("Ctrl-P", "every command by name")
+            keys.setdefault("; ".join(known), []).append(key)  # it means more in other panels
+        table = _table()
+        for meaning, same in keys.items():
+            table.add_row(", ".join(same), meaning)
         return table
+
+
+def _meaning(binding: Binding) -> str:
+    return binding.tooltip or binding.description
 
 
 def _reading(rows: Sequence[tuple[str, str]]) -> Table:

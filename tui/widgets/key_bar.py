@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from textual.app import ComposeResult
@@ -10,6 +11,7 @@ from textual.keys import format_key, key_to_character
 from textual.widgets import Footer, Input, TextArea
 from textual.widgets._footer import FooterKey
 
+_FUNCTION_KEY = re.compile(r"f\d{1,2}")
 _FIRST = ("help", "panel_help", "log_help", "leave", "quit", "close", "dismiss")
 
 
@@ -55,7 +57,8 @@ def _is_typed(key: str) -> bool:
 
 def _key_text(binding: Binding, is_typing: bool, usual: str) -> str:
     """The display of a binding names its first key, which may be one that is typed."""
-    return format_key(binding.key) if is_typing and len(usual) == 1 else usual
+    shown = format_key(binding.key) if is_typing and len(usual) == 1 else usual
+    return shown.upper() if _FUNCTION_KEY.fullmatch(shown) else shown
 
 
 def _place(active: ActiveBinding) -> int:

@@ -107,6 +107,13 @@ class MetricsSample:
         return None if self.kv_blocks_total is None else self.kv_blocks_total - self.num_null_blocks
 
     @property
+    def kv_held_tokens(self) -> int | None:
+        """As the server counts them, else the used share of its capacity."""
+        if self.kv_used_tokens is not None or self.kv_usage is None or not self.kv_capacity_tokens:
+            return self.kv_used_tokens
+        return round(self.kv_usage * self.kv_capacity_tokens)
+
+    @property
     def fullest(self) -> EngineLoad | None:
         """The engine whose KV cache is fullest; None with one engine, or where none tells."""
         known = [engine for engine in self.engines if engine.kv_usage is not None]

@@ -115,6 +115,17 @@ def test_systemd_finds_no_fault(profile: str, capsys: pytest.CaptureFixture[str]
         assert re.match(r"good .*\.service: systemd-analyze", capsys.readouterr().out)
 
 
+def test_what_is_to_be_typed_begins_in_the_folder_of_the_files(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = write("small").absolute()
+    steps = re.findall(r"next, for (\w+):\n  cd (.+)\n", capsys.readouterr().err)
+    assert steps == [(kind, str(out / kind)) for kind, _ in steps]
+    assert {kind for kind, _ in steps} == {path.name for path in out.iterdir()}
+    run(["unit", "slurm", "@small"])
+    assert "  cd " not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_no_secret_of_the_environment_gets_in(
     profile: str, capsys: pytest.CaptureFixture[str]

@@ -266,3 +266,10 @@ def test_a_missing_metrics_page_has_a_flag() -> None:
     assert "--metrics" in (metrics_hint(501) or "")
     assert "--enable-metrics" in (metrics_hint(404) or "")
     assert metrics_hint(500) is None
+
+
+def test_tokens_held_are_counted_or_follow_from_the_share() -> None:
+    share = MetricsSample(0.0, "vllm", kv_usage=0.25, kv_capacity_tokens=1000)
+    assert share.kv_held_tokens == 250
+    assert dataclasses.replace(share, kv_used_tokens=7).kv_held_tokens == 7
+    assert dataclasses.replace(share, kv_capacity_tokens=None).kv_held_tokens is None

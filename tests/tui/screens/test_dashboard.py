@@ -586,3 +586,19 @@ async def test_an_owner_who_leaves_is_asked_unless_the_server_is_idle(
             await pilot.press("d")
         await pilot.pause()
     assert app.return_value == (DETACH if is_asked else QUIT)
+
+
+@pytest.mark.parametrize("is_owner", [True, False])
+async def test_only_an_owner_detaches_and_the_help_says_so(
+    is_owner: bool, source: ScriptedSource
+) -> None:
+    app = DashboardApp(URL, source, interval_s=FAST_S, is_owner=is_owner)
+    async with app.run_test(size=(100, 40)) as pilot:
+        await until(pilot, lambda: "D Detach" in screen_text(app) or not is_owner)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: "q, F10 quit" in screen_text(app))
+        assert (" D leave; the server runs on" in screen_text(app)) is is_owner
+        assert screen_text(app).count("every command by name") == 1
+        await pilot.press("escape", "D")
+        await pilot.pause()
+    assert app.return_value == (DETACH if is_owner else None)

@@ -114,9 +114,8 @@ def _facts(snapshot: Snapshot | None) -> str:
     sample, parts = snapshot.sample, []
     if sample.kv_blocks_usable is not None and sample.kv_blocks_used is not None:
         parts.append(f"free {sample.kv_blocks_usable - sample.kv_blocks_used:,} blocks")
-    if sample.kv_usage is not None and sample.kv_capacity_tokens:
-        tokens = round(sample.kv_usage * sample.kv_capacity_tokens)
-        parts.append(f"{tokens:,} of {sample.kv_capacity_tokens:,} tokens")
+    if sample.kv_held_tokens is not None and sample.kv_capacity_tokens:
+        parts.append(f"{sample.kv_held_tokens:,} of {sample.kv_capacity_tokens:,} tokens")
     highest = snapshot.peak("kv_usage")
     if highest is not None:
         stretch = formatting.window(snapshot.window_s)
