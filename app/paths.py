@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import UsageError
+from engine.env import STATE_VARIABLE as _STATE
+from engine.env import user_cache_dir, user_runtime_dir, user_state_dir
 from engine.machine.ownership import make_private, own_distrust
 
-_APP = "stoker"
 _CACHE = "STOKER_CACHE_DIR"
-_STATE = "STOKER_STATE_DIR"
 _LOGS = "logs"
 # Inside the state folder, and the last one inside that of running servers.
 CONVERSATIONS = "conversations.sqlite3"
@@ -43,8 +43,8 @@ def all_places() -> tuple[Place, ...]:
     from app.settings.sources import PROJECT_FILE, USER_FILE_VARIABLE, user_file
     from engine.env import models_dir
 
-    cache, (run, run_variable) = _cache_path(), _runtime_path()
-    state = _state_path()
+    cache, (run, run_variable) = user_cache_dir(), user_runtime_dir()
+    state = user_state_dir()
     return (
         Place("settings of this folder", Path(PROJECT_FILE).absolute(), ""),
         Place("settings", user_file(os.environ), USER_FILE_VARIABLE),
@@ -77,7 +77,7 @@ def file_name(name: str) -> str:
 
 def state_dir() -> Path:
     """Folder of what this machine's runs left behind: logs."""
-    return private_folder(_state_path())
+    return private_folder(user_state_dir())
 
 
 def records_dir() -> Path:
@@ -85,7 +85,7 @@ def records_dir() -> Path:
 
     A record names processes to signal and sockets to speak to. The folder need not be there.
     """
-    runtime, variable = _runtime_path()
+    runtime, variable = user_runtime_dir()
     folder = runtime / SERVERS
     if (fault := own_distrust(folder)) is not None:
         raise UsageError(
@@ -97,22 +97,22 @@ def records_dir() -> Path:
 
 def ledger_path() -> Path:
     """The memory ledger; it need not be there."""
-    return _state_path() / MEMORY_LEDGER
+    return user_state_dir() / MEMORY_LEDGER
 
 
 def jobs_path() -> Path:
     """Where the endpoint files of batch jobs lie; it need not be there."""
-    return _state_path() / JOBS
+    return user_state_dir() / JOBS
 
 
 def keys_path() -> Path:
     """Where the keys lie that were made for servers; it need not be there."""
-    return _state_path() / KEYS
+    return user_state_dir() / KEYS
 
 
 def logs_path() -> Path:
     """Where `logs_dir` is, for who only reads; it need not be there."""
-    return _state_path() / _LOGS
+    return user_state_dir() / _LOGS
 
 
 def logs_dir() -> Path:
@@ -121,29 +121,6 @@ def logs_dir() -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write into {folder}", hint=f"choose another place with {_STATE}")
     return folder
-
-
-def _cache_path() -> Path:
-    from engine.env import user_cache_dir
-
-    return user_cache_dir()
-
-
-def _state_path() -> Path:
-    override = os.environ.get(_STATE)
-    if override:
-        return Path(override).expanduser().absolute()
-    import platformdirs
-
-    return platformdirs.user_state_path(_APP, appauthor=False)
-
-
-def _runtime_path() -> tuple[Path, str]:
-    """The folder, and the variable that moves it."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and not os.environ.get(_STATE) and os.access(base, os.W_OK):
-        return Path(base) / _APP, "XDG_RUNTIME_DIR"
-    return _state_path() / "run", _STATE
 
 
 def private_folder(folder: Path) -> Path:
@@ -161,7 +138,7 @@ def private_folder(folder: Path) -> Path:
             f"cannot make the folder {error.filename or folder}: {error.strerror}",
             hint=f"choose another place with {_variable_of(folder)}",
         ) from error
-    _close_to_others(_state_path(), folder)
+    _close_to_others(user_state_dir(), folder)
     return folder
 
 
@@ -175,7 +152,7 @@ def _close_to_others(own: Path, folder: Path) -> None:
 
 
 def _variable_of(folder: Path) -> str:
-    run, variable = _runtime_path()
+    run, variable = user_runtime_dir()
     if folder.is_relative_to(run):
         return variable
-    return _CACHE if folder.is_relative_to(_cache_path()) else _STATE
+    return _CACHE if folder.is_relative_to(user_cache_dir()) else _STATE

@@ -8,6 +8,12 @@ import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.machine.device_starts import DeviceStarts
+
+STATE_VARIABLE = "STOKER_STATE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,37 @@ def user_cache_dir() -> Path:
 def models_dir() -> Path:
     """Folder of Stoker's own models and of converted GGUF files; it need not be there."""
     return user_cache_dir() / "models"
+
+
+def user_state_dir() -> Path:
+    """Folder of what this machine's runs left behind: STOKER_STATE_DIR, else XDG's."""
+    override = os.environ.get(STATE_VARIABLE)
+    if override:
+        return Path(override).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_state_path("stoker", appauthor=False)
+
+
+def user_runtime_dir() -> tuple[Path, str]:
+    """Folder of what ends with the session, and the variable that moves it; need not be there."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and not os.environ.get(STATE_VARIABLE) and os.access(base, os.W_OK):
+        return Path(base) / "stoker", "XDG_RUNTIME_DIR"
+    return user_state_dir() / "run", STATE_VARIABLE
+
+
+def device_starts(device: str) -> DeviceStarts:
+    """The starts of this user's engines on `cpu`, whose memory is the RAM, or on `cuda`."""
+    from engine.machine.device_starts import DeviceStarts
+
+    if device == "cpu":
+        name = "ram"
+    else:
+        from engine.machine.gpus import first_gpu_uuid
+
+        name = first_gpu_uuid() or "gpu"
+    return DeviceStarts(user_runtime_dir()[0] / "devices" / name)
 
 
 def detect_device() -> HostDevice:

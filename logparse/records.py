@@ -134,6 +134,7 @@ class Facts:
     download_s: float | None = None
     server_url: str | None = None
     supported_tasks: str | None = None
+    waits_for_pid: int | None = None  # another start, which measures the same memory
     prompt_tokens_per_s: float | None = None
     generation_tokens_per_s: float | None = None
     num_running: int | None = None

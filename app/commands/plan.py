@@ -442,9 +442,10 @@ def _cpu_dtype(model: PlannedModel | None) -> str:
 
 
 def _free_ram() -> int:
-    from engine.machine.memory import free_ram_bytes
+    from engine.env import device_starts
+    from engine.machine.ram_shares import RamShares
 
-    return free_ram_bytes()
+    return RamShares(device_starts("cpu")).left_for_new_start()
 
 
 def _length(flag: str, text: str | None) -> int | None:

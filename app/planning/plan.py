@@ -39,6 +39,7 @@ from engine.kv_sizing import (
     requested_memory,
     require_one_request_fits,
 )
+from engine.machine.ram_shares import PROCESS_BYTES
 from engine.machine.sizes import GIB
 from engine.step_budget import StepBudget
 
@@ -187,9 +188,16 @@ def kv_room(plan: MemoryPlan) -> int:
     request = plan.request
     spent = plan.tightest.weights_bytes + sum(guess.num_bytes for guess in plan.assumptions)
     if request.gpu is None:
-        taken = spent + int(request.calibration.likely if request.calibration else 0)
-        return max(0, request.free_ram_bytes // request.data_parallel_size - taken)
+        room = request.free_ram_bytes // request.data_parallel_size
+        return max(0, room - spent - process_bytes(request))
     return max(0, request.gpu.memory_bytes - spent)
+
+
+def process_bytes(request: PlanRequest) -> int:
+    """What the processes of a start on a CPU take beside weights and KV cache."""
+    if request.calibration is not None:
+        return int(request.calibration.likely)
+    return PROCESS_BYTES if request.engine == STOKER else 0
 
 
 def _cache_beyond_memory(plan: MemoryPlan) -> str | None:
@@ -289,7 +297,7 @@ def _stages(
         available = requested - size - spent
         if request.gpu is None:
             # Looked at once the weights are there, and the processes themselves.
-            taken = size + int(request.calibration.likely if request.calibration else 0)
+            taken = size + process_bytes(request)
             left = max(0, request.free_ram_bytes - request.data_parallel_size * taken)
             available = cpu_share(left, _ram_share(request), spec, max_len)
         if request.kv_memory_bytes is not None:

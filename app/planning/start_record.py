@@ -18,6 +18,7 @@ from app.planning.memory_ledger import Figures, LedgerEntry, MemoryLedger
 from app.planning.plan import MemoryPlan, cpu_process_bytes, make_plan, with_changes
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import PlanRequest
+from engine.env import device_starts
 from engine.errors import EngineError
 from engine.machine.sizes import GIB
 from logparse import LogReport
@@ -38,7 +39,7 @@ class MemoryBefore:
 def memory_before(request: ServeRequest) -> MemoryBefore:
     """The first GPU unless the flags say cpu, and the free RAM."""
     from engine.machine.gpus import read_gpus
-    from engine.machine.memory import free_ram_bytes
+    from engine.machine.ram_shares import RamShares
 
     gpu = None
     if request.args.device != "cpu":
@@ -46,7 +47,7 @@ def memory_before(request: ServeRequest) -> MemoryBefore:
             gpu = gpu_of_reading(read_gpus())
         except StokerError:
             gpu = None  # one that is divided: its parts are not known here
-    return MemoryBefore(gpu, free_ram_bytes())
+    return MemoryBefore(gpu, RamShares(device_starts("cpu")).left_for_new_start())
 
 
 def plan_request(request: ServeRequest, before: MemoryBefore) -> PlanRequest:

@@ -47,9 +47,12 @@ class StartLog(LogSink):
             return self._parser.report()
 
     def running_phase(self) -> str | None:
-        """The part of the start that runs now, as far as the log tells."""
+        """The part of the start that runs now, as far as the log tells, and what it waits for."""
         phases = self.report().phases
-        return next((phase.name for phase in phases if phase.state == "running"), None)
+        name = next((phase.name for phase in phases if phase.state == "running"), None)
+        if (pid := self.progress.waits_for_pid) is not None:
+            return f"{name or 'the start'}, waiting for process {pid} to measure memory"
+        return name
 
     def _read_line(self, line: str) -> None:
         with self._lock:

@@ -34,6 +34,7 @@ _TOLD_FACTS = {
     "engine_version": "version",
     "model": "model",
     "attention_backend": "attention",
+    "waits_for_pid": "waits for process",
     "weights_gib": "weights, GiB",
     "kv_memory_gib": "KV memory, GiB",
     "kv_tokens": "KV tokens",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.launch.engines import LLAMA_CPP, VLLM
 from app.output import printable
-from app.planning.plan import MemoryPlan
+from app.planning.plan import MemoryPlan, process_bytes
 from app.planning.plan_answers import Answers
 from app.planning.process_layout import processes
 from app.planning.vllm_versions import NEWEST
@@ -80,6 +80,8 @@ def _memory_lines(plan: MemoryPlan) -> Iterator[str]:
         share = "all of it" if request.engine == LLAMA_CPP else share
         yield f"requested      = {_gib(plan.requested_bytes)} GiB ({share})"
     yield f"weights        = {_gib(stage.weights_bytes)} GiB{_each(plan)}"
+    if request.gpu is None and (own := process_bytes(request)):
+        yield f"processes      = {_gib(own)} GiB"
     if request.gpu is None and request.kv_memory_bytes is None:
         share = f"{request.gpu_memory_utilization:g} of what is left"
         yield f"KV cache       = {share}, at most 4 GiB or one request of the longest length"
@@ -143,8 +145,8 @@ def _bar(plan: MemoryPlan) -> Iterator[str]:
         return
     stage = plan.tightest
     other = sum(guess.num_bytes for guess in plan.assumptions)
-    if plan.request.gpu is None and (found := plan.request.calibration) is not None:
-        other = int(found.likely)
+    if plan.request.gpu is None:
+        other = process_bytes(plan.request)
     bar, end = "", 0
     for mark, size in (("#", stage.weights_bytes), ("+", other), ("=", stage.available_bytes)):
         end += max(0, size)

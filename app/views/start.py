@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from app.client import formatting
 from app.output import printable, say, talk_console
+from app.watch.readiness import waited_for
 from logparse import Event, PhaseFinished, PhaseStarted, ProgressMade
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class _Row:
     ended: float | None = None
     detail: str = ""
     bar: ProgressMade | None = None
+    waits: str = ""  # for another start, as long as the phase goes on
 
     def seconds(self) -> float:
         return (self.ended or time.monotonic()) - self.began
@@ -95,6 +97,14 @@ class StartView:
                 self._finish(event.name)
             elif isinstance(event, ProgressMade) and self._rows:
                 self._rows[-1].bar = event
+            elif (pid := waited_for(event)) is not None:
+                self._wait(f"waits for process {pid}, which measures memory")
+
+    def _wait(self, text: str) -> None:
+        if self._live is None:
+            say(f"  {text}")
+        elif self._rows:
+            self._rows[-1].waits = text
 
     def phase_seconds(self) -> dict[str, float]:
         """How long each phase took that is over."""
@@ -131,6 +141,8 @@ class StartView:
 
         if row.bar is not None and row.bar.total > 0:
             return _bar(row.bar)
+        if row.ended is None and row.waits:
+            return Text(row.waits)
         usual_s = None if self._typical is None else self._typical.phases.get(row.name)
         if row.ended is None and usual_s is not None:
             return Text(f"usually {formatting.age(usual_s)}", style="dim")

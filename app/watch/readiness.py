@@ -18,6 +18,7 @@ from app.client.errors import ClientError
 from app.client.transport import connection_errors, open_client
 from app.launch.launch_specs import LaunchSpec
 from engine.machine.ports import uds_answers_http
+from engine.machine.processes import is_running
 from logparse import Event, FactFound, PhaseFinished, PhaseStarted, ProgressMade, ServerReady
 
 _POLL_S = 0.1
@@ -120,17 +121,34 @@ def answers_one_token(spec: LaunchSpec, timeout_s: float = _TOKEN_TIMEOUT_S) -> 
 
 
 class ProgressClock:
-    """Feed it what each line told. Lines that tell nothing are no progress: a hung start prints."""
+    """Feed it what each line told. Lines that tell nothing are no progress: a hung start prints.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    A start that waits for another one moves as long as that process lives.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        is_alive: Callable[[int], bool] = is_running,
+    ) -> None:
         self._clock = clock
+        self._is_alive = is_alive
         self._moved_at = clock()
         self._bar: tuple[str, int, int] | None = None
+        self._waits_for: int | None = None
 
     @property
     def age_s(self) -> float:
         """Seconds since the log showed progress."""
+        if self.waits_for_pid is not None:
+            self._moved_at = self._clock()
         return self._clock() - self._moved_at
+
+    @property
+    def waits_for_pid(self) -> int | None:
+        """The living process whose start has to get through before this one goes on."""
+        pid = self._waits_for
+        return pid if pid is not None and self._is_alive(pid) else None
 
     def note(self, events: Iterable[Event]) -> None:
         """Take the events of one line."""
@@ -143,6 +161,14 @@ class ProgressClock:
             elif not isinstance(event, _STEPS):
                 continue
             self._moved_at = self._clock()
+            self._waits_for = waited_for(event)
+
+
+def waited_for(event: Event) -> int | None:
+    """The pid that a start says it waits for; None when the line told something else."""
+    if not isinstance(event, FactFound) or event.key != "waits_for_pid":
+        return None
+    return event.value if isinstance(event.value, int) else None
 
 
 def bar_in_units(line: str, line_number: int) -> ProgressMade | None:

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core.executor import Executor, create_executor
+from engine.core.memory_turn import leave_memory, memory_turn
 from engine.core.request_traces import CallTimer, RequestTraces, StepClock
 from engine.core.structured_output import StructuredOutputManager
 from engine.errors import MemoryBudgetError
@@ -59,16 +60,17 @@ class EngineCore:
         _log_config(config)
         self.structured_outputs = StructuredOutputManager(config.model)
         self.executor = executor_factory(config)
-        self.executor.load_model()
-        start = time.monotonic()
-        self.spec = self.executor.get_kv_cache_spec()
-        available = self.executor.determine_available_memory()
-        logger.info("Available KV cache memory: %s GiB", format_gib(available))
-        self.config, self.capacity = _size_cache(config, self.spec, available)
-        device = "CPU" if config.device.device == "cpu" else "GPU"
-        max_model_len = self.config.scheduler.max_model_len
-        logger.info("%s", capacity_line(self.capacity, max_model_len, device))
-        self.executor.initialize_kv_cache(self.capacity.num_blocks)
+        with memory_turn(config.device.device) as reserve:
+            self.executor.load_model()
+            start = time.monotonic()
+            self.spec = self.executor.get_kv_cache_spec()
+            available = self.executor.determine_available_memory()
+            logger.info("Available KV cache memory: %s GiB", format_gib(available))
+            self.config, self.capacity = _size_cache(config, self.spec, available)
+            device = "CPU" if config.device.device == "cpu" else "GPU"
+            max_model_len = self.config.scheduler.max_model_len
+            logger.info("%s", capacity_line(self.capacity, max_model_len, device))
+            reserve(self.executor.initialize_kv_cache(self.capacity.num_blocks))
         logger.info(
             "init engine (profile, create kv cache, warmup model) took %.2f s",
             time.monotonic() - start,
@@ -197,6 +199,7 @@ class EngineCore:
         """Free the device; grammars that are not compiled yet are dropped."""
         self.structured_outputs.shutdown()
         self.executor.shutdown()
+        leave_memory(self.config.device.device)
 
 
 def _size_cache(

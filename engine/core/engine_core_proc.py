@@ -17,6 +17,7 @@ import zmq
 
 from engine.core.engine_core import EngineCore
 from engine.core.executor import preload_executor
+from engine.core.memory_turn import announce_start
 from engine.errors import EngineError
 from engine.logger import get_logger, setup_logging
 from engine.machine.heap import Heap
@@ -46,6 +47,7 @@ def main(handshake_address: str, parent: int, name: str = "EngineCore") -> int:
     _watch_parent(parent)
     # Ctrl-C reaches the whole process group; the API server decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    announce_start()
     preload_executor()  # the parent may have no configuration yet
     context = zmq.Context(io_threads=1)
     try:

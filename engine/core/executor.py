@@ -36,8 +36,11 @@ class Executor(Protocol):
     def get_kv_cache_spec(self) -> KVCacheSpec:
         """Shape of one layer's page and the number of layers."""
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate `num_blocks` blocks (null block included) and warm up."""
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """Allocate `num_blocks` blocks (null block included) and warm up.
+
+        Returns the bytes of RAM that the engine may come to hold, 0 where a device shows them.
+        """
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start one step. The future may already be done; errors arrive through it."""

@@ -323,6 +323,16 @@ def first_gpu() -> tuple[str, int] | None:
     return ask_nvml(ask, None)
 
 
+def first_gpu_uuid() -> str | None:
+    """Of CUDA device 0, as CUDA_VISIBLE_DEVICES has it; None where NVML cannot tell."""
+
+    def ask(nvml: Any) -> str | None:
+        handle = _first_cuda_device(nvml, os.environ)
+        return None if handle is None else _text(nvml.nvmlDeviceGetUUID(handle))
+
+    return ask_nvml(ask, None)
+
+
 def _short_name(process_folder: Path) -> str | None:
     try:
         name = (process_folder / "comm").read_text(errors="replace").strip()

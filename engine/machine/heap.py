@@ -26,12 +26,13 @@ class Heap:
         """Look, and give back if there is much; takes microseconds if not. True if it was done."""
         if self._process.memory_info().rss < self._low_bytes + _WORTH_BYTES:
             return False
-        _trim()
+        trim_heap()
         self._low_bytes = self._process.memory_info().rss
         return True
 
 
-def _trim() -> None:
+def trim_heap() -> None:
+    """Give back what can be, at once; nothing with another C library than glibc."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)

@@ -16,12 +16,28 @@ from engine.machine.control_groups import ROOT, group_folders, read_number, read
 _UNLIMITED = 1 << 60
 
 
+MACHINE = "machine"
+"""Name of the level that no control group sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class RamLevel:
+    """RAM as it is free at one level: the machine's, or below the limit of a control group.
+
+    `folder` is the group's; only processes in it or below it count there. None is all of them.
+    """
+
+    name: str
+    free_bytes: int
+    folder: Path | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
     """A control group's limit and what its processes hold, both in bytes.
 
-    `used_bytes` is without the page cache that the kernel gives up first: a model file that was
-    read once lies there, and is no reason to refuse a start.
+    `used_bytes` is without the page cache, which the kernel gives up before it kills: model files
+    that were read lie there, and are no reason to refuse a start.
     """
 
     folder: Path
@@ -36,11 +52,16 @@ class MemoryLimit:
 
 def free_ram_bytes(root: Path = ROOT) -> int:
     """Bytes that this process can still get, the limits of its control groups included."""
+    return min(level.free_bytes for level in ram_levels(root))
+
+
+def ram_levels(root: Path = ROOT) -> Iterator[RamLevel]:
+    """The machine first, then every limit that holds for this process."""
     import psutil
 
-    free = int(psutil.virtual_memory().available)
-    limit = tightest_limit(root)
-    return free if limit is None else min(free, limit.free_bytes)
+    yield RamLevel(MACHINE, int(psutil.virtual_memory().available))
+    for limit in memory_limits(root):
+        yield RamLevel(str(limit.folder), limit.free_bytes, limit.folder)
 
 
 def tightest_limit(root: Path = ROOT) -> MemoryLimit | None:
@@ -68,7 +89,11 @@ def _used_bytes(folder: Path, details: dict[str, int]) -> int:
     current = read_number(folder / "memory.current")
     if current is None:
         current = read_number(folder / "memory.usage_in_bytes") or 0
-    clean = details.get("total_inactive_file", details.get("inactive_file", 0))
+    # A file is moved from one list to the other when it is read again: both can be given up.
+    clean = sum(
+        details.get(f"total_{name}", details.get(name, 0))
+        for name in ("inactive_file", "active_file")
+    )
     return max(0, current - clean)
 
 

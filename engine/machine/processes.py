@@ -96,6 +96,11 @@ def is_same_process(pid: int, identity: str) -> bool:
     return bool(identity) and process_identity(pid) == identity
 
 
+def is_running(pid: int) -> bool:
+    """True while there is a process of this pid that has not ended."""
+    return bool(process_identity(pid))
+
+
 def is_alive(process: psutil.Process) -> bool:
     """True while it runs or stands still; a zombie is gone."""
     import psutil

@@ -31,9 +31,9 @@ class UniProcExecutor:
         """Shape of one layer's page and the number of layers."""
         return self._require_worker().get_kv_cache_spec()
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate `num_blocks` blocks, the null block included."""
-        self._require_worker().initialize_kv_cache(num_blocks)
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """Allocate `num_blocks` blocks, the null block included; the RAM that it all may take."""
+        return self._require_worker().initialize_kv_cache(num_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step now. Errors of the device and of the engine arrive through the future."""

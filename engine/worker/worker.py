@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from engine.config import EngineConfig
+from engine.env import device_starts
 from engine.errors import MemoryBudgetError
 from engine.kernels.kernel_set import KernelSet, ModelStep
 from engine.kernels.native.model_step import NativeKernels
@@ -18,7 +19,8 @@ from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
 from engine.machine.cores import usable_cores
-from engine.machine.memory import free_ram_bytes
+from engine.machine.heap import trim_heap
+from engine.machine.ram_shares import RamShares
 from engine.models.packed_decoder import load_native_decoder
 from engine.models.registry import kernel_sets_of, load_weights, model_class
 from engine.models.transformers_config import with_transformers_facts
@@ -83,15 +85,23 @@ class Worker:
         scheduler, cache = self._config.scheduler, self._config.cache
         if self._device.type == "cpu":
             self._runner.run_dummy(_WARM_UP_TOKENS, 2)
-            return cpu_available_bytes(free_ram_bytes(), cache, self._spec, scheduler.max_model_len)
+            trim_heap()
+            num_replicas = self._config.parallel.data_parallel_size
+            left = self._ram().left(self._model.weight_bytes, num_replicas)
+            if cache.kv_cache_memory_bytes is not None:
+                left //= num_replicas
+            return cpu_available_bytes(left, cache, self._spec, scheduler.max_model_len)
         return gpu_available_bytes(self._profile_gpu(), cache)
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the cache; known without the model."""
         return self._spec
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the cache that all requests share."""
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """Allocate the cache that all requests share; returns what RAM all of it may take.
+
+        On a CPU its pages come on first use. On a GPU they are taken now, and the result is 0.
+        """
         try:
             self._runner.set_kv_cache(self._model.create_kv_cache(num_blocks))
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -100,6 +110,10 @@ class Worker:
                 f"The KV cache of {num_blocks} blocks ({wanted} GiB) cannot be allocated: {error}. "
                 "Lower --gpu-memory-utilization or --kv-cache-memory-bytes."
             ) from error
+        if self._device.type != "cpu":
+            return 0
+        own_bytes = self._ram().own_bytes(self._model.weight_bytes)
+        return own_bytes + num_blocks * self._spec.bytes_per_block
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self._runner.execute(scheduler_output)
@@ -149,6 +163,9 @@ class Worker:
         )
         logger.info("Loading weights took %.2f seconds", time.monotonic() - start)
         return weights
+
+    def _ram(self) -> RamShares:
+        return RamShares(device_starts("cpu"))
 
     def _num_threads(self) -> int:
         return self._config.device.num_threads or usable_cores()

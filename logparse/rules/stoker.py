@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logparse.rules.rule import NUM, SECONDS, Rule, Take, Unit, known_line
+from logparse.rules.rule import NUM, SECONDS, Keep, Rule, Take, Unit, known_line
 
 _E = "stoker"
 _WHY = Take("reason", Unit.TEXT)
@@ -11,13 +11,21 @@ _BUILD = "engine/kernels/native/build.py"
 _PACKED = "engine/kernels/native/packed_cache.py"
 _SELECTION = "engine/kernels/selection.py"
 _LAUNCH = "engine/server/launch.py"
+_TURN = "engine/core/memory_turn.py"
 _CLIENT = "engine/core/client.py"
 
 
 def _line(
-    id: str, starts: str, rest: str, meaning: str, source: str, about: int | None, *shows: Take
+    id: str,
+    starts: str,
+    rest: str,
+    meaning: str,
+    source: str,
+    about: int | None,
+    *shows: Take,
+    takes: tuple[Take, ...] = (),
 ) -> Rule:
-    return known_line(id, starts, rest, meaning, source, about, *shows, engine=_E)
+    return known_line(id, starts, rest, meaning, source, about, *shows, takes=takes, engine=_E)
 
 
 _KERNELS = (
@@ -152,6 +160,27 @@ _WEIGHTS = (
         _WHY,
     ),
 )
+_MEMORY = (
+    _line(
+        "stoker-memory-turn",
+        "Waiting for process ",
+        r"(\d{1,12}), which measures (?:the free RAM|the memory of the GPU)",
+        "Starts on one device measure its memory one after the other; this one goes on when that "
+        "one has its KV cache, or has ended.",
+        _TURN,
+        2,
+        takes=(Take("waits_for_pid", Unit.COUNT, keep=Keep.LAST),),
+    ),
+    _line(
+        "stoker-no-memory-turn",
+        "Other starts are not waited for while ",
+        r"(?:the free RAM|the memory of the GPU) is measured: (.{1,400}?)\.?$",
+        "The folder in which starts agree cannot be used: two at once may count the same memory.",
+        _TURN,
+        2,
+        _WHY,
+    ),
+)
 _FILES = (
     _line(
         "stoker-converting",
@@ -258,4 +287,4 @@ _SERVING = (
     ),
 )
 
-STOKER_RULES: tuple[Rule, ...] = (*_KERNELS, *_WEIGHTS, *_FILES, *_SERVING)
+STOKER_RULES: tuple[Rule, ...] = (*_KERNELS, *_WEIGHTS, *_MEMORY, *_FILES, *_SERVING)

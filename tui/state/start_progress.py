@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from logparse import (
+    FactFound,
     LogParser,
     LogReport,
     PhaseStarted,
@@ -59,6 +60,8 @@ class StartProgress:
                 self._began_s[event.name] = now_s
         elif isinstance(event, ProgressMade):
             self._detail = f"{event.text} {event.done}/{event.total}".strip()
+        elif isinstance(event, FactFound) and event.key == "waits_for_pid":
+            self._detail = f"waits for process {event.value}, which measures memory"
         elif isinstance(event, ServerReady):
             self.is_ready, self.is_over = True, False
         elif isinstance(event, ServerStopped):

@@ -33,6 +33,7 @@ from app.planning.weight_counts import count_weights
 from app.planning.weight_sizes import device_bytes
 from engine.errors import CorruptModelError
 from engine.machine.gpus import Gpu, GpuReading
+from engine.machine.ram_shares import PROCESS_BYTES
 from engine.machine.sizes import GIB
 from logparse import Facts, LogReport, parse_lines
 from tests.default_model import default_gguf
@@ -407,9 +408,10 @@ def test_our_engine_on_a_cpu_takes_four_gib_at_most() -> None:
     tight = make_plan(
         shape,
         count_weights(shape),
-        dataclasses.replace(request, free_ram_bytes=GIB, gpu_memory_utilization=0.5),
+        dataclasses.replace(request, free_ram_bytes=2 * GIB, gpu_memory_utilization=0.5),
     )
-    assert tight.tightest.available_bytes == int((GIB - plan.weights.num_bytes) * 0.5)
+    left = 2 * GIB - plan.weights.num_bytes - PROCESS_BYTES
+    assert tight.tightest.available_bytes == int(left * 0.5)
 
 
 def test_replicas_on_a_cpu_share_its_memory() -> None:
@@ -424,9 +426,11 @@ def test_replicas_on_a_cpu_share_its_memory() -> None:
     )
     plan = make_plan(shape, weights, request)
 
-    left = 3 * GIB - 2 * plan.weights.num_bytes
+    left = 3 * GIB - 2 * (plan.weights.num_bytes + PROCESS_BYTES)
     assert plan.tightest.available_bytes == int(left * 0.25)
-    assert cpu_process_bytes(plan, plan.tightest.available_bytes) == pytest.approx(0, abs=8)
+    assert cpu_process_bytes(plan, plan.tightest.available_bytes) == pytest.approx(
+        PROCESS_BYTES, abs=8
+    )
     front, *engines = (line.split()[0] for line in processes(request))
     assert (front, engines) == ("APIServer", ["EngineCore_DP0", "EngineCore_DP1"])
     with pytest.raises(StokerError, match="one copy"):

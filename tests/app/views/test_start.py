@@ -10,7 +10,7 @@ from app.views.progress import ModelProgress
 from app.views.start import StartView
 from app.watch.start_history import StartTimes
 from engine.model_store.progress import StoreProgress
-from logparse import PhaseFinished, PhaseStarted, ProgressMade
+from logparse import FactFound, PhaseFinished, PhaseStarted, ProgressMade
 
 
 def without_times(text: str) -> list[str]:
@@ -33,6 +33,20 @@ def test_a_phase_that_did_not_end_is_marked(capsys: pytest.CaptureFixture[str]) 
         view.show((PhaseStarted(1, "configuration", None),))
 
     assert without_times(capsys.readouterr().err) == ["starting m", "  configuration  not finished"]
+
+
+def test_for_whom_a_start_waits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with StartView("starting m") as view:
+        view.show((PhaseStarted(1, "configuration", None), FactFound(2, "waits_for_pid", 4711)))
+        view.show((PhaseStarted(3, "loading", None),))
+        view.close()
+
+    assert without_times(capsys.readouterr().err) == [
+        "starting m",
+        "  waits for process 4711, which measures memory",
+        "  configuration",
+        "  loading",
+    ]
 
 
 def test_what_earlier_starts_took_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from app.watch.readiness import (
     wait_until_ready,
 )
 from engine.machine.ports import free_port
-from logparse import Event, PhaseStarted, ProblemFound, ProgressMade
+from logparse import Event, FactFound, PhaseStarted, ProblemFound, ProgressMade
 from logparse.records import Problem
 from tests.waiting import wait_for
 
@@ -199,6 +199,21 @@ def test_phases_and_bars_that_move_are_progress_and_nothing_else() -> None:
     assert age_after(ProgressMade(3, "shards", 1, 4)) == 10.0, "it stands still"
     assert age_after(ProblemFound(4, problem)) == 20.0
     assert age_after(ProgressMade(5, "shards", 2, 4)) == 0.0
+
+
+def test_a_start_that_waits_for_another_moves_while_that_one_lives() -> None:
+    now, living = [0.0], {4711}
+    clock = ProgressClock(lambda: now[0], living.__contains__)
+    clock.note([FactFound(1, "waits_for_pid", 4711)])
+    now[0] = 500.0
+    assert (clock.age_s, clock.waits_for_pid) == (0.0, 4711)
+    living.clear()
+    now[0] = 510.0
+    assert (clock.age_s, clock.waits_for_pid) == (10.0, None)
+    living.add(4711)
+    clock.note([PhaseStarted(2, "loading", None)])  # it has its turn
+    now[0] = 530.0
+    assert (clock.age_s, clock.waits_for_pid) == (20.0, None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.machine.gpus import GpuHolder, others, read_other_processes
+from engine.env import device_starts
+from engine.machine.gpus import GpuHolder, first_gpu_uuid, others, read_other_processes
 from engine.machine.sizes import GIB
 
 OWN = os.getpid()
@@ -48,6 +49,9 @@ class ScriptedNvml:
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         return uuid
 
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return f"UUID of {handle}"
+
     def nvmlDeviceGetName(self, handle: str) -> str:
         return handle.split()[0]
 
@@ -65,6 +69,33 @@ def script(monkeypatch: pytest.MonkeyPatch, nvml: ScriptedNvml | None) -> None:
     monkeypatch.setattr("engine.machine.nvml.import_nvml", lambda: nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuid"),
+    [
+        (None, "UUID of A100 0"),
+        ("1", "UUID of A100 1"),
+        ("7", None),
+        ("GPU-1234", "UUID of GPU-1234"),
+    ],
+)
+def test_a_gpu_is_known_by_its_uuid(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, uuid: str | None
+) -> None:
+    script(monkeypatch, ScriptedNvml(names=("A100", "A100")))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert first_gpu_uuid() == uuid
+    assert device_starts("cuda").folder.name == (uuid or "gpu")
+    assert device_starts("cpu").folder.name == "ram"
+
+
+def test_without_a_gpu_there_is_no_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, None)
+
+    assert first_gpu_uuid() is None
 
 
 def test_the_others_are_read_largest_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from engine.machine.control_groups import group_folders
 from engine.machine.memory import free_ram_bytes, memory_limits, tightest_limit
+from tests.fakes.control_group import limited_group
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -109,31 +107,19 @@ def test_without_mountinfo_the_usual_places_are_looked_at(tmp_path: Path) -> Non
     assert free_ram_bytes(root) == MIB
 
 
-@pytest.fixture
-def limited() -> Iterator[Path]:
-    """A real control group below ours, limited to 512 MiB."""
-    own = next(iter(group_folders("memory")), None)
-    if own is None:
-        pytest.skip("no memory control group here")
-    folder = own / f"stoker-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error.strerror}")
-    try:
-        names = ("memory.max", "memory.limit_in_bytes")
-        file = next((folder / name for name in names if (folder / name).exists()), None)
-        if file is None:
-            pytest.skip("the memory controller is not handed on to groups below ours")
-        file.write_text(str(512 * MIB))
-        yield folder
-    finally:
-        folder.rmdir()
+def test_files_that_were_read_twice_are_no_reason_to_refuse_either(tmp_path: Path) -> None:
+    root = v2(tmp_path, {"/a": (str(GIB), 700 * MIB, 100 * MIB)}, own="/a")
+    stat = root / "sys/fs/cgroup/a/memory.stat"
+    stat.write_text(stat.read_text() + f"active_file {200 * MIB}\n")
+
+    assert free_ram_bytes(root) == GIB - 400 * MIB
 
 
-def test_a_process_in_a_real_group_keeps_below_its_limit(limited: Path) -> None:
+def test_a_process_in_a_real_group_keeps_below_its_limit() -> None:
     code = "from engine.machine.memory import free_ram_bytes; print(free_ram_bytes())"
-    enter = f"echo $$ > {limited}/cgroup.procs && exec {sys.executable} -c '{code}'"
-    done = subprocess.run(["sh", "-c", enter], capture_output=True, text=True, check=True)
+    with limited_group(512 * MIB) as group:
+        done = subprocess.run(
+            group.command([sys.executable, "-c", code]), capture_output=True, text=True, check=True
+        )
 
     assert 400 * MIB < int(done.stdout) < 512 * MIB

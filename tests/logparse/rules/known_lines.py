@@ -451,6 +451,16 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("stoker-kernel-build-wait", "Another start builds the CPU kernels; waiting for it...", {}),
     (
+        "stoker-memory-turn",
+        "Waiting for process 4711, which measures the free RAM; its turn comes first.",
+        {"waits_for_pid": 4711},
+    ),
+    (
+        "stoker-no-memory-turn",
+        "Other starts are not waited for while the free RAM is measured: [Errno 28] No space left",
+        {"reason": "[Errno 28] No space left"},
+    ),
+    (
         "stoker-kernel-build-left",
         "Removing /c/b, left by a build that was killed.",
         {"path": "/c/b"},

@@ -38,6 +38,15 @@ def test_a_failed_start_says_why_and_a_new_one_begins_again() -> None:
     assert "starting" not in progress.phase
 
 
+def test_for_whom_a_start_waits_is_its_detail() -> None:
+    progress = StartProgress()
+    progress.feed(LINES[:6], 1.0)
+    progress.feed(["(EngineCore pid=2) INFO 10-03 12:00:09 [memory_turn.py:42] Waiting for process "
+                   "4711, which measures the free RAM; its turn comes first."], 2.0)  # fmt: skip
+    running = next(row for row in progress.rows(3.0) if row.mark == "…")
+    assert running.detail == "waits for process 4711, which measures memory"
+
+
 def test_lines_that_tell_no_start() -> None:
     progress = StartProgress()
     progress.feed(["hello", ""], 1.0)
