@@ -214,7 +214,7 @@ def turn(case: Case, *, norms: bool) -> Rotation:
     angles = torch.randn(80, size // 2)
     cos, sin = angles.cos(), angles.sin()
     q_norm, k_norm = torch.randn(2, size) if norms else (None, None)
-    return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), q_norm, k_norm, 1e-6)
+    return Rotation(torch.cat((cos, cos, -sin, sin), -1), q_norm, k_norm, 1e-6)
 
 
 @pytest.mark.parametrize("is_fp8", [False, True], ids=["plain", "fp8"])

@@ -105,7 +105,7 @@ def rotation(head_dim: int, *, norms: bool) -> Rotation:
     angles = torch.randn(40, head_dim // 2)
     cos, sin = angles.cos(), angles.sin()
     q_norm, k_norm = torch.randn(2, head_dim) if norms else (None, None)
-    return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), q_norm, k_norm, 1e-6)
+    return Rotation(torch.cat((cos, cos, -sin, sin), -1), q_norm, k_norm, 1e-6)
 
 
 def expected_heads(qkv: Tensor, positions: Tensor, turn: Rotation, q_heads: int) -> Tensor:
@@ -117,7 +117,7 @@ def expected_heads(qkv: Tensor, positions: Tensor, turn: Rotation, q_heads: int)
     ):
         if norm is not None:
             part.copy_(REFERENCE.rms_norm(part, norm, turn.eps))
-        cos, sin = turn.cos[positions.long()], turn.sin[positions.long()]
+        cos, sin = turn.angles[positions.long()].chunk(2, -1)
         REFERENCE.rotary(part, cos[:, None], sin[:, None])
     return result
 

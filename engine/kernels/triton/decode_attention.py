@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.activation import tanh
-from engine.kernels.triton.heads import Rotation, rotated, stored, widened
+from engine.kernels.triton.heads import Rotation, rotated, stored, widened, within
 from engine.kernels.triton.runtime import Launch, is_interpreted
 from engine.kernels.triton.targets import Tiles
 
@@ -27,9 +27,7 @@ _SMALLEST_DOT = 16  # rows of a matrix instruction
 class DecodeScratch:
     """Where splits leave their parts; `counters` are zero before and after each launch."""
 
-    parts: Tensor  # [sequences x kv_heads x splits x group x head_dim] float32, or more
-    maxima: Tensor  # [sequences x kv_heads x splits x group] float32
-    sums: Tensor
+    parts: Tensor  # [sequences x kv_heads x splits x group, head_dim + 2] float32, or more
     counters: Tensor  # [sequences x kv_heads] int32
 
     @classmethod
@@ -39,9 +37,7 @@ class DecodeScratch:
         """For up to so many sequences; nothing is needed where keys are not split."""
         rows = sequences * q_heads * splits if splits > 1 else 1
         return cls(
-            torch.empty(rows * head_dim, dtype=torch.float32, device=device),
-            torch.empty(rows, dtype=torch.float32, device=device),
-            torch.empty(rows, dtype=torch.float32, device=device),
+            torch.empty(rows, head_dim + 2, dtype=torch.float32, device=device),
             torch.zeros(sequences * kv_heads, dtype=torch.int32, device=device),
         )
 
@@ -82,16 +78,13 @@ def decode_attention_kernel(
     slots,  # [tokens] int32, where the new key and value belong (FUSED)
     sequences,  # [programs] int32: the sequence of each program (not UNIFORM)
     query_start,  # [S + 1] int32: its token (not UNIFORM)
-    cos,
-    sin,
+    angles,
     q_norm,
     k_norm,
-    parts,
-    maxima,
-    sums,
+    parts,  # sums of values, then the largest score and the sum of the weights
     counters,
     eps,
-    scale,
+    scale,  # of the scores, k_scale included
     cap,
     k_scale,
     v_scale,
@@ -129,13 +122,13 @@ def decode_attention_kernel(
     groups = tl.arange(0, GROUP_PAD)[:, None]
     dims = tl.arange(0, DIM_PAD)[None, :]
     is_group = groups < GROUP
-    inside = dims < HEAD_DIM
+    inside = within(dims, HEAD_DIM, DIM_PAD)
     heads = qkv + token * qkv_stride + (kv_head * GROUP + groups) * HEAD_DIM
     if FUSED:
-        angle = (context - 1).to(tl.int64) * HEAD_DIM
-        query = rotated(
-            heads, is_group, q_norm, cos + angle, sin + angle, eps, HEAD_DIM, DIM_PAD, HAS_Q_NORM
-        ).to(qkv.dtype.element_ty)
+        angle = angles + (context - 1).to(tl.int64) * 2 * HEAD_DIM
+        query = rotated(heads, is_group, q_norm, angle, eps, HEAD_DIM, DIM_PAD, HAS_Q_NORM).to(
+            qkv.dtype.element_ty
+        )
         stored_keys = context - 1
     else:
         query = tl.load(heads + dims, mask=is_group & inside, other=0.0)
@@ -161,7 +154,7 @@ def decode_attention_kernel(
         is_read = is_key[:, None] & inside
         key = widened(tl.load(places, mask=is_read, other=0), qkv, FP8)
         scores = tl.dot(query.to(DOT), tl.trans(key.to(DOT)), input_precision="ieee")
-        scores = capped(scores * scale * k_scale, cap, HAS_CAP)
+        scores = capped(scores * scale, cap, HAS_CAP)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))
         # Where nothing was seen yet, -inf - -inf is no number.
@@ -181,10 +174,8 @@ def decode_attention_kernel(
             one = tl.zeros((1, 1), tl.int32)
             is_one = tl.full((1, 1), 1, tl.int1)
             own = qkv + token * qkv_stride + (KV_HEADS * GROUP + kv_head) * HEAD_DIM + one
-            angle = (context - 1).to(tl.int64) * HEAD_DIM
-            new_key = rotated(
-                own, is_one, k_norm, cos + angle, sin + angle, eps, HEAD_DIM, DIM_PAD, HAS_K_NORM
-            )
+            angle = angles + (context - 1).to(tl.int64) * 2 * HEAD_DIM
+            new_key = rotated(own, is_one, k_norm, angle, eps, HEAD_DIM, DIM_PAD, HAS_K_NORM)
             new_key = new_key.to(qkv.dtype.element_ty).to(tl.float32)
             new_value = tl.load(own + KV_HEADS * HEAD_DIM + dims, mask=inside, other=0.0)
             kept_key = stored(new_key, k_scale, cache, FP8)
@@ -199,7 +190,7 @@ def decode_attention_kernel(
             seen_key = widened(kept_key, qkv, FP8).to(tl.float32)
             seen_value = widened(kept_value, qkv, FP8).to(tl.float32)
             score = tl.sum(query.to(tl.float32) * seen_key, axis=1)
-            score = capped(score * scale * k_scale, cap, HAS_CAP)
+            score = capped(score * scale, cap, HAS_CAP)
             new_largest = tl.maximum(largest, score)
             weight = tl.exp2(score - new_largest)
             shrink = tl.exp2(largest - new_largest)
@@ -213,13 +204,15 @@ def decode_attention_kernel(
         result = divided(sum_of_values, total) * v_scale
         tl.store(target + dims, result.to(out.dtype.element_ty), mask=is_group & inside)
     else:
+        PART: tl.constexpr = HEAD_DIM + 2
         pair = number * KV_HEADS + kv_head
         row = (pair.to(tl.int64) * SPLITS + split) * GROUP
         lanes = tl.arange(0, GROUP_PAD)
-        tl.store(maxima + row + lanes, largest, mask=lanes < GROUP)
-        tl.store(sums + row + lanes, total, mask=lanes < GROUP)
-        places = parts + (row + groups) * HEAD_DIM + dims
-        tl.store(places, sum_of_values, mask=is_group & inside)
+        places = parts + (row + groups) * PART
+        tl.store(places + dims, sum_of_values, mask=is_group & inside)
+        ends = parts + (row + lanes) * PART + HEAD_DIM
+        tl.store(ends, largest, mask=lanes < GROUP)
+        tl.store(ends + 1, total, mask=lanes < GROUP)
         tl.debug_barrier()
         arrived = tl.atomic_add(counters + pair, 1, sem="acq_rel")
         if arrived == SPLITS - 1:
@@ -229,17 +222,11 @@ def decode_attention_kernel(
             sum_of_values = tl.zeros((GROUP_PAD, DIM_PAD), tl.float32)
             for other in range(SPLITS):
                 row = (pair.to(tl.int64) * SPLITS + other) * GROUP
-                peak = tl.load(
-                    maxima + row + lanes,
-                    mask=lanes < GROUP,
-                    other=float("-inf"),
-                    cache_modifier=".cg",
-                )
-                part = tl.load(
-                    sums + row + lanes, mask=lanes < GROUP, other=0.0, cache_modifier=".cg"
-                )
-                places = parts + (row + groups) * HEAD_DIM + dims
-                values_of = tl.load(places, mask=is_group & inside, other=0.0, cache_modifier=".cg")
+                ends = parts + (row + lanes) * PART + HEAD_DIM
+                peak = tl.load(ends, mask=lanes < GROUP, other=float("-inf"), cache_modifier=".cg")
+                part = tl.load(ends + 1, mask=lanes < GROUP, other=0.0, cache_modifier=".cg")
+                sums = parts + (row + groups) * PART + dims
+                values_of = tl.load(sums, mask=is_group & inside, other=0.0, cache_modifier=".cg")
                 new_largest = tl.maximum(largest, peak)
                 base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
                 shrink = tl.exp2(largest - base)
@@ -299,16 +286,13 @@ def decode_attention(
         nothing if slots is None else slots,
         nothing if rows.sequences is None else rows.sequences,
         nothing if rows.query_start is None else rows.query_start,
-        rotation.cos if rotation else nothing,
-        rotation.sin if rotation else nothing,
+        rotation.angles if rotation else nothing,
         nothing if q_norm is None else q_norm,
         nothing if k_norm is None else k_norm,
         scratch.parts,
-        scratch.maxima,
-        scratch.sums,
         scratch.counters,
         rotation.eps if rotation else 0.0,
-        shape.scale,
+        shape.scale * shape.kv_scales[0],
         shape.soft_cap or 0.0,
         *shape.kv_scales,
         shape.window or 0,

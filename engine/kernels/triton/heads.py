@@ -18,16 +18,23 @@ from engine.kernels.triton.runtime import Launch
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What is done to the heads of queries and keys of one layer. Tables and norms are float32.
+    """What is done to the heads of queries and keys of one layer; all float32.
 
-    `cos` and `sin` are [positions, head_dim]; the first half of `sin` is negated.
+    `angles` is [positions, 2 x head_dim]: cosines, then sines whose first half is negated.
     """
 
-    cos: Tensor
-    sin: Tensor
+    angles: Tensor
     q_norm: Tensor | None = None  # [head_dim]
     k_norm: Tensor | None = None
     eps: float = 0.0
+
+
+@triton.jit
+def within(dims, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
+    """Mask of the numbers of a head, constant where there is no padding: that saves registers."""
+    if HEAD_DIM == DIM_PAD:
+        return tl.full(dims.shape, 1, tl.int1)
+    return dims < HEAD_DIM
 
 
 @triton.jit
@@ -35,8 +42,7 @@ def rotated(
     heads,  # pointers to the heads' first numbers, [N, 1]
     is_head,  # [N, 1]
     norm,
-    cos,  # the row of the position
-    sin,
+    angles,  # the row of the position
     eps,
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
@@ -44,7 +50,7 @@ def rotated(
 ):
     """[N, DIM_PAD] float32 of N heads at one position, normed where HAS_NORM; zeros beyond."""
     dims = tl.arange(0, DIM_PAD)[None, :]
-    inside = dims < HEAD_DIM
+    inside = within(dims, HEAD_DIM, DIM_PAD)
     # The other half of a rotated pair is read once more rather than exchanged between threads.
     swapped = tl.where(dims < HEAD_DIM // 2, dims + HEAD_DIM // 2, dims - HEAD_DIM // 2)
     mask = is_head & inside
@@ -54,8 +60,8 @@ def rotated(
         factor = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)
         x = x * factor[:, None] * tl.load(norm + dims, mask=inside, other=0.0)
         y = y * factor[:, None] * tl.load(norm + swapped, mask=inside, other=0.0)
-    cosines = tl.load(cos + dims, mask=inside, other=0.0)
-    return x * cosines + y * tl.load(sin + dims, mask=inside, other=0.0)
+    cosines = tl.load(angles + dims, mask=inside, other=0.0)
+    return x * cosines + y * tl.load(angles + HEAD_DIM + dims, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -80,8 +86,7 @@ def rotate_and_store_kernel(
     cache,  # one page of the cache
     slots,  # [T] int32: block x BLOCK_SIZE + offset; negative: nothing is stored
     positions,  # [T] int32
-    cos,
-    sin,
+    angles,
     q_norm,
     k_norm,
     eps,
@@ -104,7 +109,7 @@ def rotate_and_store_kernel(
     if not HAS_ROTARY:
         head += Q_HEADS
     dims = tl.arange(0, DIM_PAD)[None, :]
-    inside = dims < HEAD_DIM
+    inside = within(dims, HEAD_DIM, DIM_PAD)
     heads = qkv + token * qkv_stride + head * HEAD_DIM + tl.zeros((1, 1), tl.int32)
     is_head = tl.full((1, 1), 1, tl.int1)
     slot = tl.load(slots + token).to(tl.int64)
@@ -112,18 +117,14 @@ def rotate_and_store_kernel(
     offset = slot % BLOCK_SIZE
     if head < Q_HEADS:
         if HAS_ROTARY:
-            angle = tl.load(positions + token).to(tl.int64) * HEAD_DIM
-            query = rotated(
-                heads, is_head, q_norm, cos + angle, sin + angle, eps, HEAD_DIM, DIM_PAD, HAS_Q_NORM
-            )
+            angle = angles + tl.load(positions + token).to(tl.int64) * 2 * HEAD_DIM
+            query = rotated(heads, is_head, q_norm, angle, eps, HEAD_DIM, DIM_PAD, HAS_Q_NORM)
             tl.debug_barrier()
             tl.store(heads + dims, query.to(qkv.dtype.element_ty), mask=inside)
     elif head < Q_HEADS + KV_HEADS:
         if HAS_ROTARY:
-            angle = tl.load(positions + token).to(tl.int64) * HEAD_DIM
-            key = rotated(
-                heads, is_head, k_norm, cos + angle, sin + angle, eps, HEAD_DIM, DIM_PAD, HAS_K_NORM
-            )
+            angle = angles + tl.load(positions + token).to(tl.int64) * 2 * HEAD_DIM
+            key = rotated(heads, is_head, k_norm, angle, eps, HEAD_DIM, DIM_PAD, HAS_K_NORM)
             tl.debug_barrier()
             tl.store(heads + dims, key.to(qkv.dtype.element_ty), mask=inside)
             key = key.to(qkv.dtype.element_ty).to(tl.float32)
@@ -166,8 +167,7 @@ def rotate_and_store(
         page,
         slots,
         positions,
-        rotation.cos if rotation else nothing,
-        rotation.sin if rotation else nothing,
+        rotation.angles if rotation else nothing,
         nothing if q_norm is None else q_norm,
         nothing if k_norm is None else k_norm,
         rotation.eps if rotation else 0.0,

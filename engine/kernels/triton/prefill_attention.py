@@ -19,7 +19,7 @@ from engine.kernels.triton.decode_attention import (
     dot_dtype,
     keys_per_tile,
 )
-from engine.kernels.triton.heads import widened
+from engine.kernels.triton.heads import widened, within
 from engine.kernels.triton.runtime import Launch
 from engine.kernels.triton.targets import Tiles
 
@@ -35,9 +35,8 @@ def prefill_attention_kernel(
     query_start,  # [S + 1] int32: the first token of each chunk
     tile_sequences,  # [tiles] int32: the sequence of each tile of queries
     tile_starts,  # [tiles] int32: its first token, counted from the chunk's
-    scale,
+    scale,  # of the scores, that of fp8 keys included
     cap,
-    k_scale,
     v_scale,
     window,  # keys that are seen, the token's own included; 0: all
     qkv_stride,
@@ -68,7 +67,7 @@ def prefill_attention_kernel(
     is_row = (places < chunk) & (lanes < GROUP)
     positions = computed + places
     dims = tl.arange(0, DIM_PAD)[None, :]
-    inside = dims < HEAD_DIM
+    inside = within(dims, HEAD_DIM, DIM_PAD)
     tokens = (chunk_start + places).to(tl.int64)
     heads = kv_head * GROUP + lanes
     starts = qkv + tokens * qkv_stride + heads * HEAD_DIM
@@ -81,6 +80,7 @@ def prefill_attention_kernel(
     last_place = tl.minimum(first + ROWS // GROUP_PAD, chunk)
     end_key = computed + last_place
     first_key = tl.where(window > 0, tl.maximum(computed + first - window + 1, 0), 0)
+    reach = tl.where(window > 0, window, 0x7FFFFFFF).to(tl.uint32)
     width = tl.load(table_width).to(tl.int64)
     table = tables + sequence * width
     for number in range(first_key // KEYS, tl.cdiv(end_key, KEYS)):
@@ -92,10 +92,10 @@ def prefill_attention_kernel(
         is_read = is_key[:, None] & inside
         key = widened(tl.load(pointers, mask=is_read, other=0), qkv, FP8)
         scores = tl.dot(query, tl.trans(key.to(DOT)), input_precision="ieee")
-        scores = capped(scores * scale * k_scale, cap, HAS_CAP)
-        is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
-        is_seen = is_seen & ((window <= 0) | (keys[None, :] > positions[:, None] - window))
-        scores = tl.where(is_seen, scores, float("-inf"))
+        scores = capped(scores * scale, cap, HAS_CAP)
+        # One comparison for both ends, for a key ahead is very far behind without its sign.
+        behind = (positions[:, None] - keys[None, :]).to(tl.uint32, bitcast=True)
+        scores = tl.where(behind < reach, scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))
         base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp2(scores - base[:, None])
@@ -149,9 +149,9 @@ def prefill_attention(
         chunks.query_start,
         chunks.sequences,
         chunks.starts,
-        shape.scale,
+        shape.scale * shape.kv_scales[0],
         shape.soft_cap or 0.0,
-        *shape.kv_scales,
+        shape.kv_scales[1],
         shape.window or 0,
         qkv.stride(0),
         KV_HEADS=kv_heads,

@@ -48,22 +48,29 @@ class Target:
     processor_threads: int
     max_programs: int  # on one multiprocessor
     processors: int
+    register_granule: int  # registers that a warp gets at once, all its threads together
     half_dtype: str  # the 16-bit format that models run in: bf16 where the GPU multiplies it
     tiles: Tiles
 
 
-_TURING = Tiles(32, 4, 32, 32, 4, 1, 1024, 4)
-_AMPERE = Tiles(64, 4, 64, 64, 4, 2, 1024, 4)
+_TURING = Tiles(32, 8, 32, 32, 8, 1, 1024, 4)
+_AMPERE = Tiles(32, 4, 64, 32, 4, 2, 1024, 4)
 _ADA = Tiles(64, 4, 64, 32, 4, 2, 1024, 4)
 _HOPPER = Tiles(64, 4, 64, 64, 4, 2, 1024, 4)
-_CDNA = Tiles(64, 4, 64, 32, 4, 1, 1024, 4)
+_CDNA = Tiles(32, 4, 64, 32, 4, 1, 1024, 4)
 
 TARGETS = (
-    Target("sm_75", "cuda", 75, 32, 64 * KIB, 64 * KIB, 65536, 1024, 16, 40, "fp16", _TURING),
-    Target("sm_80", "cuda", 80, 32, 163 * KIB, 164 * KIB, 65536, 2048, 32, 108, "bf16", _AMPERE),
-    Target("sm_89", "cuda", 89, 32, 99 * KIB, 100 * KIB, 65536, 1536, 24, 128, "bf16", _ADA),
-    Target("sm_90", "cuda", 90, 32, 227 * KIB, 228 * KIB, 65536, 2048, 32, 132, "bf16", _HOPPER),
-    Target("sm_100", "cuda", 100, 32, 227 * KIB, 228 * KIB, 65536, 2048, 32, 148, "bf16", _HOPPER),
+    Target("sm_75", "cuda", 75, 32, 64 * KIB, 64 * KIB, 65536, 1024, 16, 40, 256, "fp16", _TURING),
+    Target(
+        "sm_80", "cuda", 80, 32, 163 * KIB, 164 * KIB, 65536, 2048, 32, 108, 256, "bf16", _AMPERE
+    ),
+    Target("sm_89", "cuda", 89, 32, 99 * KIB, 100 * KIB, 65536, 1536, 24, 128, 256, "bf16", _ADA),
+    Target(
+        "sm_90", "cuda", 90, 32, 227 * KIB, 228 * KIB, 65536, 2048, 32, 132, 256, "bf16", _HOPPER
+    ),
+    Target(
+        "sm_100", "cuda", 100, 32, 227 * KIB, 228 * KIB, 65536, 2048, 32, 148, 256, "bf16", _HOPPER
+    ),
     Target(
         "gfx942",
         "hip",
@@ -75,13 +82,14 @@ TARGETS = (
         2048,
         32,
         304,
+        512,
         "bf16",
         _CDNA,
     ),
 )
 
 INTERPRETED = Target(
-    "interpreter", "cpu", "cpu", 1, 0, 0, 0, 0, 1, 4, "bf16", Tiles(16, 1, 16, 16, 1, 1, 4096, 1)
+    "interpreter", "cpu", "cpu", 1, 0, 0, 0, 0, 1, 4, 1, "bf16", Tiles(16, 1, 16, 16, 1, 1, 4096, 1)
 )
 """A CPU under Triton's interpreter: small tiles and few programs, so that short texts are cut."""
 
@@ -108,3 +116,16 @@ def target_of_capability(major: int, minor: int) -> Target:
             f"{major}.{minor}. Give --kernels reference."
         )
     return fitting[-1]
+
+
+def programs_per_processor(target: Target, registers: int, shared_bytes: int, warps: int) -> int:
+    """How many programs of a kernel run on one multiprocessor at once; `registers` per thread."""
+    granule = target.register_granule
+    per_warp = -(-registers * target.warp_size // granule) * granule
+    reserved = KIB if isinstance(target.architecture, int) and target.architecture >= 80 else 0
+    return min(
+        target.max_programs,
+        target.processor_threads // (warps * target.warp_size),
+        target.processor_registers // (max(per_warp, 1) * warps),
+        target.processor_shared_bytes // max(shared_bytes + reserved, 1),
+    )
