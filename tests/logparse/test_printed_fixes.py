@@ -26,6 +26,7 @@ from logparse.problems.text import filled_fixes, to_problem
 from logparse.problems.unknown import KINDS
 from logparse.problems.warnings import WARNING_RULES
 from logparse.records import Facts, Fix
+from tests.engine_flags import own_flags
 from tests.logparse.shared_logs import LOGS, MORE_LOGS, report_of
 from tests.places import SHARED
 
@@ -142,13 +143,6 @@ def vllm_flags() -> frozenset[str]:
     return frozenset(found | {"--help"})
 
 
-@pytest.fixture(scope="module")
-def own_flags() -> frozenset[str]:
-    parser = argparse.ArgumentParser()
-    EngineArgs.add_cli_args(parser)
-    return frozenset(word for action in parser._actions for word in action.option_strings)
-
-
 def unfit(command: str, flags: dict[str, frozenset[str]]) -> str | None:
     """What is wrong with a command, None if it can be typed."""
     if re.search(r"\{\w+\}|(?<=\s)~-|\x00|\x01", command):
@@ -235,8 +229,8 @@ def _unfit_for_stoker(words: list[str], own: frozenset[str]) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def flags(vllm_flags: frozenset[str], own_flags: frozenset[str]) -> dict[str, frozenset[str]]:
-    return {"vllm": vllm_flags, "stoker": own_flags}
+def flags(vllm_flags: frozenset[str]) -> dict[str, frozenset[str]]:
+    return {"vllm": vllm_flags, "stoker": own_flags()}
 
 
 def check(found: list[tuple[str, str | None, Fix]], flags: dict[str, frozenset[str]]) -> int:
