@@ -51,3 +51,11 @@ def shared_folder() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no ../shared beside this checkout")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with random weights, one token per UTF-8 byte."""
+    from tests.tiny_model import write_tiny_llama
+
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))

@@ -15,8 +15,7 @@ import pytest
 
 from app.cli import run
 from tests.client.local_server import Answer, Call, LocalServer, Route, serving
-from tests.e2e.running_server import ENGINE, Server, free_port, started
-from tests.tiny_model import write_tiny_llama
+from tests.e2e.running_server import Server, free_port, tiny_server
 
 Capture = pytest.CaptureFixture[str]
 OF_A_BUSY_MACHINE = ("client-late", "client-limit")
@@ -24,11 +23,7 @@ OF_A_BUSY_MACHINE = ("client-late", "client-limit")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = write_tiny_llama(tmp_path_factory.mktemp("model"))
-    port = free_port()
-    command = [*ENGINE, "serve", str(folder), "--port", str(port), "--dtype", "float32"]
-    command += ["--served-model-name", "tiny", "--kv-cache-memory-bytes", "8M"]
-    with started(command, port) as running:
+    with tiny_server(tmp_path_factory.mktemp("model")) as running:
         yield running
 
 

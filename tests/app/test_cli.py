@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from app import cli
 from app.errors import ExitCode, StokerError
 from app.settings.options import leaf_commands
 from tests.places import ROOT
+from tests.stoker_command import PROGRAM, run_stoker
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -23,18 +25,12 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def stoker(tmp_path: Path) -> Run:
     """Run the command in a process of its own, with folders of its own."""
-    environment = {
-        **os.environ,
+    variables = {
         "STOKER_CACHE_DIR": str(tmp_path / "cache"),
         "STOKER_STATE_DIR": str(tmp_path / "state"),
         "HF_HUB_CACHE": str(tmp_path / "hub"),
     }
-
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from app.cli import main; main()", *args]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-
-    return run
+    return partial(run_stoker, variables=variables)
 
 
 def test_version(stoker: Run) -> None:
@@ -189,7 +185,7 @@ def test_deleting_asks_for_a_yes_where_nobody_can_answer(stoker: Run, tmp_path: 
 
 @pytest.mark.parametrize("words", ["--help", "doctor --only wheel"])  # plain text, rich's tables
 def test_a_closed_pipe_is_no_error(words: str) -> None:
-    command = [sys.executable, "-c", "from app.cli import main; main()", *words.split()]
+    command = [*PROGRAM, *words.split()]
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as stdout:

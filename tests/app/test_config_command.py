@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from app.cli import COMMANDS
 from engine.args import EngineArgs
-from tests.places import ROOT
+from tests.stoker_command import run_stoker
 
 PROJECT = """\
 url = "http://me:secret-word@host:9000"
@@ -40,16 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def stoker(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     own = {"STOKER_CONFIG_FILE": str(folder / "user.toml"), **variables}
-    command = [sys.executable, "-c", "from app.cli import main; main()", *words]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **own},
-    )
+    return run_stoker(*words, variables=own, cwd=folder)
 
 
 def test_show_says_value_and_origin_of_each(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from tests.default_model import default_gguf, default_model_folder
 from tests.gemma_model import gemma_folder
 from tests.loaded_modules import HEAVY, loaded_by, top_level
 from tests.places import DATA
+from tests.stoker_command import run_stoker
 
 EXAMPLES = json.loads((DATA / "seed_plan_examples.json").read_text())
 READY_LOGS = {  # logs whose model shape is known; those that the log does not name, by argument
@@ -49,16 +49,8 @@ READY_LOGS = {  # logs whose model shape is known; those that the log does not n
 }
 
 
-def stoker(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from app.cli import main; sys.argv[0] = 'stoker'; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **environment},
-    )
+def stoker(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run_stoker(*words, variables=variables)
 
 
 def plan_json(*arguments: str) -> dict[str, Any]:

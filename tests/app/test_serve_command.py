@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,17 +12,13 @@ from app.registry.server_registry import ServerRegistry
 from app.selftest.run import fake_spec
 from app.supervise.managed_server import ManagedServer
 from app.views.serve import warn_of_incomplete_log
+from tests.stoker_command import run_stoker
 
 FULL = Path("/dev/full")
-_MAIN = "from app.cli import main; main()"
 
 
 def stoker(state: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "STOKER_STATE_DIR": str(state), **variables}
-    command = [sys.executable, "-c", _MAIN, *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=60, check=False
-    )
+    return run_stoker(*words, variables={"STOKER_STATE_DIR": str(state), **variables})
 
 
 def test_a_dry_run_prints_the_command_without_the_key(tmp_path: Path) -> None:

@@ -15,11 +15,6 @@ __all__ = ["choice", "engine_config"]
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="session")
 def wider_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose sizes all kernel sets can run."""
     return write_tiny_llama(tmp_path_factory.mktemp("wider"), hidden_size=128)

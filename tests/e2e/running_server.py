@@ -25,6 +25,7 @@ import psutil
 
 from engine.machine.ports import free_port as free_port
 from tests.places import ROOT
+from tests.tiny_model import write_tiny_llama
 
 STOKER = Path(sys.executable).with_name("stoker")
 ENGINE = [sys.executable, str(ROOT / "engine" / "__main__.py")]
@@ -91,6 +92,16 @@ def started(
         reader.join(timeout=60)
         assert process.stdout is not None
         process.stdout.close()
+
+
+@contextmanager
+def tiny_server(folder: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """The bare engine with a tiny model in `folder`, called tiny."""
+    port = free_port()
+    command = [*ENGINE, "serve", str(write_tiny_llama(folder)), "--port", str(port)]
+    command += ["--dtype", "float32", "--served-model-name", "tiny"]
+    with started([*command, "--kv-cache-memory-bytes", "8M", *flags], port, env=env) as running:
+        yield running
 
 
 def _read(process: subprocess.Popen[str], lines: list[str]) -> None:

@@ -18,7 +18,15 @@ import openai
 import pytest
 
 from engine.frontend.tokenizer import Tokenizer
-from tests.e2e.running_server import ENGINE, Server, free_port, gauge, started, wait_for_gauge
+from tests.e2e.running_server import (
+    ENGINE,
+    Server,
+    free_port,
+    gauge,
+    started,
+    tiny_server,
+    wait_for_gauge,
+)
 from tests.tiny_model import VOCAB, write_tiny_llama
 
 pytestmark = pytest.mark.timeout(900)
@@ -37,11 +45,7 @@ LONG: Any = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = write_tiny_llama(tmp_path_factory.mktemp("model"))
-    port = free_port()
-    command = [*ENGINE, "serve", str(folder), "--port", str(port), "--dtype", "float32"]
-    command += ["--served-model-name", "tiny", "--kv-cache-memory-bytes", "8M"]
-    with started(command, port, env={"STOKER_API_KEY": KEY}) as running:
+    with tiny_server(tmp_path_factory.mktemp("model"), env={"STOKER_API_KEY": KEY}) as running:
         yield running
 
 

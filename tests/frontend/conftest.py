@@ -5,12 +5,6 @@ from pathlib import Path
 import pytest
 
 from engine.frontend.tokenizer import Tokenizer
-from tests.tiny_model import write_tiny_llama
-
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,18 +27,6 @@ PORTABLE = INSTRUCTION_SETS[-1]
 @pytest.fixture(autouse=True)
 def _no_chosen_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
-
-
-@pytest.fixture
-def logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[pytest.LogCaptureFixture]:
-    logger = logging.getLogger("engine")
-    monkeypatch.setattr(logger, "propagate", False)
-    logger.addHandler(caplog.handler)
-    caplog.set_level("INFO", "engine")
-    yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 def fake_compiler(folder: Path, version: str = "fake 1.0", before_output: str = "") -> Path:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,18 +31,6 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def _anything_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_cache, "_WORTH_IT_BYTES", 0)
-
-
-@pytest.fixture(autouse=True)
-def logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[pytest.LogCaptureFixture]:
-    logger = logging.getLogger("engine")
-    monkeypatch.setattr(logger, "propagate", False)
-    logger.addHandler(caplog.handler)
-    caplog.set_level("INFO", "engine")
-    yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 def store(cache: PackedCache, key: str, parts: tuple[bytes, ...] = PARTS) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,19 +18,6 @@ from tests.kernels.native_models import native_library
 
 SETS = ["native", "reference"]
 SPEC = KVCacheSpec(16, 3, 64, 2, 2)
-
-
-@pytest.fixture
-def logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[pytest.LogCaptureFixture]:
-    """Each record once, whether or not an earlier test has configured the engine's logger."""
-    logger = logging.getLogger("engine")
-    monkeypatch.setattr(logger, "propagate", False)
-    logger.addHandler(caplog.handler)
-    caplog.set_level("INFO", "engine")
-    yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 def select(device: DeviceConfig, spec: KVCacheSpec = SPEC) -> SelectedKernels:

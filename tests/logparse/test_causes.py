@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from logparse import LogReport, Outcome, Problem, parse_lines
+from tests.logparse.vllm_lines import VERSION, WRAPPER
 
-VERSION = "INFO 10-03 12:00:00 [api_server.py:1] vLLM API server version 0.9.1"
 ARGS = "INFO 10-03 12:00:00 [a.py:1] non-default args: {'model': 'o/m', 'port': 8000}"
-WRAPPER = "RuntimeError: Engine core initialization failed. See root cause above."
 
 
 def in_core(lines: list[str]) -> list[str]:

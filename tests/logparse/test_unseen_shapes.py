@@ -6,11 +6,9 @@ import pytest
 
 from logparse import LogReport, Outcome, Problem, parse_lines
 from logparse.problems.table import PROBLEM_RULES
+from tests.logparse.vllm_lines import CORE, VERSION, WRAPPER
 
-VERSION = "INFO 10-03 12:00:00 [api_server.py:1] vLLM API server version 0.9.1"
 ARGS = "INFO 10-03 12:00:00 [a.py:1] non-default args: {'model': 'o/m'}"
-CORE = "(EngineCore pid=2) ERROR 10-03 12:00:05 [core.py:9] "
-WRAPPER = "RuntimeError: Engine core initialization failed. See root cause above."
 
 
 def failing(error: str, *frames: str, prefix: str = CORE) -> LogReport:

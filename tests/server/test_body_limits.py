@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +15,7 @@ from engine.server import body_limits
 from engine.server.body_limits import MAX_JSON_VALUES, MAX_MESSAGES, MAX_TOOLS, ValueCounter
 from engine.server.embeddings import EmbeddingBody
 from engine.server.protocol import Body, ChatBody, CompletionBody, DetokenizeBody
-from tests.server.fake_core import FakeCore
-from tests.server.serving import Served, serving
+from tests.server.serving import Served
 
 _TEXTS = st.text(alphabet='a,"\\[]{}:é\n', max_size=8)
 _JSON = st.recursive(
@@ -26,12 +23,6 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(_TEXTS, inner, max_size=5),
     max_leaves=20,
 )
-
-
-@pytest.fixture
-async def served(tiny_folder: Path, answer_ids: list[int]) -> AsyncGenerator[Served, None]:
-    async with serving(tiny_folder, FakeCore(answer_ids), in_process=True) as running:
-        yield running
 
 
 def weight(value: Any) -> int:

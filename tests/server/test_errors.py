@@ -15,12 +15,6 @@ from tests.server.serving import MODEL, Served, serving
 ASK: Any = [{"role": "user", "content": "Hi"}]
 
 
-@pytest.fixture
-async def served(tiny_folder: Path, answer_ids: list[int]) -> AsyncGenerator[Served, None]:
-    async with serving(tiny_folder, FakeCore(answer_ids), in_process=True) as served:
-        yield served
-
-
 def _error(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     document = response.json()

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from schemathesis import APIOperation, BaseSchema, Case, GenerationMode
 from schemathesis.core.result import Ok
 
-from tests.e2e.running_server import ENGINE, Server, free_port, get_json, started, wait_for_gauge
-from tests.tiny_model import write_tiny_llama
+from tests.e2e.running_server import (
+    Server,
+    get_json,
+    tiny_server,
+    wait_for_gauge,
+)
 
 # Cases per operation and mode; raise it for a long run by hand.
 EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "25"))
@@ -26,12 +30,8 @@ REQUIRED = {"prompt", "messages", "tokens", "input"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = write_tiny_llama(tmp_path_factory.mktemp("model"))
-    port = free_port()
-    command = [*ENGINE, "serve", str(folder), "--port", str(port), "--dtype", "float32"]
-    command += ["--served-model-name", "tiny", "--kv-cache-memory-bytes", "8M"]
-    command += ["--max-model-len", str(MAX_MODEL_LEN)]
-    with started(command, port) as running:
+    folder = tmp_path_factory.mktemp("model")
+    with tiny_server(folder, "--max-model-len", str(MAX_MODEL_LEN)) as running:
         yield running
 
 

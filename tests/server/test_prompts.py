@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,6 @@ from tests.server.fake_core import READY, FakeCore
 from tests.server.serving import Served, serving
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-
-
-@pytest.fixture
-async def served(tiny_folder: Path, answer_ids: list[int]) -> AsyncGenerator[Served, None]:
-    async with serving(tiny_folder, FakeCore(answer_ids), in_process=True) as running:
-        yield running
 
 
 def bodies(text: str) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCH
 # llguidance panics on it: it cuts the text for its message at byte 100, inside a character.
 PANICS = {"patternProperties": "é" * 100}
 AS_JSON = StructuredOutputsParams(json=json.dumps(SCHEMA))
-
-
-@pytest.fixture
-async def served(tiny_folder: Path, answer_ids: list[int]) -> AsyncGenerator[Served, None]:
-    async with serving(tiny_folder, FakeCore(answer_ids), in_process=True) as running:
-        yield running
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from tests.tiny_model import EOS
 
 ASK: Any = [{"role": "user", "content": "Hello"}]
 BEGUN: Any = [*ASK, {"role": "assistant", "content": "I think "}]
-
-
-@pytest.fixture
-async def served(tiny_folder: Path, answer_ids: list[int]) -> AsyncGenerator[Served, None]:
-    async with serving(tiny_folder, FakeCore(answer_ids), in_process=True) as served:
-        yield served
 
 
 async def chat(served: Served, **body: Any) -> dict[str, Any]:

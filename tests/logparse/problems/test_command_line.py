@@ -7,8 +7,8 @@ import pytest
 from logparse import parse_lines
 from logparse.problems.command_line import given_flags, typed_command
 from logparse.records import Fix
+from tests.logparse.vllm_lines import CORE
 
-CORE = "(EngineCore pid=2) ERROR 10-03 12:00:05 [core.py:9] "
 TRACEBACK = ["Traceback (most recent call last):", '  File "/v/x.py", line 3, in load_model']
 
 

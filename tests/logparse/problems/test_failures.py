@@ -6,11 +6,11 @@ import pytest
 
 from logparse import LogReport, Outcome, Problem, parse_lines
 from logparse.problems.table import PROBLEM_RULES
+from tests.logparse.vllm_lines import CORE
 
 VERSION = (
     "(APIServer pid=1) INFO 10-03 12:00:00 [a.py:1] vLLM server version 0.30.0, serving model o/m"
 )
-CORE = "(EngineCore pid=2) ERROR 10-03 12:00:05 [core.py:9] "
 WRAPPER = (
     "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. "
     "Failed core proc(s): {}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logparse import LogReport, Outcome, parse_lines
-
-CORE = "(EngineCore pid=2) ERROR 10-03 12:00:05 [core.py:9] "
+from tests.logparse.vllm_lines import CORE
 
 
 def failed(error: str, *, start: tuple[str, ...] = (), function: str = "f") -> LogReport:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logparse import Problem, parse_lines
-
-CORE = "(EngineCore pid=2) ERROR 10-03 12:00:05 [core.py:9] "
+from tests.logparse.vllm_lines import CORE
 
 
 def problem_of(error: str, *frames: str) -> Problem:

@@ -8,6 +8,7 @@ from logparse import LogReport, Outcome, explain, parse_lines
 from logparse.records import Sample
 from logparse.report.details import chart
 from logparse.rules.arguments import differing_arguments
+from tests.logparse.vllm_lines import CORE
 from tests.places import DATA
 
 SAMPLE = (DATA / "seed_example10.log").read_text().splitlines()
@@ -184,9 +185,6 @@ def test_an_argument_cannot_bring_control_characters_into_the_explanation() -> N
     text = explain(parse_lines([f"INFO 10-03 12:00:01 [a.py:1] non-default args: {arguments}"]))
     assert "max-model-len 4096" in text.text()
     assert all(char.isprintable() or char == "\n" for char in text.text())
-
-
-CORE = "(EngineCore pid=2) ERROR 10-03 12:00:05 [core.py:9] "
 
 
 def test_the_verdict_and_its_cause_come_first() -> None:
