@@ -61,19 +61,21 @@ def _why_no_apt() -> str | None:
 
 
 def _install(packages: tuple[str, ...]) -> str:
-    """What apt-get said last; only fetching has a time limit, so that none is left half-installed.
-
-    The lists of packages are fetched when the first try shows that they are absent or too old.
-    """
-    fetch = (*_APT, *_HASTE, "--download-only", "install", *packages)
-    is_fetched, said = _run(fetch, _FETCH_S)
-    if not is_fetched:
-        _run((*_APT, *_HASTE, "update"), _FETCH_S)
+    """What apt-get said last; only fetching has a limit, so that none is left half-installed."""
+    is_fetched, said = _update()
+    if is_fetched:
+        fetch = (*_APT, *_HASTE, "--download-only", "install", *packages)
         is_fetched, said = _run(fetch, _FETCH_S)
     if not is_fetched:
         return said
     with _no_daemon_started():
         return _run((*_APT, "install", *packages), None)[1]
+
+
+@functools.cache
+def _update() -> tuple[bool, str]:
+    """Fetch the lists of packages; a failure says once for all that no archive is reached."""
+    return _run((*_APT, *_HASTE, "-o", "APT::Update::Error-Mode=any", "update"), _FETCH_S)
 
 
 def _run(command: tuple[str, ...], timeout_s: float | None) -> tuple[bool, str]:

@@ -301,7 +301,7 @@ def _stop(record: ServerRecord, now: bool) -> None:
         )
     processes = "1 process" if report.num_ended == 1 else f"{report.num_ended} processes"
     supervisor = " and its supervisor" if has_supervisor else ""
-    say(f"stopped {record.name}: {processes}{supervisor} ended, port {record.address[1]} free")
+    say(f"stopped {record.name}: {processes}{supervisor} ended, {record.place} free")
 
 
 def _serve_again(record: ServerRecord) -> str:

@@ -196,7 +196,7 @@ def _in_use(port: int) -> StokerError:
     from app.registry.server_registry import open_registry
 
     another = f"--port {port + 1 if port < 65535 else port - 1}"
-    ours = [one for one in open_registry().running() if one.address[1] == port]
+    ours = [one for one in open_registry().running() if one.port == port]
     if ours:
         name = ours[0].name
         what = f"port {port} is in use by the Stoker server {name}, {ours[0].model}"

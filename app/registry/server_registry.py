@@ -65,9 +65,14 @@ class ServerRecord:
         return self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
 
     @property
+    def port(self) -> int | None:
+        """The port that it listens on; None for a socket file."""
+        return self.address[1] if self.uds is None else None
+
+    @property
     def place(self) -> str:
         """Where it listens, in words."""
-        return f"port {self.address[1]}" if self.uds is None else f"socket {self.uds}"
+        return f"port {self.port}" if self.uds is None else f"socket {self.uds}"
 
     def is_place_free(self) -> bool:
         """Whether nobody listens where it listened."""

@@ -78,12 +78,15 @@ def end_tree(
 
 def seen_after(
     tree: ProcessTree | None,
-    port: int,
+    port: int | None,
     is_place_free: Callable[[], bool],
     times: StopTimes,
     is_hurried: Callable[[], bool] = lambda: False,
 ) -> StopReport:
-    """Processes, and where it listened, after the end; a closed port may need a moment."""
+    """Processes, and where it listened, after the end; a closed port may need a moment.
+
+    `port` is None for a socket file, whose holder nobody can name.
+    """
     wait_until(lambda: is_place_free() or is_hurried(), times.kill_s)
     is_free = is_place_free()
     leftovers = () if tree is None else tuple(process.pid for process in tree.alive())
@@ -91,5 +94,5 @@ def seen_after(
         num_ended=0 if tree is None else tree.num_seen() - len(leftovers),
         leftovers=leftovers,
         is_port_free=is_free,
-        port_holder="" if is_free else describe_holder(port),
+        port_holder="" if is_free or port is None else describe_holder(port),
     )

@@ -36,7 +36,7 @@ def stop_server(record: ServerRecord, *, now: bool, times: StopTimes | None = No
         _stop_supervisor(record, now, times)
     was_killed = tree is not None and end_tree(tree, times)
     remove_ownerless_files()
-    known = seen_after(tree, record.address[1], record.is_place_free, times)
+    known = seen_after(tree, record.port, record.is_place_free, times)
     supervisor = (record.supervisor_pid,) if record.is_supervised() else ()
     pids = tree.pids() if tree is not None else frozenset()
     gpu_left = gpus.wait_for_release(pids, times.gpu_s)

@@ -193,7 +193,11 @@ class Supervisor:
     def _report(self, tree: ProcessTree, was_killed: bool) -> StopReport:
         spec = self._spec
         known = seen_after(
-            tree, spec.port, spec.is_place_free, self._times, lambda: self._is_hurried
+            tree,
+            spec.port if spec.uds is None else None,
+            spec.is_place_free,
+            self._times,
+            lambda: self._is_hurried,
         )
         if known.is_port_free and spec.uds is not None:  # of a server that was killed
             Path(spec.uds).unlink(missing_ok=True)

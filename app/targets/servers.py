@@ -149,7 +149,7 @@ def _match(word: str, records: tuple[ServerRecord, ...]) -> ServerRecord | None:
     found = [
         record
         for record in records
-        if word in (str(record.pid), str(record.supervisor_pid), str(record.address[1]))
+        if word in (str(record.pid), str(record.supervisor_pid), str(record.port))
     ]
     if len(found) > 1:
         raise _several(found, f"{word} means more than one server")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import getpass
 import shlex
 from pathlib import PurePosixPath
 
@@ -64,8 +65,14 @@ def systemd_steps(deployment: Deployment, *, is_user: bool = False) -> list[str]
         f"sudo install -m 600 {name}.env /etc/stoker/{name}.env",
         f"sudo install -m 644 {name}.service /etc/systemd/system/{name}.service",
         f"sudo systemctl daemon-reload && sudo systemctl enable --now {name}",
-        f"STOKER_STATE_DIR=/var/lib/{name} stoker status   # or: stoker top {address}",
+        f"{_as_user(deployment.user)}STOKER_STATE_DIR=/var/lib/{name} "
+        f"{shlex.quote(deployment.program)} status   # or: stoker top {address}",
     ]
+
+
+def _as_user(name: str) -> str:
+    """Only who runs the service, and nobody else, may look into its state."""
+    return "" if name == getpass.getuser() else f"sudo -u {shlex.quote(name)} env "
 
 
 def _unit(deployment: Deployment, is_user: bool) -> str:

@@ -216,6 +216,8 @@ def _speed(value: float) -> str:
 def _print_ready(server: ManagedServer) -> None:
     took = formatting.age(server.elapsed_s())
     print(f"ready at {server.spec.addresses} ({took}), log {server.log.path}", flush=True)
+    if server.care.service.address is not None:
+        return  # nobody sits there to type anything
     from app.client.transport import DEFAULT_URL
 
     address = "" if server.spec.url == DEFAULT_URL else f" {server.spec.url}"

@@ -95,6 +95,7 @@ def test_it_is_private_works_and_comes_back(place: Place) -> None:
     assert place.serve().returncode == 0
     stopped = place.run("stop", url)
     assert stopped.returncode == 0, stopped.stderr
+    assert f"socket {place.socket} free" in stopped.stderr
     assert not place.socket.exists()
 
 

@@ -87,6 +87,20 @@ class Job:
         return self.state()
 
 
+def test_slurm_finds_no_fault(cluster: OneNodeCluster) -> None:
+    words = ["unit", "slurm", "smollm2-135m", "--gpus", "0", "--cpus", "1", "--memory", "1"]
+    done = subprocess.run(
+        [_STOKER, *words, "--check"],
+        capture_output=True,
+        text=True,
+        env=cluster.environment,
+        check=False,
+        timeout=_PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "good         stoker-smollm2-135m.sbatch: sbatch\n" in done.stdout
+
+
 def test_a_job_serves_is_found_drains_and_ends(cluster: OneNodeCluster, tmp_path: Path) -> None:
     job = Job(cluster, tmp_path, "--drain", "20")
     job.wait_until_it_serves()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import stat
 import sys
@@ -24,6 +23,11 @@ from tests.waiting import is_running, wait_for
 pytestmark = pytest.mark.slow
 _STOKER = str(Path(sys.executable).with_name("stoker"))
 _PATIENCE_S = 120.0
+_SUDO = """sudo() {
+  if [ "$1" != -u ]; then "$@"; return; fi
+  user=$2; shift 2
+  env -i PATH="$PATH" setpriv --reuid="$user" --regid="$user" --clear-groups "$@"
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +49,21 @@ class Service:
     def __init__(self, systemd: PrivateSystemd, folder: Path, name: str, *flags: str) -> None:
         self.systemd = systemd
         self.model = write_tiny_llama(folder / f"model-{name}")
+        for path in self.model.iterdir():  # safetensors writes private files
+            path.chmod(0o644)
         self.name = f"stoker-{name}"
         words = ["unit", "systemd", f"/srv/{self.model.name}", "--name", name, *flags]
         self.steps = self._write(*words, "--user", user_for_services(), "-o", f"/srv/{name}")
 
     def _write(self, *words: str) -> list[str]:
-        """The lines that are to be typed next, without `sudo`."""
+        """The lines that are to be typed next."""
         said = self.systemd.run("sh", "-c", 'cd /srv && "$@" 2>&1', "-", _STOKER, *words)
-        steps = said.partition("next, for systemd:\n")[2].splitlines()
-        return [line.strip().replace("sudo ", "") for line in steps]
+        return [line.strip() for line in said.partition("next, for systemd:\n")[2].splitlines()]
 
     def install(self) -> str:
         """Do what was to be typed, the start and `stoker status` included; what that prints."""
         folder = f"/srv/{self.name.removeprefix('stoker-')}"
-        path = f"{Path(_STOKER).parent}:{os.environ['PATH']}"
-        script = "\n".join([f"set -e; cd {folder}; PATH={path}", *self.steps])
+        script = "\n".join([f"set -e; cd {folder}", _SUDO, *self.steps])
         return self.systemd.run("sh", "-c", script)
 
     def shows(self, **wanted: str) -> bool:
