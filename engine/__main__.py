@@ -48,6 +48,10 @@ def main(argv: list[str]) -> int:
     core.add_argument("--handshake", required=True, metavar="ADDRESS")
     core.add_argument("--parent", required=True, type=int, metavar="PID")
     core.add_argument("--name", default="EngineCore", help="stands before its log lines")
+    core.add_argument("--executor", default="uni", metavar="NAME")
+    worker = commands.add_parser("worker", help="one rank of a model (started by `core`)")
+    worker.add_argument("--name", required=True, help="stands before its log lines")
+    worker.add_argument("--control", required=True, type=int, metavar="DESCRIPTOR")
     commands.add_parser("grammars", help="the process that tries grammars (started by `serve`)")
     convert = commands.add_parser("convert", help="convert a .gguf file to a safetensors folder")
     convert.add_argument("source", type=Path, metavar="GGUF")
@@ -58,7 +62,11 @@ def main(argv: list[str]) -> int:
     if namespace.command == "core":
         from engine.core.engine_core_proc import main as core_main
 
-        return core_main(namespace.handshake, namespace.parent, namespace.name)
+        return core_main(namespace.handshake, namespace.parent, namespace.name, namespace.executor)
+    if namespace.command == "worker":
+        from engine.worker.worker_proc import main as worker_main
+
+        return worker_main(namespace.name, namespace.control)
     if namespace.command == "grammars":
         from engine.core.grammar_worker import main as grammars_main
 
@@ -84,7 +92,7 @@ def _serve(model: str, args: object) -> int:
         args = dataclasses.replace(args, api_key=key)
     _start_build(args)
     is_possible = 1 <= args.data_parallel_size <= MOST_REPLICAS  # else the start will say so
-    processes = start_processes(args.data_parallel_size if is_possible else 0)
+    processes = start_processes(args.likely_parallel) if is_possible else []
     try:
         with no_collections():  # takes half a second, while the processes import torch
             from engine.core.replicas import create_client

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
@@ -31,6 +32,7 @@ from engine.env import HostDevice, cpu_has_bf16
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig
 from engine.pooling_params import parse_pooler_config
+from engine.rank_layout import MOST_RANKS, require_layout_fits
 from engine.sampling_params import MAX_LOGPROBS
 from engine.step_budget import StepDevice, step_budget
 
@@ -39,6 +41,7 @@ QUANTIZATIONS = ("int8", "int4")
 """What weights can be rounded to while they are loaded on a CPU."""
 
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+_EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 _TOOL_CALL_PARSERS = ("hermes", "llama3_json", "json")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _MOST = (1 << 63) - 1  # what the messages between the processes carry
@@ -139,6 +142,18 @@ class EngineArgs:
     dtype: str = _flag("auto", "Number format of weights and activations.", choices=_DTYPES)
     device: str = _flag("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = _flag(None, "CPU threads of the model step; default: one per core.")
+    tensor_parallel_size: int = _flag(
+        1, "Ranks (devices, or processes on a CPU) that share each layer.", short="-tp"
+    )
+    pipeline_parallel_size: int = _flag(
+        1, "Stages of consecutive layers, each on ranks of its own.", short="-pp"
+    )
+    distributed_executor_backend: str | None = _flag(
+        None,
+        "What runs the ranks: uni (one, inside EngineCore) or mp (a process each); default: uni "
+        "for one rank, else mp.",
+        choices=_EXECUTOR_BACKENDS,
+    )
     kernels: str = _flag(
         "auto",
         "Kernels of the model step: native is C++ for CPUs, reference is torch.",
@@ -326,6 +341,7 @@ class EngineArgs:
                 long_prefill_token_threshold=self.long_prefill_token_threshold,
                 policy=self.scheduling_policy,
             ),
+            parallel=self._parallel(model),
             device=DeviceConfig(
                 device=device,
                 dtype=_resolve_dtype(self.dtype, model, device),
@@ -333,7 +349,6 @@ class EngineArgs:
                 kernels=self.kernels,
                 quantization=self._resolve_quantization(model, device),
             ),
-            parallel=ParallelConfig(data_parallel_size=self.data_parallel_size),
             compilation=self._compilation(tokens, seqs),
             observability=ObservabilityConfig(
                 log_stats=not self.disable_log_stats,
@@ -354,6 +369,35 @@ class EngineArgs:
         if self.quantization != "none" and obstacle:
             raise ConfigError(f"--quantization {self.quantization} {obstacle}; leave it out.")
         return self.quantization
+
+    @property
+    def likely_parallel(self) -> ParallelConfig:
+        """The layout that these flags ask for, if it can be had at all; vLLM's ParallelConfig picks
+        the executor in the same way.
+        """
+        num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        return ParallelConfig(
+            executor_backend=self.distributed_executor_backend
+            or ("uni" if num_ranks == 1 else "mp"),
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            data_parallel_size=self.data_parallel_size,
+        )
+
+    def _parallel(self, model: ModelConfig) -> ParallelConfig:
+        parallel = self.likely_parallel
+        backend, num_ranks = parallel.executor_backend, parallel.world_size
+        if backend == "ray":
+            raise ConfigError("--distributed-executor-backend ray is not there yet; use mp.")
+        if backend == "uni" and num_ranks > 1:
+            raise ConfigError(
+                f"--distributed-executor-backend uni runs one rank, and {num_ranks} are asked for; "
+                "use mp, or leave it out."
+            )
+        if backend == "mp" and sys.platform != "linux":
+            raise ConfigError("--distributed-executor-backend mp needs Linux; leave it out.")
+        require_layout_fits(model, parallel)
+        return parallel
 
     def _tasks(self) -> TaskConfig:
         if self.runner == "pooling" and self.convert == "none":
@@ -402,6 +446,8 @@ class EngineArgs:
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, _MOST_COUNTED),
             ("--block-size", self.block_size, 1, 1024),
             ("--num-threads", self.num_threads, 1, _MOST_COUNTED),
+            ("--tensor-parallel-size", self.tensor_parallel_size, 1, MOST_RANKS),
+            ("--pipeline-parallel-size", self.pipeline_parallel_size, 1, MOST_RANKS),
             ("--num-gpu-blocks-override", self.num_gpu_blocks_override, 2, _MOST),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1, _MOST),
             ("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0, _MOST),

@@ -59,15 +59,22 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """How many processes run the model. World size 1 uses the `uni` executor.
+    """How many processes run the model: `tensor_parallel_size` ranks in each pipeline stage.
 
-    `data_parallel_size` replicas are whole engines of their own; `data_parallel_rank` says which
-    of them this configuration is for.
+    World size 1 uses the `uni` executor, larger ones `mp`. `data_parallel_size` replicas are whole
+    engines of their own; `data_parallel_rank` says which of them this configuration is for.
     """
 
     executor_backend: str = "uni"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     data_parallel_rank: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def engine_name(self) -> str:

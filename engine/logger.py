@@ -72,7 +72,8 @@ class ProgressBar:
         left = elapsed / done * (self._total - done) if done else None
         print(
             f"{self._head}: {100 * done // self._total:3d}% Completed | {done}/{self._total} "
-            f"[{_clock(elapsed)}<{_clock(left)}, {_rate(done, elapsed)}]",
+            f"[{_clock(elapsed)}<{_clock(left)}, {_rate(done, elapsed)}]\n",
+            end="",  # in one piece: other processes write there too
             flush=True,
         )
 

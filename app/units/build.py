@@ -174,7 +174,9 @@ def _gpus(line: ServeLine, choices: UnitChoices) -> int:
         return choices.gpus
     if line.request.args.device in _CPU_DEVICES or line.request.model.startswith("smollm2"):
         return 0
-    return math.ceil(_parallel_size(line.request.engine_words) / choices.nodes)
+    args = line.request.args
+    size = args.tensor_parallel_size * args.pipeline_parallel_size
+    return math.ceil(size * _parallel_size(line.request.engine_words) / choices.nodes)
 
 
 def _parallel_size(words: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -27,13 +28,16 @@ class CoreProcess:
         *,
         log_fd: int | None = None,
         name: str = "EngineCore",
+        executor: str = "uni",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it. `log_fd` is where it writes its log; None is this process's stdout.
 
-        `name` stands before its lines, `environment` is added to what a child gets.
+        `name` stands before its lines, `executor` is the one that it will most likely be told to
+        use, `environment` is added to what a child gets.
         """
         words = ["--handshake", addresses.handshake, "--parent", str(os.getpid()), "--name", name]
+        words += ["--executor", executor]
         self.addresses = addresses
         self._process = subprocess.Popen(
             engine_command("core", *words),
@@ -79,11 +83,13 @@ class CoreProcess:
         self.addresses.remove()
 
 
-def start_processes(num_replicas: int) -> list[CoreProcess]:
-    """One EngineCore for each; they look for their clients once they have imported torch."""
+def start_processes(parallel: ParallelConfig) -> list[CoreProcess]:
+    """One EngineCore for each replica; they look for their clients once they have imported what
+    they need.
+    """
     ranks = (
-        ParallelConfig(data_parallel_size=num_replicas, data_parallel_rank=rank)
-        for rank in range(num_replicas)
+        dataclasses.replace(parallel, data_parallel_rank=rank)
+        for rank in range(parallel.data_parallel_size)
     )
     return [spawn_core(CoreAddresses.create(), parallel=parallel) for parallel in ranks]
 
@@ -91,13 +97,21 @@ def start_processes(num_replicas: int) -> list[CoreProcess]:
 def spawn_core(
     addresses: CoreAddresses, *, parallel: ParallelConfig, log_fd: int | None = None
 ) -> CoreProcess:
-    """Start the EngineCore of one replica, which sees the GPU that is its own."""
+    """Start the EngineCore of one replica, which sees the GPUs that are its own."""
     environment = {}
     if parallel.data_parallel_size > 1:
-        environment["CUDA_VISIBLE_DEVICES"] = _device(parallel.data_parallel_rank)
-    return CoreProcess(addresses, log_fd=log_fd, name=parallel.engine_name, environment=environment)
+        first = parallel.data_parallel_rank * parallel.world_size
+        own = range(first, first + parallel.world_size)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(_device, own))
+    return CoreProcess(
+        addresses,
+        log_fd=log_fd,
+        name=parallel.engine_name,
+        executor=parallel.executor_backend,
+        environment=environment,
+    )
 
 
-def _device(rank: int) -> str:
+def _device(number: int) -> str:
     visible = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-    return visible[rank] if rank < len(visible) else str(rank)
+    return visible[number] if number < len(visible) else str(number)

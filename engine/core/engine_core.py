@@ -63,9 +63,8 @@ class EngineCore:
         with memory_turn(config.device.device) as reserve:
             self.executor.load_model()
             start = time.monotonic()
-            self.spec = self.executor.get_kv_cache_spec()
             available = self.executor.determine_available_memory()
-            logger.info("Available KV cache memory: %s GiB", format_gib(available))
+            self.spec = self.executor.get_kv_cache_spec()
             self.config, self.capacity = _size_cache(config, self.spec, available)
             device = "CPU" if config.device.device == "cpu" else "GPU"
             max_model_len = self.config.scheduler.max_model_len
@@ -259,7 +258,7 @@ def _fit_max_model_len(config: EngineConfig, spec: KVCacheSpec, available: int) 
 def _log_config(config: EngineConfig) -> None:
     logger.info(
         "Initializing a V1 LLM engine (v%s) with config: model='%s', tokenizer='%s', "
-        "dtype=torch.%s, max_seq_len=%d, tensor_parallel_size=1, pipeline_parallel_size=1, "
+        "dtype=torch.%s, max_seq_len=%d, tensor_parallel_size=%d, pipeline_parallel_size=%d, "
         "data_parallel_size=%d, quantization=%s, enforce_eager=True, kv_cache_dtype=%s, "
         "device_config=%s, seed=%d, served_model_name=%s, enable_prefix_caching=%s, "
         "enable_chunked_prefill=%s",
@@ -268,6 +267,8 @@ def _log_config(config: EngineConfig) -> None:
         config.model.path,
         config.device.dtype,
         config.scheduler.max_model_len,
+        config.parallel.tensor_parallel_size,
+        config.parallel.pipeline_parallel_size,
         config.parallel.data_parallel_size,
         None if config.device.quantization == "none" else config.device.quantization,
         config.cache.cache_dtype,

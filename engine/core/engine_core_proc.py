@@ -41,14 +41,14 @@ _DEBUG_DOCUMENTS = {f"debug_{name}": name for name in ("scheduler", "requests", 
 _TRACE = "debug_trace:"
 
 
-def main(handshake_address: str, parent: int, name: str = "EngineCore") -> int:
+def main(handshake_address: str, parent: int, name: str, executor: str) -> int:
     """Run one EngineCore until it is told to stop; returns the process's exit code."""
     setup_logging(name)
     _watch_parent(parent)
     # Ctrl-C reaches the whole process group; the API server decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     announce_start()
-    preload_executor()  # the parent may have no configuration yet
+    preload_executor(executor)  # the parent may have no configuration yet
     context = zmq.Context(io_threads=1)
     try:
         return _run(context, handshake_address)
@@ -123,11 +123,14 @@ class EngineCoreProc:
         poller = zmq.Poller()
         poller.register(self._input, zmq.POLLIN)
         poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        for descriptor in self._core.executor.wake_descriptors:
+            poller.register(descriptor, zmq.POLLIN)
         while not self._should_stop():
             if self._core.is_idle:
                 self._heap.give_back()
                 poller.poll()
                 self._drain_wakeups()
+                self._core.executor.check_health()
             self._receive()
             if not self._core.is_idle:
                 outputs = self._core.step()

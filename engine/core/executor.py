@@ -1,12 +1,13 @@
 """The Executor protocol: EngineCore's view of whatever runs the model, found by name at run time.
 
 Owns the names; does not import torch. `uni` runs the worker inside the EngineCore process
-(vLLM's UniProcExecutor).
+(vLLM's UniProcExecutor), `mp` each rank's in a process of its own (MultiprocExecutor).
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, cast
 
@@ -16,8 +17,10 @@ from engine.kv_sizing import KVCacheSpec
 from engine.quick_imports import no_collections
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
-_EXECUTORS = {"uni": "engine.worker.uniproc_executor:UniProcExecutor"}
-_DEFAULT = "uni"
+_EXECUTORS = {
+    "uni": "engine.worker.uniproc_executor:UniProcExecutor",
+    "mp": "engine.worker.multiproc_executor:MultiprocExecutor",
+}
 
 
 class Executor(Protocol):
@@ -31,10 +34,12 @@ class Executor(Protocol):
         """
 
     def determine_available_memory(self) -> int:
-        """Run the profile step and return the bytes left for the KV cache on this device."""
+        """Run the profile step and return the bytes left for the KV cache on this device; of
+        several ranks, on the one that has room for the fewest blocks.
+        """
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
-        """Shape of one layer's page and the number of layers."""
+        """Shape of one layer's page and the number of layers, of the rank that was measured."""
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
         """Allocate `num_blocks` blocks (null block included) and warm up.
@@ -44,6 +49,13 @@ class Executor(Protocol):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start one step. The future may already be done; errors arrive through it."""
+
+    def check_health(self) -> None:
+        """Raise the error of a rank that has ended or failed."""
+
+    @property
+    def wake_descriptors(self) -> Sequence[int]:
+        """Descriptors that become readable when there is something for `check_health`."""
 
     def shutdown(self) -> None:
         """Free the device; may be called more than once."""
@@ -57,10 +69,14 @@ def create_executor(config: EngineConfig) -> Executor:
     return cast(Executor, _executor_class(name)(config))
 
 
-def preload_executor() -> None:
-    """Import the default executor, torch included, before there is a configuration."""
-    with no_collections():
-        _executor_class(_DEFAULT)
+def preload_executor(name: str) -> None:
+    """Import that executor, for `uni` torch included, before there is a configuration.
+
+    A name that is none is refused once the configuration is read.
+    """
+    if name in _EXECUTORS:
+        with no_collections():
+            _executor_class(name)
 
 
 def _executor_class(name: str) -> Any:

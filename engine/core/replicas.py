@@ -66,7 +66,8 @@ def replica_config(config: EngineConfig, rank: int) -> EngineConfig:
     )
     device = config.device
     if device.num_threads is None:
-        device = dataclasses.replace(device, num_threads=max(1, usable_cores() // size))
+        num_ranks = size * parallel.world_size
+        device = dataclasses.replace(device, num_threads=max(1, usable_cores() // num_ranks))
     return dataclasses.replace(config, parallel=parallel, cache=cache, device=device)
 
 

@@ -66,6 +66,13 @@ class ModelStep(Protocol):
         """
 
 
+class StageStep(ModelStep, Protocol):
+    """A model that can be a pipeline stage before the last."""
+
+    def residual(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """The same step, but float32 [T, hidden], what the stage leaves for the next one."""
+
+
 class KernelSet(Protocol):
     """Operations of a decoder layer. Tensors are [T, features] on one device.
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float32]
 
 NO_TOKEN = -1
 """Stands for the most likely token of a row whose logits are no numbers (NaN)."""
@@ -34,3 +35,4 @@ class StepBatch:
     num_computed: IntArray  # [S] tokens of the sequence whose KV is cached already
     block_table: IntArray  # [G, S, blocks of the longest sequence or more]
     logits_rows: IntArray  # [R] indices into the T tokens
+    residual: FloatArray | None = None  # [T, hidden] from the pipeline stage before

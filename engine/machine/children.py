@@ -34,6 +34,7 @@ def spawn(
     death_signal: signal.Signals = signal.SIGKILL,
     second_guard: Sequence[str] = (),
     umask: int = -1,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own; on Linux it is killed when this process dies.
 
@@ -51,6 +52,7 @@ def spawn(
         env=child_environment() if env is None else dict(env),
         start_new_session=True,
         umask=umask,
+        pass_fds=pass_fds,
     )
 
 

@@ -31,7 +31,8 @@ _LOCK, _SUFFIX = "turn.lock", ".json"
 
 @dataclass(frozen=True, slots=True)
 class DeviceStart:
-    """One engine. `members` are the pids whose memory is its own, EngineCore's first.
+    """One engine. `members` are the pids whose memory is its own, EngineCore's first, then those
+    of its worker processes.
 
     Replicas of one server have the same `parent`.
     `held_bytes` is what a running one may come to hold, its KV cache in full. `group` is the folder
@@ -141,7 +142,7 @@ def own_start(root: Path = ROOT) -> DeviceStart:
     """This process as a start that waits, with the server and the supervisor that it belongs to."""
     pid = os.getpid()
     group = next(iter(group_folders("memory", root)), None)
-    members = (pid, *_api_server(), *_supervisor())
+    members = (pid, *_workers(), *_api_server(), *_supervisor())
     identity, parent = process_identity(pid), os.getppid()
     return DeviceStart(pid, identity, parent, WAITING, members, group=str(group or ""))
 
@@ -154,6 +155,16 @@ def _api_server() -> Iterator[int]:
         parent = psutil.Process().parent()
         if parent is not None and engine_kind(parent.cmdline()) == "stoker":
             yield parent.pid
+
+
+def _workers() -> Iterator[int]:
+    import psutil
+
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            # One that has just begun is not yet the program that it becomes.
+            if any(word.endswith("engine/__main__.py") for word in child.cmdline()):
+                yield child.pid
 
 
 def _supervisor() -> Iterator[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ _ROLES = {"serve": "APIServer", "core": "EngineCore"}
 _ADOPTERS = ("systemd", "init", "launchd", "tini", "dumb-init", "docker-init", "catatonit")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 19  # of /proc/PID/stat, counted behind the name
+_CPU_FIELDS = 11  # time in the program, then in the kernel
 
 
 def engine_kind(words: Sequence[str]) -> str | None:
@@ -50,7 +52,8 @@ def is_engine_child(words: Sequence[str]) -> bool:
     if words[0].startswith(("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator")):
         return True
     is_ours = engine_kind(words) == "stoker"
-    return is_ours and ("core" in words[1:6] or (words[-1] == "grammars" and len(words) < 4))
+    works = "core" in words[1:6] or "worker" in words[1:6]
+    return is_ours and (works or (words[-1] == "grammars" and len(words) < 4))
 
 
 def role_of(words: Sequence[str]) -> str:
@@ -89,6 +92,23 @@ def process_identity(pid: int) -> str:
         return "" if is_gone else f"{process.create_time():.2f}"
     except psutil.NoSuchProcess:
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessClock:
+    """What a process does (a letter, as in `ps`) and the CPU time that it has used, in ticks."""
+
+    state: str
+    ticks: int
+
+
+def process_clock(pid: int) -> ProcessClock | None:
+    """Of all its threads; None when there is no such process. Linux."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return ProcessClock(stat[0].decode(), int(stat[_CPU_FIELDS]) + int(stat[_CPU_FIELDS + 1]))
 
 
 def is_same_process(pid: int, identity: str) -> bool:

@@ -16,9 +16,11 @@ from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
 from engine.layers.attention import Attention, StepContext
 from engine.layers.mlp import GatedMLP
+from engine.layers.parallel import OneRank, RankGroup
 from engine.layers.rotary import RotaryTable, inverse_frequencies
 from engine.model_config import ModelConfig
 from engine.models.weights import DecoderWeights, LayerWeights, LinearWeight
+from engine.rank_layout import WHOLE, RankPlace, model_of_rank
 
 _NUM_LEADERS = 16
 
@@ -38,10 +40,10 @@ class _Layer:
 
 
 class DecoderModel:
-    """Runs flat batches of up to `num_positions` positions.
+    """Runs flat batches of up to `num_positions` positions; as one rank of several, its part.
 
-    The weights are packed here; `weights.layers` is emptied on the way, so that plain and packed
-    copies of at most one layer exist at once.
+    `ranks` are those that share its layers. The weights are packed here; `weights.layers` is
+    emptied on the way, so that plain and packed copies of at most one layer exist at once.
     """
 
     def __init__(
@@ -51,8 +53,12 @@ class DecoderModel:
         kernels: KernelSet,
         num_positions: int,
         spec: KVCacheSpec,
+        place: RankPlace = WHOLE,
+        ranks: RankGroup | None = None,
     ) -> None:
-        self._config = config
+        self._config = config = model_of_rank(config, place)
+        self._place = place
+        self._ranks = ranks or OneRank()
         self._kernels = kernels
         self._spec = spec
         self._embedding = weights.embedding
@@ -60,9 +66,11 @@ class DecoderModel:
         # As trained: the factor is rounded to the weights' format before it is applied.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=self._dtype))
         self._weight_bytes = weights.embedding.nbytes
+        self._vocab_widths = place.span_lengths(config.vocab_size)
         self._final_norm = self._norm(weights.final_norm)
         self._layers = self._pack_layers(weights)
-        self._lm_head = self._pack_head(weights)
+        if place.is_last_stage:
+            self._lm_head = self._pack_head(weights)
         self._rotaries = self._rotary_tables(num_positions)
 
     @property
@@ -76,7 +84,9 @@ class DecoderModel:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
-        """Float32 logits [R, vocabulary] of the rows that ask for them."""
+        """Float32 logits [R, vocabulary] of the rows that ask for them; on a tensor rank that does
+        not sample, of its part of the vocabulary.
+        """
         return self._logits(self._run(batch, kv_cache))
 
     @torch.inference_mode()
@@ -89,22 +99,46 @@ class DecoderModel:
         tokens: IntArray = most_likely(self.forward(batch, kv_cache)).cpu().numpy()
         return tokens
 
+    @torch.inference_mode()
+    def residual(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """Float32 [T, hidden] behind the layers of a stage that is not the last."""
+        return self._layers_of_stage(batch, kv_cache)[0]
+
     def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
-        kernels, eps = self._kernels, self._config.rms_norm_eps
-        contexts = self._contexts(batch)
-        residual = F.embedding(self._tensor(batch.token_ids), self._embedding).float()
-        if self._embedding_scale != 1:
-            residual *= self._embedding_scale
-        x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
-        for number, layer in enumerate(self._layers):
-            x = layer.attention.forward(x, kv_cache[layer.page], contexts[layer.group])
-            x = self._normed(x, layer.attention_norm)
-            x = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
-            x = self._normed(layer.mlp.forward(x), layer.mlp_norm)
-            x = kernels.add_rms_norm(x, residual, self._norm_after(number), eps)
+        _, x = self._layers_of_stage(batch, kv_cache)
         if len(batch.logits_rows) != len(x):
             x = x.index_select(0, self._tensor(batch.logits_rows))
         return x
+
+    def _layers_of_stage(self, batch: StepBatch, kv_cache: KVCache) -> tuple[Tensor, Tensor]:
+        """The residual, and its norm."""
+        kernels, ranks, eps = self._kernels, self._ranks, self._config.rms_norm_eps
+        contexts = self._contexts(batch)
+        residual = self._residual_before(batch)
+        x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
+        for number, layer in enumerate(self._layers):
+            x = layer.attention.forward(x, kv_cache[layer.page], contexts[layer.group])
+            x = self._normed(ranks.sum(x), layer.attention_norm)
+            x = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
+            x = self._normed(ranks.sum(layer.mlp.forward(x)), layer.mlp_norm)
+            x = kernels.add_rms_norm(x, residual, self._norm_after(number), eps)
+        return residual, x
+
+    def _residual_before(self, batch: StepBatch) -> Tensor:
+        """What the stage before left, or the tokens' embeddings: each rank has a part of them."""
+        if batch.residual is not None:
+            return torch.from_numpy(batch.residual).to(self._device)
+        tokens = self._tensor(batch.token_ids)
+        if self._place.tensor_size == 1:
+            residual = F.embedding(tokens, self._embedding).float()
+        else:
+            here = tokens - self._place.span(self._config.vocab_size).start
+            is_elsewhere = (here < 0) | (here >= len(self._embedding))
+            rows = F.embedding(here.masked_fill(is_elsewhere, 0), self._embedding).float()
+            residual = self._ranks.sum(rows.masked_fill_(is_elsewhere.unsqueeze(1), 0.0))
+        if self._embedding_scale != 1:
+            residual *= self._embedding_scale
+        return residual
 
     def _contexts(self, batch: StepBatch) -> list[StepContext]:
         """What the layers of each KV group share in this step."""
@@ -129,9 +163,9 @@ class DecoderModel:
 
     def _logits(self, x: Tensor) -> Tensor:
         logits = self._lm_head.run(x)
-        if logits.dtype == torch.float32 or self._head_rows is None:
-            return logits.float()
-        return _with_exact_leaders(logits.float(), x, self._head_rows)
+        if logits.dtype != torch.float32 and self._head_rows is not None:
+            logits = _with_exact_leaders(logits.float(), x, self._head_rows)
+        return self._ranks.gather_columns(logits.float(), self._vocab_widths)
 
     def _tensor(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -13,17 +13,15 @@ from typing import cast
 import torch
 
 from engine.errors import ModelError
-from engine.kernels.kernel_set import KernelSet, ModelStep
-from engine.kernels.native.model_step import NativeKernels
-from engine.kv_sizing import KVCacheSpec
+from engine.kernels.kernel_set import ModelStep
 from engine.model_config import ModelConfig
 from engine.model_families import supported_architectures
 from engine.models.safetensors_loader import iterate_tensors
 from engine.models.weights import DecoderWeights, load_decoder_weights
+from engine.rank_layout import WHOLE, RankPlace
 
-ModelClass = Callable[
-    [ModelConfig, DecoderWeights, KernelSet | NativeKernels, int, KVCacheSpec], ModelStep
-]
+ModelClass = Callable[..., ModelStep]
+"""From ModelConfig, DecoderWeights, kernels, positions and KVCacheSpec; then a rank's place."""
 
 _DECODERS = {
     "native": "engine.models.decoder_native:build_native_decoder",
@@ -55,6 +53,10 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_shard: Callable[[int, int], None],
+    place: RankPlace = WHOLE,
 ) -> DecoderWeights:
-    """Read the checkpoint in `config.path`; `on_shard(done, total)` reports progress."""
-    return load_decoder_weights(config, iterate_tensors(Path(config.path), on_shard), dtype, device)
+    """Read the rank's part of the checkpoint in `config.path`; `on_shard(done, total)` reports
+    progress.
+    """
+    tensors = iterate_tensors(Path(config.path), on_shard)
+    return load_decoder_weights(config, tensors, dtype, device, place)

@@ -5,6 +5,7 @@ Names and shapes are those of a Llama checkpoint and its relatives; nothing here
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from engine.errors import CorruptModelError
 from engine.model_config import ModelConfig
+from engine.models.safetensors_loader import StoredTensor
+from engine.rank_layout import WHOLE, RankPlace, layers_of, model_of_rank
 
 _VISION = ("vision_tower.", "multi_modal_projector.")
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # older checkpoints store what config.json says
@@ -48,7 +51,9 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All parameters. `lm_head` is `embedding` itself when the two are tied.
+    """All parameters, or those of one rank. `lm_head` is `embedding` itself when the two are tied.
+
+    A pipeline stage that has no use for embedding or head has no rows of it.
 
     `layers` is a list so that a kernel set can take one layer out, pack it and let the original go.
     """
@@ -61,94 +66,185 @@ class DecoderWeights:
 
 def load_decoder_weights(
     config: ModelConfig,
-    tensors: Iterable[tuple[str, Tensor]],
+    tensors: Iterable[StoredTensor],
     dtype: torch.dtype,
     device: torch.device,
+    place: RankPlace = WHOLE,
 ) -> DecoderWeights:
-    """Copy `tensors` into fused parameters of `dtype` on `device`. Raises CorruptModelError."""
-    weights = _allocate(config, dtype, device)
-    targets = _targets(config, weights)
+    """Copy `tensors`, or the part of each that the rank computes with, into fused parameters.
+
+    Raises CorruptModelError.
+    """
+    weights = _allocate(config, dtype, device, place)
+    targets = _targets(config, weights, place)
+    elsewhere = _ElsewhereNames(config)
     seen: set[str] = set()
     unknown: list[str] = []
-    for stored_name, tensor in tensors:
-        name = _text_name(stored_name)
+    for stored in tensors:
+        name = _text_name(stored.name)
         if name is None:
             continue
         target = targets.get(name)
         if target is None:
-            unknown.append(name)
+            if not elsewhere.holds(name):
+                unknown.append(name)
             continue
-        if tensor.shape != target.shape:
+        if stored.shape != target.shape:
             raise CorruptModelError(
-                f"Parameter {name} has shape {list(tensor.shape)}, but config.json asks for "
+                f"Parameter {name} has shape {list(stored.shape)}, but config.json asks for "
                 f"{list(target.shape)}. The two do not belong together."
             )
-        target.copy_(tensor)
+        target.tensor.copy_(stored.read(target.part))
         seen.add(name)
     _require_complete(config, targets.keys() - seen, unknown)
     return weights
 
 
-def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+def _allocate(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, place: RankPlace
+) -> DecoderWeights:
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     def linear(out: int, inp: int, has_bias: bool) -> LinearWeight:
         return LinearWeight(new(out, inp), new(out) if has_bias else None)
 
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size = config.num_attention_heads * config.head_dim
-    kv_size = config.num_key_value_heads * config.head_dim
+    def summed(out: int, inp: int, has_bias: bool) -> LinearWeight:
+        """One rank adds the bias."""
+        result = linear(out, inp, has_bias)
+        if result.bias is not None and place.tensor_rank:
+            result.bias.zero_()
+        return result
+
+    part = model_of_rank(config, place)
+    hidden, inner = part.hidden_size, part.intermediate_size
+    q_size = part.num_attention_heads * part.head_dim
+    kv_size = part.num_key_value_heads * part.head_dim
     layers = [
         LayerWeights(
             input_norm=new(hidden),
             qkv=linear(q_size + 2 * kv_size, hidden, config.attention_bias),
-            output=linear(hidden, q_size, config.attention_output_bias),
+            output=summed(hidden, q_size, config.attention_output_bias),
             post_norm=new(hidden),
             gate_up=linear(2 * inner, hidden, config.mlp_bias),
-            down=linear(hidden, inner, config.mlp_bias),
+            down=summed(hidden, inner, config.mlp_bias),
             q_norm=new(config.head_dim) if config.qk_norm else None,
             k_norm=new(config.head_dim) if config.qk_norm else None,
             attention_norm=new(hidden) if config.has_sandwich_norms else None,
             mlp_norm=new(hidden) if config.has_sandwich_norms else None,
         )
-        for _ in range(config.num_hidden_layers)
+        for _ in range(part.num_hidden_layers)
     ]
-    embedding = new(config.vocab_size, hidden)
-    head = embedding if config.tie_word_embeddings else new(config.vocab_size, hidden)
+    is_tied = config.tie_word_embeddings
+    rows = len(place.span(config.vocab_size))
+    embeds = place.is_first_stage or (is_tied and place.is_last_stage)
+    embedding = new(rows if embeds else 0, hidden)
+    head = embedding if is_tied else new(rows if place.is_last_stage else 0, hidden)
     return DecoderWeights(embedding, layers, new(hidden), head)
 
 
-def _targets(config: ModelConfig, weights: DecoderWeights) -> dict[str, Tensor]:
-    """Checkpoint name -> the (slice of a) parameter that it fills."""
-    targets = {
-        "model.embed_tokens.weight": weights.embedding,
-        "model.norm.weight": weights.final_norm,
-    }
-    if not config.tie_word_embeddings:
-        targets["lm_head.weight"] = weights.lm_head
-    q_size = config.num_attention_heads * config.head_dim
-    kv_size = config.num_key_value_heads * config.head_dim
-    for number, layer in enumerate(weights.layers):
-        head = f"model.layers.{number}"
-        targets |= {f"{head}.{name}.weight": norm for name, norm in _norms(layer).items()}
-        _split(
-            targets,
-            f"{head}.self_attn",
-            ("q_proj", "k_proj", "v_proj"),
-            layer.qkv,
-            [q_size, kv_size, kv_size],
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A parameter, or the piece of a fused one, and what fills it: `part` of one of `shape`."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    part: tuple[slice, ...] = ()
+
+
+def _rows(tensor: Tensor, part: range, size: int) -> _Target:
+    shape = (size, *tensor.shape[1:])
+    return _Target(tensor, shape, (slice(part.start, part.stop),) if len(part) < size else ())
+
+
+def _columns(tensor: Tensor, part: range, size: int) -> _Target:
+    shape = (tensor.shape[0], size)
+    columns = (slice(None), slice(part.start, part.stop))
+    return _Target(tensor, shape, columns if len(part) < size else ())
+
+
+def _whole(tensor: Tensor) -> _Target:
+    return _Target(tensor, tuple(tensor.shape))
+
+
+def _targets(config: ModelConfig, weights: DecoderWeights, place: RankPlace) -> dict[str, _Target]:
+    """Checkpoint name -> the (piece of a) parameter that it fills."""
+    targets = {}
+    vocabulary = place.span(config.vocab_size)
+    if len(weights.embedding):
+        targets["model.embed_tokens.weight"] = _rows(
+            weights.embedding, vocabulary, config.vocab_size
         )
-        _split(targets, f"{head}.self_attn", ("o_proj",), layer.output, [config.hidden_size])
-        _split(
-            targets,
-            f"{head}.mlp",
-            ("gate_proj", "up_proj"),
-            layer.gate_up,
-            [config.intermediate_size] * 2,
-        )
-        _split(targets, f"{head}.mlp", ("down_proj",), layer.down, [config.hidden_size])
+    if place.is_last_stage:
+        targets["model.norm.weight"] = _whole(weights.final_norm)
+        if not config.tie_word_embeddings:
+            targets["lm_head.weight"] = _rows(weights.lm_head, vocabulary, config.vocab_size)
+    for number, layer in zip(layers_of(config, place), weights.layers, strict=True):
+        for name, target in _layer_targets(config, layer, place).items():
+            targets[f"model.layers.{number}.{name}"] = target
     return targets
+
+
+def _layer_targets(
+    config: ModelConfig, layer: LayerWeights, place: RankPlace
+) -> dict[str, _Target]:
+    """The same below `model.layers.N.`."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    queries = _scaled(place.span(heads), config.head_dim)
+    keys = _scaled(place.kv_heads(kv_heads), config.head_dim)
+    inner = place.span(config.intermediate_size)
+    targets = {f"{name}.weight": _whole(norm) for name, norm in _norms(layer).items()}
+    sizes = [heads * config.head_dim, *[kv_heads * config.head_dim] * 2]
+    projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    targets |= _split(projections, layer.qkv, [queries, keys, keys], sizes)
+    both = ("mlp.gate_proj", "mlp.up_proj")
+    targets |= _split(both, layer.gate_up, [inner] * 2, [config.intermediate_size] * 2)
+    for name, linear, part, size in (
+        ("self_attn.o_proj", layer.output, queries, sizes[0]),
+        ("mlp.down_proj", layer.down, inner, config.intermediate_size),
+    ):
+        targets[f"{name}.weight"] = _columns(linear.weight, part, size)
+        if linear.bias is not None and place.tensor_rank == 0:
+            targets[f"{name}.bias"] = _whole(linear.bias)
+    return targets
+
+
+def _scaled(part: range, factor: int) -> range:
+    return range(part.start * factor, part.stop * factor)
+
+
+def _split(
+    names: tuple[str, ...], fused: LinearWeight, parts: list[range], sizes: list[int]
+) -> dict[str, _Target]:
+    """Pieces of a fused linear, whose outputs lie one behind the other."""
+    targets = {}
+    lengths = [len(part) for part in parts]
+    for kind, tensor in (("weight", fused.weight), ("bias", fused.bias)):
+        if tensor is not None:
+            pieces = torch.split(tensor, lengths)
+            for name, piece, part, size in zip(names, pieces, parts, sizes, strict=True):
+                targets[f"{name}.{kind}"] = _rows(piece, part, size)
+    return targets
+
+
+class _ElsewhereNames:
+    """Parameters of the model that another rank holds."""
+
+    _ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._num_layers = config.num_hidden_layers
+        self._is_tied = config.tie_word_embeddings
+        alone = dataclasses.replace(config, num_hidden_layers=1, layer_windows=(None,))
+        weights = _allocate(alone, torch.float32, torch.device("meta"), WHOLE)
+        self._in_layer = _layer_targets(config, weights.layers[0], WHOLE).keys()
+
+    def holds(self, name: str) -> bool:
+        if name in self._ENDS:
+            return not (self._is_tied and name == "lm_head.weight")
+        number, _, rest = name.removeprefix("model.layers.").partition(".")
+        is_layer = number.isdecimal() and int(number) < self._num_layers
+        return is_layer and rest in self._in_layer
 
 
 def _norms(layer: LayerWeights) -> dict[str, Tensor]:
@@ -174,20 +270,6 @@ def _text_name(name: str) -> str | None:
         if name.startswith(nested):
             return "model." + name.removeprefix(nested)
     return name.removeprefix("language_model.")
-
-
-def _split(
-    targets: dict[str, Tensor],
-    prefix: str,
-    parts: tuple[str, ...],
-    fused: LinearWeight,
-    sizes: list[int],
-) -> None:
-    for part, piece in zip(parts, torch.split(fused.weight, sizes), strict=True):
-        targets[f"{prefix}.{part}.weight"] = piece
-    if fused.bias is not None:
-        for part, piece in zip(parts, torch.split(fused.bias, sizes), strict=True):
-            targets[f"{prefix}.{part}.bias"] = piece
 
 
 def _require_complete(config: ModelConfig, missing: Iterable[str], unknown: list[str]) -> None:

@@ -58,6 +58,9 @@ class InputBatch:
     def __len__(self) -> int:
         return len(self._row_of)
 
+    def __contains__(self, req_id: object) -> bool:
+        return req_id in self._row_of
+
     def remove(self, req_ids: Sequence[str]) -> None:
         """Drop requests; unknown ids are those that never ran here."""
         for req_id in req_ids:

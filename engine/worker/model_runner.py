@@ -5,30 +5,48 @@ Owns the requests' tokens and block tables on this device's side; decides nothin
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import CorruptModelError
-from engine.kernels.kernel_set import KVCache, ModelStep, most_likely
+from engine.kernels.kernel_set import KVCache, ModelStep, StageStep, most_likely
 from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.input_batch import InputBatch
 from engine.worker.logprobs import PromptLogprobs, token_logprobs
 from engine.worker.pooler import Pooler
+from engine.worker.rank_links import RankLinks
 from engine.worker.sampler import SamplingBatch, sample
+
+_ALONE = RankLinks()
 
 
 class ModelRunner:
-    """Runs one SchedulerOutput at a time on one loaded model."""
+    """Runs one SchedulerOutput at a time on one loaded model, or on one rank's part of it.
 
-    def __init__(self, config: EngineConfig, model: ModelStep, num_groups: int = 1) -> None:
+    All ranks follow the same steps; one of them samples, the others are told its tokens.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelStep,
+        num_groups: int = 1,
+        links: RankLinks = _ALONE,
+    ) -> None:
         scheduler = config.scheduler
         self._num_groups = num_groups
         self._model = model
+        self._links = links
+        self._place = links.place
+        self._hidden_size = config.model.hidden_size
         self._block_size = config.cache.block_size
         self._max_model_len = scheduler.max_model_len
         self._kv_cache: KVCache = []
@@ -45,6 +63,15 @@ class ModelRunner:
     def set_kv_cache(self, kv_cache: KVCache) -> None:
         """Use this cache from now on."""
         self._kv_cache = kv_cache
+
+    def append_sampled(self, sampled: Sequence[tuple[str, int]]) -> None:
+        """Tokens that the output rank sampled; a request that is not here any more is left out."""
+        if self._place.is_output:
+            return
+        known = [(req_id, token) for req_id, token in sampled if req_id in self._batch]
+        if known:
+            rows = self._batch.rows([req_id for req_id, _ in known])
+            self._batch.append_tokens(rows, np.array([token for _, token in known]))
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the scheduled tokens; requests whose tokens are all computed get a new one.
@@ -66,6 +93,9 @@ class ModelRunner:
 
     def _pool(self, step: SchedulerOutput, req_ids: list[str], output: ModelRunnerOutput) -> None:
         batch, complete = self._build(step, req_ids, self._batch.rows(req_ids))
+        if not self._place.is_last_stage:
+            self._run_stage(batch)
+            return
         batch = self._pooler.with_rows(batch, req_ids, complete)
         hidden = self._model.hidden_states(batch, self._kv_cache)
         output.pooled |= self._pooler.collect(hidden, batch, req_ids, complete)
@@ -80,10 +110,14 @@ class ModelRunner:
         batch, sampling = self._build(step, req_ids, rows)
         places = (sampling + first).tolist()
         start_s = time.monotonic()
+        if not self._place.is_last_stage:
+            self._run_stage(batch)
+            return
         if self._is_greedy(step, rows[sampling]):
             tokens = self._model.greedy_tokens(batch, self._kv_cache)
             output.forward_s += time.monotonic() - start_s
-            self._keep(tokens, rows[sampling], places, output)
+            if self._place.is_output:
+                self._keep(tokens, rows[sampling], places, output)
             return
         logits = (
             self._forward_prompts(batch, req_ids, rows)
@@ -92,6 +126,9 @@ class ModelRunner:
         )
         forward_end_s = time.monotonic()
         output.forward_s += forward_end_s - start_s
+        if not self._place.is_output:
+            self._prompt_logprobs.take([req_ids[place] for place in sampling])
+            return
         if len(sampling):
             bitmask = step.grammar_bitmask
             if bitmask is not None and self._pooler:
@@ -109,12 +146,22 @@ class ModelRunner:
         self, step: SchedulerOutput, req_ids: list[str], rows: IntArray
     ) -> tuple[StepBatch, IntArray]:
         counts = map(step.num_scheduled_tokens.__getitem__, req_ids)
-        return self._batch.build_step(rows, np.fromiter(counts, np.int64, len(rows)))
+        batch, sampling = self._batch.build_step(rows, np.fromiter(counts, np.int64, len(rows)))
+        if not self._place.is_first_stage:
+            residual = self._links.receive_states(len(batch.token_ids))
+            batch = dataclasses.replace(batch, residual=residual)
+        return batch, sampling
+
+    def _run_stage(self, batch: StepBatch) -> None:
+        """Of a stage that is not the last."""
+        self._links.send_states(cast(StageStep, self._model).residual(batch, self._kv_cache))
 
     def _forward_prompts(self, batch: StepBatch, req_ids: list[str], rows: IntArray) -> Tensor:
         """The logits that the step asks for, after prompts took the log probabilities of theirs."""
         extended, wanted = self._prompt_logprobs.extend(batch, req_ids, self._batch, rows)
         logits = self._model.forward(extended, self._kv_cache)
+        if not self._place.is_output:  # it has a part of the logits
+            return logits
         self._prompt_logprobs.collect(logits, wanted)
         return logits[np.searchsorted(extended.logits_rows, batch.logits_rows)]
 
@@ -159,7 +206,14 @@ class ModelRunner:
         """
         tokens = min(num_tokens, num_seqs * self._max_model_len)
         batch = dummy_batch(tokens, num_seqs, self._block_size, self._num_groups)
-        logits = self._model.forward(batch, self._model.create_kv_cache(1))
+        cache = self._model.create_kv_cache(1)
+        if not self._place.is_first_stage:  # what the stage before would send
+            zeros = np.zeros((len(batch.token_ids), self._hidden_size), dtype=np.float32)
+            batch = dataclasses.replace(batch, residual=zeros)
+        if not self._place.is_last_stage:
+            cast(StageStep, self._model).residual(batch, cache)
+            return
+        logits = self._model.forward(batch, cache)
         if bool((most_likely(logits) == NO_TOKEN).any()):
             raise CorruptModelError(
                 "The model's first logits are no numbers (NaN): a number in config.json (such as "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.kv_sizing import KVCacheSpec
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.worker.ram import ram_for_cache, ram_reserved
 from engine.worker.worker import Worker
 
 
@@ -15,6 +17,9 @@ class UniProcExecutor:
     """The Executor of one device and one process (vLLM's `uni`)."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._is_on_cpu = config.device.device == "cpu"
+        self._weight_bytes = 0
         self._worker: Worker | None = Worker(config)
 
     def load_model(self) -> None:
@@ -25,7 +30,10 @@ class UniProcExecutor:
 
     def determine_available_memory(self) -> int:
         """Bytes left for the KV cache."""
-        return self._require_worker().determine_available_memory()
+        worker = self._require_worker()
+        self._weight_bytes = worker.warm_up()
+        room = ram_for_cache(self._config, self._weight_bytes) if self._is_on_cpu else 0
+        return worker.determine_available_memory(room)
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
         """Shape of one layer's page and the number of layers."""
@@ -33,7 +41,8 @@ class UniProcExecutor:
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
         """Allocate `num_blocks` blocks, the null block included; the RAM that it all may take."""
-        return self._require_worker().initialize_kv_cache(num_blocks)
+        cache_bytes = self._require_worker().initialize_kv_cache(num_blocks)
+        return ram_reserved(self._weight_bytes, cache_bytes) if self._is_on_cpu else 0
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step now. Errors of the device and of the engine arrive through the future."""
@@ -43,6 +52,13 @@ class UniProcExecutor:
         except (EngineError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError
             future.set_exception(error)
         return future
+
+    def check_health(self) -> None:
+        """There is no other process that could be gone."""
+
+    @property
+    def wake_descriptors(self) -> Sequence[int]:
+        return ()
 
     def shutdown(self) -> None:
         """Let weights and cache go."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from engine.config import EngineConfig
-from engine.env import device_starts
 from engine.errors import MemoryBudgetError
 from engine.kernels.kernel_set import KernelSet, ModelStep
 from engine.kernels.native.model_step import NativeKernels
@@ -20,7 +19,6 @@ from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
 from engine.machine.cores import usable_cores
 from engine.machine.heap import trim_heap
-from engine.machine.ram_shares import RamShares
 from engine.models.packed_decoder import load_native_decoder
 from engine.models.registry import kernel_sets_of, load_weights, model_class
 from engine.models.transformers_config import with_transformers_facts
@@ -35,20 +33,26 @@ from engine.worker.memory import (
     require_requested_memory,
 )
 from engine.worker.model_runner import ModelRunner
+from engine.worker.rank_links import RankLinks
 
 logger = get_logger(__name__)
 
 _WARM_UP_TOKENS = 16
+_ALONE = RankLinks()
 
 
 class Worker:
     """Everything that touches the device. Methods are called in the order that they stand here."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, links: RankLinks = _ALONE) -> None:
         self._config = config = _completed(config)
+        self._links = links
+        self._place = links.place
         self._device = torch.device(config.device.device)
+        if self._device.type == "cuda":
+            self._device = torch.device("cuda", links.place.rank)
         self._dtype = torch_dtype(config.device.dtype)
-        self._spec = cache_spec(config)
+        self._spec = cache_spec(config, links.place)
         self._free_at_init = 0
 
     def init_device(self) -> None:
@@ -56,6 +60,7 @@ class Worker:
         if self._device.type == "cpu":
             torch.set_num_threads(self._num_threads())
             return
+        torch.cuda.set_device(self._device)
         self._free_at_init, total = torch.cuda.mem_get_info(self._device)
         if self._config.cache.kv_cache_memory_bytes is None:
             utilization = self._config.cache.gpu_memory_utilization
@@ -78,19 +83,27 @@ class Worker:
             format_gib(self._model.weight_bytes),
             time.monotonic() - start,
         )
-        self._runner = ModelRunner(self._config, self._model, len(self._spec.groups))
+        self._runner = ModelRunner(self._config, self._model, len(self._spec.groups), self._links)
 
-    def determine_available_memory(self) -> int:
-        """Bytes for the KV cache. On a GPU a full-size forward is measured first."""
-        scheduler, cache = self._config.scheduler, self._config.cache
+    def warm_up(self) -> int:
+        """On a CPU run a small step, so that all is there that steps need; bytes of the weights."""
         if self._device.type == "cpu":
             self._runner.run_dummy(_WARM_UP_TOKENS, 2)
             trim_heap()
-            num_replicas = self._config.parallel.data_parallel_size
-            left = self._ram().left(self._model.weight_bytes, num_replicas)
-            if cache.kv_cache_memory_bytes is not None:
-                left //= num_replicas
-            return cpu_available_bytes(left, cache, self._spec, scheduler.max_model_len)
+        return self._model.weight_bytes
+
+    def determine_available_memory(self, ram_bytes: int) -> int:
+        """Bytes for the KV cache, on a CPU at most `ram_bytes`. On a GPU a full-size forward is
+        measured first.
+        """
+        available = self._measure_available_memory(ram_bytes)
+        logger.info("Available KV cache memory: %s GiB", format_gib(available))
+        return available
+
+    def _measure_available_memory(self, ram_bytes: int) -> int:
+        scheduler, cache = self._config.scheduler, self._config.cache
+        if self._device.type == "cpu":
+            return cpu_available_bytes(ram_bytes, cache, self._spec, scheduler.max_model_len)
         return gpu_available_bytes(self._profile_gpu(), cache)
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
@@ -98,7 +111,7 @@ class Worker:
         return self._spec
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
-        """Allocate the cache that all requests share; returns what RAM all of it may take.
+        """Allocate the cache that all requests share; returns what RAM it may take.
 
         On a CPU its pages come on first use. On a GPU they are taken now, and the result is 0.
         """
@@ -110,17 +123,20 @@ class Worker:
                 f"The KV cache of {num_blocks} blocks ({wanted} GiB) cannot be allocated: {error}. "
                 "Lower --gpu-memory-utilization or --kv-cache-memory-bytes."
             ) from error
-        if self._device.type != "cpu":
-            return 0
-        own_bytes = self._ram().own_bytes(self._model.weight_bytes)
-        return own_bytes + num_blocks * self._spec.bytes_per_block
+        return num_blocks * self._spec.bytes_per_block if self._device.type == "cpu" else 0
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, sampled: Sequence[tuple[str, int]] = ()
+    ) -> ModelRunnerOutput:
+        """Run a step; `sampled` are tokens that another rank has sampled since the last one."""
+        self._runner.append_sampled(sampled)
         return self._runner.execute(scheduler_output)
 
     def _select_kernels(self) -> KernelSet | NativeKernels:
         device, model = self._config.device, self._config.model
         sets = kernel_sets_of(model.architecture, model.implementation)
+        if self._place.world_size > 1:
+            sets = ["reference"]
         selected = select_kernels(device, self._spec, sets, self._num_threads())
         logger.info(
             "Using %s attention backend out of potential backends: %s.",
@@ -142,7 +158,7 @@ class Worker:
                 self._spec,
                 self._device,
                 self._dtype,
-                _shard_progress(config.parallel.engine_name),
+                self._shard_progress(),
             )
         num_positions = config.scheduler.max_model_len
         if isinstance(kernels, NativeKernels):
@@ -150,25 +166,43 @@ class Worker:
             return load_native_decoder(
                 config.model, self._load_weights, kernels, num_positions, self._spec, cache
             )
+        ranks = self._links.join(self._device)
         build = model_class(kernels.name)
-        return build(config.model, self._load_weights(), kernels, num_positions, self._spec)
+        return build(
+            config.model,
+            self._load_weights(),
+            kernels,
+            num_positions,
+            self._spec,
+            self._place,
+            ranks,
+        )
 
     def _load_weights(self) -> DecoderWeights:
         start = time.monotonic()
-        weights = load_weights(
-            self._config.model,
-            self._dtype,
-            self._device,
-            _shard_progress(self._config.parallel.engine_name),
-        )
+        on_shard = self._shard_progress()
+        weights = load_weights(self._config.model, self._dtype, self._device, on_shard, self._place)
         logger.info("Loading weights took %.2f seconds", time.monotonic() - start)
         return weights
 
-    def _ram(self) -> RamShares:
-        return RamShares(device_starts("cpu"))
+    def _shard_progress(self) -> Callable[[int, int], None]:
+        """Of the first rank: the others read the same files."""
+        bars: list[ProgressBar] = []
+        is_alone = self._links.num_cores is None
+        process = self._config.parallel.engine_name if is_alone else self._place.name
+
+        def on_shard(done: int, total: int) -> None:
+            if self._place.rank:
+                return
+            if not bars:
+                bars.append(ProgressBar(process, "Loading safetensors checkpoint shards", total))
+            if done:
+                bars[0].update(done)
+
+        return on_shard
 
     def _num_threads(self) -> int:
-        return self._config.device.num_threads or usable_cores()
+        return self._config.device.num_threads or self._links.num_cores or usable_cores()
 
     def _profile_gpu(self) -> GpuMemoryProfile:
         scheduler = self._config.scheduler
@@ -195,15 +229,3 @@ def _completed(config: EngineConfig) -> EngineConfig:
     )
     complete = with_transformers_facts(model, config.scheduler.max_model_len)
     return dataclasses.replace(config, model=complete)
-
-
-def _shard_progress(process_name: str) -> Callable[[int, int], None]:
-    bars: list[ProgressBar] = []
-
-    def on_shard(done: int, total: int) -> None:
-        if not bars:
-            bars.append(ProgressBar(process_name, "Loading safetensors checkpoint shards", total))
-        if done:
-            bars[0].update(done)
-
-    return on_shard

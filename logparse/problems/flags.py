@@ -12,7 +12,8 @@ _OWN_FLAG_TEXT = """
 --allow-credentials --allowed-headers --allowed-hosts --allowed-methods --allowed-origins
 --api-key --api-server-count --attention-backend --block-size --chat-template --convert
 --cudagraph-capture-sizes --data-parallel-size
---device --disable-log-stats --disable-uvicorn-access-log --dtype --enable-auto-tool-choice
+--device --disable-log-stats --disable-uvicorn-access-log --distributed-executor-backend --dtype
+--enable-auto-tool-choice
 --enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-prefix-caching
 --enable-tokenizer-info-endpoint --enforce-eager --generation-config --gpu-memory-utilization
 --host --kernels --kv-cache-dtype --kv-cache-memory-bytes --long-prefill-token-threshold
@@ -21,9 +22,10 @@ _OWN_FLAG_TEXT = """
 --no-disable-uvicorn-access-log --no-enable-auto-tool-choice --no-enable-chunked-prefill
 --no-enable-debug-endpoints --no-enable-log-requests --no-enable-prefix-caching
 --no-enable-tokenizer-info-endpoint --no-enforce-eager --no-show-prompts --num-gpu-blocks-override
---num-threads --optimization-level --pooler-config --port --quantization --runner
+--num-threads --optimization-level --pipeline-parallel-size --pooler-config --port
+--quantization --runner
 --scheduling-policy --seed --served-model-name --show-prompts --shutdown-timeout
---tool-call-parser --uds
+--tensor-parallel-size --tool-call-parser --uds
 """
 OWN_FLAGS = frozenset(_OWN_FLAG_TEXT.split())
 # Those of vLLM that people mistype.

@@ -282,6 +282,13 @@ SERVER_PROBLEMS: tuple[ProblemRule, ...] = (
 
 OWN_ENGINE_PROBLEMS: tuple[ProblemRule, ...] = (
     ProblemRule(
+        "G5",
+        patterns(r"Worker proc (?P<name>.{1,200}?) has not moved for (?P<seconds>[\d.]{1,9}) s"),
+        ("the process {name} stood still, and the others waited for it",),
+        "A signal or a debugger stopped it, or it waits for something that does not come.",
+        (("start it again", "{serve}"),),
+    ),
+    ProblemRule(
         "S1",
         patterns(r"MemoryBudgetError: (?P<detail>[^\n]{1,500})"),
         ("{detail}",),

@@ -287,4 +287,27 @@ _SERVING = (
     ),
 )
 
-STOKER_RULES: tuple[Rule, ...] = (*_KERNELS, *_WEIGHTS, *_MEMORY, *_FILES, *_SERVING)
+_EXECUTOR = "engine/worker/multiproc_executor.py"
+_RANKS = (
+    _line(
+        "stoker-last-lines",
+        "last lines of ",
+        r"(\S{1,40}): (.{0,400})",
+        "What the process said before it ended.",
+        _EXECUTOR,
+        None,
+        Take("process", Unit.TEXT),
+    ),
+    _line(
+        "stoker-rank-still",
+        "Worker proc ",
+        r"(.{1,200}?) has not moved for ([\d.]{1,9}) s",
+        "A worker process does nothing while the others wait for it, so the engine ends.",
+        _EXECUTOR,
+        None,
+        Take("process", Unit.TEXT),
+        Take("seconds", Unit.SECONDS, (2,)),
+    ),
+)
+
+STOKER_RULES: tuple[Rule, ...] = (*_KERNELS, *_WEIGHTS, *_MEMORY, *_FILES, *_SERVING, *_RANKS)

@@ -327,6 +327,7 @@ VALUES = {  # of the placeholders, where a rule looks at them
     "Supported tasks: %s": "('generate',)",
     "Using %s attention backend out of potential backends: %s.": "NATIVE",
     "%s %s failed.": "POST",
+    "world_size=%d rank=%d local_rank=%d distributed_init_method=file://memory backend=%s": "gloo",
 }
 
 

@@ -83,7 +83,12 @@ def test_what_vllm_has_no_equal_for_is_refused(
 
 
 def test_a_flag_of_vllm_alone_is_shown_its_place() -> None:
-    assert "-- --tensor-parallel-size" in str(refusal("--tensor-parallel-size", "2").hint)
+    assert "-- --enable-expert-parallel" in str(refusal("--enable-expert-parallel").hint)
+
+
+def test_parallel_sizes_are_called_alike() -> None:
+    made = spec("org/model", "--tensor-parallel-size", "2", "-pp", "2")
+    assert {"--tensor-parallel-size=2", "--pipeline-parallel-size=2"} <= set(made.argv)
 
 
 def test_the_key_reaches_vllm_by_its_environment_alone() -> None:

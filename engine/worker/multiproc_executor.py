@@ -1,0 +1,370 @@
+"""MultiprocExecutor: one worker process per rank on this machine (vLLM's `mp`). No torch here.
+
+Starts them, tells them each step through shared memory, and watches them: a rank that ends, stands
+still or fails is named, with its last log lines, and the others are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NoReturn, cast
+
+from engine.config import EngineConfig
+from engine.core.handshake import error_from_name
+from engine.errors import EngineError
+from engine.kv_sizing import KVCacheSpec
+from engine.logger import get_logger
+from engine.machine.children import engine_command, kill_session, spawn
+from engine.machine.processes import ProcessClock, process_clock
+from engine.rank_layout import RankPlace
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.worker.ram import ram_for_cache, ram_reserved
+from engine.worker.rank_channels import ChannelMap, Channels
+from engine.worker.rank_memory import Inbox, Outbox, PeerGoneError, SharedMemory
+from engine.worker.worker_messages import Call, Failure, Step, WorkerInit
+from engine.worker.worker_proc import LENGTH
+
+logger = get_logger(__name__)
+
+_LOOK_S = 0.5  # between two looks at ranks that owe an answer
+_STILL_LOOKS = 7  # so often a rank may be seen where it was, without a moment of CPU time
+_EXIT_S = 3.0
+_STANDS = frozenset("STt")  # states of a process that waits or is stopped; not for a disk or a core
+
+
+class RankError(EngineError):
+    """A rank has ended, stands still or failed; the engine cannot go on."""
+
+
+class MultiprocExecutor:
+    """The Executor of several ranks, each in a process of its own."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._is_on_cpu = config.device.device == "cpu"
+        self._weight_bytes = 0
+        channel_map = ChannelMap.of(config)
+        self._memory = SharedMemory.create(channel_map.num_bytes)
+        self._channels = Channels(channel_map, self._memory)
+        self._output_rank = next(place.rank for place in channel_map.places if place.is_output)
+        self._workers: list[_WorkerProcess] = []
+        self._waiting: deque[_StepFuture] = deque()
+        self._sampled: list[tuple[str, int]] = []
+        self._tightest = 0
+        try:
+            self._start(config, channel_map)
+        except OSError as error:
+            self._end_all()
+            raise EngineError(f"The worker processes could not be started: {error}.") from error
+        sockets = [worker.socket for worker in self._workers]
+        self._steps = Outbox(self._channels.steps(), sockets, self.check_health)
+        self._poll = select.poll()
+        for worker in self._workers:
+            self._poll.register(worker.socket, select.POLLIN)
+
+    # ---- the start -----------------------------------------------------------------------------
+
+    def _start(self, config: EngineConfig, channel_map: ChannelMap) -> None:
+        store = os.memfd_create("stoker-store")
+        pairs = _StageSockets(channel_map.places)
+        try:
+            for place in channel_map.places:
+                inherited = [self._memory.descriptor, store, *pairs.descriptors(place)]
+                worker = _WorkerProcess.start(place, inherited, self._channels)
+                self._workers.append(worker)
+                init = WorkerInit(
+                    config,
+                    place.rank,
+                    channel_map,
+                    self._memory.descriptor,
+                    store,
+                    *pairs.of(place),
+                )
+                worker.introduce(init)
+        finally:
+            pairs.close()
+            os.close(store)
+
+    def load_model(self) -> None:
+        """Every rank prepares its device and loads its part of the weights."""
+        self._call_all("init_device")
+        self._call_all("load_model")
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache of the rank that has room for the fewest blocks."""
+        self._weight_bytes = sum(cast(list[int], self._call_all("warm_up")))
+        room = ram_for_cache(self._config, self._weight_bytes) if self._is_on_cpu else 0
+        share = room // len(self._workers)  # all ranks are on this machine
+        available = cast(list[int], self._call_all("determine_available_memory", share))
+        specs = cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))
+        blocks = [room // spec.bytes_per_block for room, spec in zip(available, specs, strict=True)]
+        self._tightest = blocks.index(min(blocks))
+        return available[self._tightest]
+
+    def get_kv_cache_spec(self) -> KVCacheSpec:
+        """Of the rank that has room for the fewest blocks, once the memory was measured."""
+        return cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))[self._tightest]
+
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """As many blocks on every rank, whose block tables are the same; the RAM that it all may
+        take.
+        """
+        cache_bytes = sum(cast(list[int], self._call_all("initialize_kv_cache", num_blocks)))
+        return ram_reserved(self._weight_bytes, cache_bytes) if self._is_on_cpu else 0
+
+    def _call_all(self, method: str, *arguments: object) -> list[object]:
+        """The ranks' answers in order; raises what one of them could not do."""
+        self._tell(Call(method, arguments))
+        answers: dict[int, object] = {}
+        while len(answers) < len(self._workers):
+            for worker in self._ready(_LOOK_S):
+                (answers[worker.place.rank],) = cast(tuple[object], self._answer(worker))
+        return [answers[rank] for rank in range(len(self._workers))]
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Tell all ranks; the future waits for the output rank when its result is asked for."""
+        sampled, self._sampled = self._sampled, []
+        self._tell(Step(scheduler_output, sampled))
+        future = _StepFuture(self)
+        self._waiting.append(future)
+        return future
+
+    def finish_until(self, wanted: _StepFuture) -> None:
+        """Take answers, the oldest step's first, until the one of `wanted` is there."""
+        watch = _StandstillWatch(self._workers, self._channels)
+        while not wanted.done():
+            ready = self._ready(_LOOK_S)
+            for worker in ready:
+                self._take_step(worker)
+            if not ready and (still := watch.look()):
+                self._fail(_stands_still(still), still[0])
+
+    def check_health(self) -> None:
+        """RankError when a rank has ended or failed; takes answers that have come."""
+        for worker in self._ready(0.0):
+            self._take_step(worker)
+
+    @property
+    def wake_descriptors(self) -> Sequence[int]:
+        """Readable when there is something for `check_health`."""
+        return [worker.socket.fileno() for worker in self._workers]
+
+    def _take_step(self, worker: _WorkerProcess) -> None:
+        output = self._answer(worker)
+        assert isinstance(output, ModelRunnerOutput), output
+        for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            self._sampled += [(req_id, token) for token in tokens]
+        self._waiting.popleft().set_result(output)
+
+    def _tell(self, message: object) -> None:
+        try:
+            self._steps.send(message)
+        except PeerGoneError:
+            self._fail_with_ended()
+
+    def _ready(self, timeout_s: float) -> list[_WorkerProcess]:
+        descriptors = {found for found, _ in self._poll.poll(timeout_s * 1000)}
+        return [worker for worker in self._workers if worker.socket.fileno() in descriptors]
+
+    def _answer(self, worker: _WorkerProcess) -> object:
+        try:
+            answer = worker.answers.receive()
+        except PeerGoneError:
+            self._fail_with_ended()
+        if not isinstance(answer, Failure):
+            return answer
+        self._end_all()
+        if answer.is_expected:
+            raise error_from_name(answer.kind, answer.message)
+        raise RankError(
+            f"{worker.place.name} failed with {answer.kind}: {answer.message} (see its traceback "
+            "above)."
+        )
+
+    # ---- ends ----------------------------------------------------------------------------------
+
+    def _fail_with_ended(self) -> NoReturn:
+        """Some rank's socket has closed: that rank, or the first of those that have ended."""
+        worker = self._first_ended()
+        code = worker.exit_code(_EXIT_S)
+        self._fail(
+            f"Worker proc {worker.place.name} died unexpectedly (exit code: {code}), shutting "
+            "down executor.",
+            worker,
+        )
+
+    def _first_ended(self) -> _WorkerProcess:
+        deadline = time.monotonic() + _EXIT_S
+        while time.monotonic() < deadline:
+            for worker in self._workers:
+                if worker.process.poll() is not None:
+                    return worker
+            time.sleep(0.01)
+        return self._workers[0]
+
+    def _fail(self, reason: str, worker: _WorkerProcess) -> NoReturn:
+        logger.error("%s", reason)
+        for line in self._channels.last_lines(worker.place.rank).read():
+            logger.error("last lines of %s: %s", worker.place.name, line)
+        self._end_all()
+        raise RankError(reason)
+
+    def shutdown(self) -> None:
+        """End the ranks: they stop at the next message, or are killed."""
+        if self._workers:
+            logger.info("[shutdown] Executor: waiting for worker exit count=%d", len(self._workers))
+            with contextlib.suppress(PeerGoneError, RankError):
+                self._steps.send(None)
+            deadline = time.monotonic() + _EXIT_S
+            codes = [one.exit_code(deadline - time.monotonic()) for one in self._workers]
+            if None in codes:
+                logger.warning("[shutdown] Executor: workers still running after grace period")
+            else:
+                logger.info("[shutdown] Executor: all workers exited gracefully")
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+        self._memory.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerProcess:
+    """One rank as EngineCore holds it."""
+
+    place: RankPlace
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    answers: Inbox
+
+    @classmethod
+    def start(
+        cls, place: RankPlace, inherited: Sequence[int], channels: Channels
+    ) -> _WorkerProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            words = ("--name", place.name, "--control", str(theirs.fileno()))
+            process = spawn(
+                engine_command("worker", *words),
+                stdout=1,
+                stderr=2,
+                pass_fds=(*inherited, theirs.fileno()),
+            )
+        return cls(place, process, ours, Inbox(channels.answers(place.rank), 0, ours))
+
+    def introduce(self, init: WorkerInit) -> None:
+        message = pickle.dumps(init)
+        self.socket.sendall(LENGTH.pack(len(message)) + message)
+
+    def exit_code(self, timeout_s: float) -> int | None:
+        """None while it runs; a signal's number is negative."""
+        try:
+            return self.process.wait(max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        kill_session(self.process)
+        self.socket.close()
+
+
+class _StepFuture(Future[ModelRunnerOutput]):
+    """A step that is under way; who asks for the result does the waiting."""
+
+    def __init__(self, executor: MultiprocExecutor) -> None:
+        super().__init__()
+        self._executor = executor
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        if not self.done():
+            self._executor.finish_until(self)
+        return super().result(timeout)
+
+
+class _StageSockets:
+    """Sockets from the first tensor rank of each stage to all ranks of the next."""
+
+    def __init__(self, places: Sequence[RankPlace]) -> None:
+        self._pairs = {
+            place.rank: socket.socketpair() for place in places if not place.is_first_stage
+        }
+
+    def of(self, place: RankPlace) -> tuple[int | None, tuple[int, ...]]:
+        """The descriptor that the rank reads, and those that it writes."""
+        pair = self._pairs.get(place.rank)
+        next_stage = (place.stage + 1) * place.tensor_size
+        readers = range(next_stage, next_stage + place.tensor_size)
+        writes = place.tensor_rank == 0 and not place.is_last_stage
+        return (
+            None if pair is None else pair[1].fileno(),
+            tuple(self._pairs[rank][0].fileno() for rank in readers) if writes else (),
+        )
+
+    def descriptors(self, place: RankPlace) -> Iterator[int]:
+        reads, writes = self.of(place)
+        yield from () if reads is None else (reads,)
+        yield from writes
+
+    def close(self) -> None:
+        """The workers have them now."""
+        for pair in self._pairs.values():
+            for one in pair:
+                one.close()
+
+
+class _StandstillWatch:
+    """Finds ranks that owe an answer and do nothing for it.
+
+    The suspects are those that are furthest behind: the others may be waiting for them. Looks are
+    counted, not seconds, so that a stop of all processes is nobody's standstill.
+    """
+
+    def __init__(self, workers: Sequence[_WorkerProcess], channels: Channels) -> None:
+        self._workers = workers
+        self._channels = channels
+        self._seen: dict[int, tuple[tuple[int, ...], ProcessClock | None]] = {}
+        self._num_looks = 0
+
+    def look(self) -> list[_WorkerProcess]:
+        """Those that have stood still for so many looks; empty for now."""
+        progress = {one.place.rank: self._progress(one) for one in self._workers}
+        least = min(progress.values())
+        behind = [one for one in self._workers if progress[one.place.rank] == least]
+        seen = {
+            one.place.rank: (progress[one.place.rank], process_clock(one.process.pid))
+            for one in behind
+        }
+        is_still = seen == self._seen and all(
+            clock is not None and clock.state in _STANDS for _, clock in seen.values()
+        )
+        self._num_looks = self._num_looks + 1 if is_still else 0
+        self._seen = seen
+        return behind if self._num_looks >= _STILL_LOOKS else []
+
+    def _progress(self, worker: _WorkerProcess) -> tuple[int, ...]:
+        return self._channels.progress(worker.place.rank).steps
+
+
+def _stands_still(workers: Sequence[_WorkerProcess]) -> str:
+    names = ", ".join(f"{one.place.name} (pid {one.process.pid})" for one in workers)
+    seconds = _LOOK_S * _STILL_LOOKS
+    clock = process_clock(workers[0].process.pid)
+    why = " It is stopped by a signal or a debugger." if clock and clock.state in "Tt" else ""
+    return (
+        f"Worker proc {names} has not moved for {seconds:g} s in a step that the others wait for, "
+        f"shutting down executor.{why}"
+    )

@@ -1,0 +1,97 @@
+"""Where in the shared memory each channel of an engine's ranks lies, the same in every process.
+
+EngineCore writes steps for all ranks, each rank answers EngineCore, and the first tensor rank of a
+pipeline stage writes its hidden states for all ranks of the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.rank_layout import RankPlace, rank_places
+from engine.worker.rank_memory import (
+    LastLines,
+    Layout,
+    MessageRing,
+    Progress,
+    RingShape,
+    SharedMemory,
+)
+
+_MESSAGE_BYTES = 16 << 20
+_STATES_BYTES = 64 << 20
+_NUM_SLOTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMap:
+    """Slices of the memory; one per rank, the hidden states' one per stage but the last."""
+
+    steps: slice
+    answers: tuple[slice, ...]
+    progress: tuple[slice, ...]
+    last_lines: tuple[slice, ...]
+    states: tuple[slice, ...]
+    num_bytes: int
+    places: tuple[RankPlace, ...]
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> ChannelMap:
+        places = tuple(rank_places(config.parallel))
+        layout, shapes = Layout(), _Shapes(len(places), places[0].tensor_size)
+        return cls(
+            steps=layout.take(shapes.steps.num_bytes),
+            answers=tuple(layout.take(shapes.answers.num_bytes) for _ in places),
+            progress=tuple(layout.take(Progress.NUM_BYTES) for _ in places),
+            last_lines=tuple(layout.take(LastLines.NUM_BYTES) for _ in places),
+            states=tuple(
+                layout.take(shapes.states.num_bytes) for _ in range(places[0].num_stages - 1)
+            ),
+            num_bytes=layout.num_bytes,
+            places=places,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    num_ranks: int
+    tensor_size: int
+
+    @property
+    def steps(self) -> RingShape:
+        return RingShape(self.num_ranks, _NUM_SLOTS, _MESSAGE_BYTES)
+
+    @property
+    def answers(self) -> RingShape:
+        return RingShape(1, _NUM_SLOTS, _MESSAGE_BYTES)
+
+    @property
+    def states(self) -> RingShape:
+        return RingShape(self.tensor_size, _NUM_SLOTS, _STATES_BYTES)
+
+
+class Channels:
+    """The channels as one process sees them."""
+
+    def __init__(self, channel_map: ChannelMap, memory: SharedMemory) -> None:
+        self._map = channel_map
+        self._view = memory.view
+        places = channel_map.places
+        self._shapes = _Shapes(len(places), places[0].tensor_size)
+
+    def steps(self) -> MessageRing:
+        return MessageRing(self._view[self._map.steps], self._shapes.steps)
+
+    def answers(self, rank: int) -> MessageRing:
+        return MessageRing(self._view[self._map.answers[rank]], self._shapes.answers)
+
+    def states(self, stage: int) -> MessageRing:
+        """Hidden states that `stage` leaves for the next one."""
+        return MessageRing(self._view[self._map.states[stage]], self._shapes.states)
+
+    def progress(self, rank: int) -> Progress:
+        return Progress(self._view[self._map.progress[rank]])
+
+    def last_lines(self, rank: int) -> LastLines:
+        return LastLines(self._view[self._map.last_lines[rank]])

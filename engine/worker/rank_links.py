@@ -1,0 +1,90 @@
+"""RankLinks: what one rank has of the others. Tensor ranks sum, pipeline stages hand states on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed
+from torch import Tensor
+
+from engine.kernels.step_batch import FloatArray
+from engine.layers.parallel import OneRank, RankGroup, TorchRanks
+from engine.logger import get_logger
+from engine.rank_layout import WHOLE, RankPlace
+from engine.worker.rank_channels import Channels
+from engine.worker.rank_memory import Inbox, Outbox, inherited_socket
+from engine.worker.worker_messages import WorkerInit
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLinks:
+    """A rank's place and its ways to others; the default is a rank that has the whole model."""
+
+    place: RankPlace = WHOLE
+    num_cores: int | None = None  # this rank's share; None is all that the process may use
+    store: int | None = None
+    states_in: Inbox | None = None
+    states_out: Outbox | None = None
+
+    @classmethod
+    def open(cls, init: WorkerInit, channels: Channels, num_cores: int) -> RankLinks:
+        """Of a worker process, from the descriptors that it was given."""
+        place = init.channels.places[init.rank]
+        states_in = states_out = None
+        if init.states_in is not None:
+            source = inherited_socket(init.states_in)
+            states_in = Inbox(channels.states(place.stage - 1), place.tensor_rank, source)
+        if init.states_out:
+            targets = [inherited_socket(one) for one in init.states_out]
+            states_out = Outbox(channels.states(place.stage), targets)
+        return cls(place, num_cores, init.store, states_in, states_out)
+
+    def join(self, device: torch.device) -> RankGroup:
+        """The tensor ranks of this stage as a process group; waits until all have come."""
+        place = self.place
+        if self.store is None or place.tensor_size == 1:
+            return OneRank()
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        logger.info(
+            "world_size=%d rank=%d local_rank=%d distributed_init_method=file://memory backend=%s",
+            place.world_size,
+            place.rank,
+            place.rank,
+            backend,
+        )
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside this machine takes part
+        store = torch.distributed.FileStore(  # type: ignore[attr-defined]
+            f"/proc/self/fd/{self.store}", place.world_size
+        )
+        torch.distributed.init_process_group(
+            backend, store=store, rank=place.rank, world_size=place.world_size
+        )
+        groups = [
+            torch.distributed.new_group(range(first, first + place.tensor_size))
+            for first in range(0, place.world_size, place.tensor_size)
+        ]
+        logger.info(
+            "rank %d in world size %d is assigned as DP rank 0, PP rank %d, TP rank %d",
+            place.rank,
+            place.world_size,
+            place.stage,
+            place.tensor_rank,
+        )
+        return TorchRanks(groups[place.stage])
+
+    def send_states(self, states: Tensor) -> None:
+        """Float32 [T, hidden] for the next stage; the first tensor rank's are those of all."""
+        if self.states_out is not None:
+            flat: FloatArray = states.contiguous().cpu().numpy()
+            self.states_out.send_bytes(flat.data.cast("B"))
+
+    def receive_states(self, num_tokens: int) -> FloatArray:
+        """Float32 [T, hidden] of the stage before."""
+        assert self.states_in is not None, "the first stage begins with the tokens"
+        data = bytearray(self.states_in.receive_bytes())  # torch wants memory that can be written
+        return np.frombuffer(data, dtype=np.float32).reshape(num_tokens, -1)

@@ -1,0 +1,159 @@
+"""WorkerProc: one rank in a process of its own. Does what EngineCore's messages say, in order.
+
+Knows nothing of requests. It ends with EngineCore, whatever way that ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import signal
+import socket
+import struct
+from collections import deque
+from pathlib import Path
+
+from engine.errors import EngineError
+from engine.logger import get_logger, setup_logging
+from engine.machine.cores import pin_to_cores
+from engine.worker.rank_channels import Channels
+from engine.worker.rank_memory import (
+    Inbox,
+    LastLines,
+    Outbox,
+    PeerGoneError,
+    SharedMemory,
+    inherited_socket,
+)
+from engine.worker.worker_messages import Call, Failure, Step, WorkerInit
+
+logger = get_logger(__name__)
+
+_NUM_LAST_LINES = 12
+LENGTH = struct.Struct("<I")
+"""Stands before the first message, which comes through the socket."""
+
+
+def main(name: str, control: int) -> int:
+    """Run one rank until EngineCore ends it; returns the process's exit code."""
+    setup_logging(name)
+    _take_name(name)
+    # EngineCore decides what a signal means for the requests that run.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with inherited_socket(control) as source:
+        try:
+            return _run(source)
+        except PeerGoneError:
+            logger.info("Parent process exited, terminating worker queues")
+            return 1
+
+
+def _run(source: socket.socket) -> int:
+    init = _first_message(source)
+    memory = SharedMemory(init.memory, init.channels.num_bytes)
+    channels = Channels(init.channels, memory)
+    _keep_last_lines(channels.last_lines(init.rank))
+    answers = Outbox(channels.answers(init.rank), [source])
+    try:
+        proc = WorkerProc(init, channels)
+    except Exception as error:
+        answers.send(_failure(error, "WorkerProc failed to start."))
+        return 1
+    inbox = Inbox(channels.steps(), init.rank, source)
+    while (message := inbox.receive()) is not None:
+        try:
+            answer = proc.handle(message)
+        except PeerGoneError:
+            raise
+        except Exception as error:
+            answers.send(_failure(error, _title(message)))
+            return 1
+        if answer is not None:
+            answers.send(answer)
+    return 0
+
+
+class WorkerProc:
+    """The worker of one rank, with its neighbours in the pipeline."""
+
+    def __init__(self, init: WorkerInit, channels: Channels) -> None:
+        from engine.worker.rank_links import RankLinks
+        from engine.worker.worker import Worker
+
+        self._place = place = init.channels.places[init.rank]
+        self._progress = channels.progress(init.rank)
+        parallel = init.config.parallel
+        before = parallel.data_parallel_rank * place.world_size  # ranks of other replicas
+        num_processes = parallel.data_parallel_size * place.world_size
+        num_cores = pin_to_cores(before + place.rank, num_processes)
+        self._worker = Worker(init.config, RankLinks.open(init, channels, num_cores))
+
+    def handle(self, message: object) -> object:
+        """The answer to a message; None when nobody waits for one."""
+        if isinstance(message, Call):
+            return (getattr(self._worker, message.method)(*message.arguments),)
+        assert isinstance(message, Step), message
+        self._progress.begin_step()
+        output = self._worker.execute_model(message.scheduler_output, message.sampled)
+        self._progress.end_step()
+        return output if self._place.is_output else None
+
+
+def _first_message(source: socket.socket) -> WorkerInit:
+    (size,) = LENGTH.unpack(_exactly(source, LENGTH.size))
+    init = pickle.loads(_exactly(source, size))  # from EngineCore, which started this process
+    assert isinstance(init, WorkerInit), init
+    return init
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        piece = source.recv(size - len(found))
+        if not piece:
+            raise PeerGoneError
+        found += piece
+    return found
+
+
+def _take_name(name: str) -> None:
+    """What `ps -o comm`, `top` and `htop` show."""
+    Path("/proc/self/comm").write_text(name)
+
+
+def _failure(error: Exception, title: str) -> Failure:
+    is_expected = isinstance(error, EngineError)
+    kind = type(error).__name__
+    if is_expected:
+        logger.error("%s", title)
+        logger.error("%s: %s", kind, error)
+    else:
+        logger.exception("%s", title)
+    return Failure(kind, str(error), is_expected)
+
+
+def _title(message: object) -> str:
+    return (
+        "WorkerProc failed to start."
+        if isinstance(message, Call)
+        else "WorkerProc hit an exception."
+    )
+
+
+def _keep_last_lines(last_lines: LastLines) -> None:
+    logging.getLogger("engine").addHandler(_LastLinesHandler(last_lines))
+
+
+class _LastLinesHandler(logging.Handler):
+    """Writes the latest lines where EngineCore finds them when this process is gone."""
+
+    def __init__(self, last_lines: LastLines) -> None:
+        super().__init__()
+        self._last_lines = last_lines
+        self._lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self.setFormatter(logging.getLogger("engine").handlers[0].formatter)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.extend(self.format(record).splitlines())
+        self._last_lines.write(list(self._lines))

@@ -1,0 +1,130 @@
+"""Which rank has which part of a model, and which sizes are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.args import EngineArgs
+from engine.config import ParallelConfig
+from engine.env import HostDevice
+from engine.errors import ConfigError
+from engine.model_config import ModelConfig
+from engine.rank_layout import (
+    RankPlace,
+    layers_of,
+    model_of_rank,
+    rank_places,
+    require_layout_fits,
+    tensor_sizes,
+)
+from tests.tiny_model import write_tiny_llama
+
+_CPU = HostDevice("cpu", "cpu", None)
+
+
+def layout(tensor: int, stages: int = 1) -> ParallelConfig:
+    return ParallelConfig(
+        executor_backend="mp", tensor_parallel_size=tensor, pipeline_parallel_size=stages
+    )
+
+
+def model(folder: Path, **changes: int) -> ModelConfig:
+    return ModelConfig.from_folder(write_tiny_llama(folder, **changes), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stages", "names"),
+    [
+        (1, 1, ["Worker"]),
+        (2, 1, ["Worker_TP0", "Worker_TP1"]),
+        (1, 2, ["Worker_PP0", "Worker_PP1"]),
+        (2, 2, ["Worker_PP0_TP0", "Worker_PP0_TP1", "Worker_PP1_TP0", "Worker_PP1_TP1"]),
+    ],
+)
+def test_ranks_have_the_names_of_vllms_workers(tensor: int, stages: int, names: list[str]) -> None:
+    places = rank_places(layout(tensor, stages))
+    assert [place.name for place in places] == names
+    assert [place.rank for place in places] == list(range(tensor * stages))
+
+
+def test_the_first_rank_of_the_last_stage_samples() -> None:
+    assert [place.is_output for place in rank_places(layout(2, 2))] == [False, False, True, False]
+
+
+@given(size=st.integers(1, 5000), tensor=st.integers(1, 12))
+def test_spans_cover_everything_once(size: int, tensor: int) -> None:
+    spans = [RankPlace(rank, tensor).span(size) for rank in range(tensor)]
+    assert [item for span in spans for item in span] == list(range(size))
+    lengths = RankPlace(0, tensor).span_lengths(size)
+    assert lengths == [len(span) for span in spans]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(group=st.integers(1, 8), kv=st.integers(1, 8), tensor=st.integers(1, 8))
+def test_each_rank_has_the_kv_heads_of_its_query_heads(group: int, kv: int, tensor: int) -> None:
+    heads = group * kv
+    if heads % tensor or (kv % tensor and tensor % kv):
+        return
+    for rank in range(tensor):
+        place = RankPlace(rank, tensor)
+        needed = {head // group for head in place.span(heads)}
+        assert needed == set(place.kv_heads(kv))
+
+
+def test_a_rank_has_its_share_of_a_model(tmp_path: Path) -> None:
+    whole = model(tmp_path, num_hidden_layers=5)
+    places = rank_places(layout(4, 2))
+    parts = [model_of_rank(whole, place) for place in places]
+    assert {part.num_attention_heads for part in parts} == {1}
+    assert {part.num_key_value_heads for part in parts} == {1}  # two ranks have the same one
+    assert {part.intermediate_size for part in parts} == {12}
+    assert [layers_of(whole, place) for place in (places[0], places[4])] == [range(3), range(3, 5)]
+    assert [part.num_hidden_layers for part in (parts[0], parts[4])] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"tensor_parallel_size": 3}, "4 attention heads .* Sizes that do: 1, 2, 4"),
+        ({"pipeline_parallel_size": 3}, "more than the 2 layers"),
+        ({"tensor_parallel_size": 0}, "--tensor-parallel-size 0 is out of range"),
+        ({"distributed_executor_backend": "ray"}, "ray is not there yet; use mp"),
+        (
+            {"distributed_executor_backend": "uni", "tensor_parallel_size": 2},
+            "uni runs one rank, and 2 are asked for",
+        ),
+    ],
+)
+def test_a_layout_that_cannot_work_is_refused(
+    tmp_path: Path, flags: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs(**flags).create_engine_config(model(tmp_path), _CPU)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({}, [1, 2, 4]),
+        ({"num_key_value_heads": 4, "intermediate_size": 50}, [1, 2]),
+        ({"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 36}, [1, 3, 6]),
+    ],
+)
+def test_sizes_divide_heads_kv_heads_and_inner_size(
+    tmp_path: Path, changes: dict[str, int], sizes: list[int]
+) -> None:
+    found = model(tmp_path, **changes)
+    assert tensor_sizes(found) == sizes
+    for size in sizes:
+        require_layout_fits(found, layout(size))
+
+
+def test_one_rank_needs_no_process_of_its_own(tmp_path: Path) -> None:
+    config = EngineArgs().create_engine_config(model(tmp_path), _CPU)
+    assert config.parallel.executor_backend == "uni"
+    config = EngineArgs(tensor_parallel_size=2).create_engine_config(config.model, _CPU)
+    assert config.parallel.executor_backend == "mp"
