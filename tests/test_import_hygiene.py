@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +35,17 @@ def forbidden_to(package: str) -> list[str]:
 FACADE = tuple(
     name for name in modules_of("engine") if not name.startswith(tuple(forbidden_to("app")))
 )
+
+
+def test_no_test_takes_anything_from_another_test() -> None:
+    taken = [
+        f"{path.relative_to(ROOT)}: {node.module}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and any(part.startswith("test_") for part in (node.module or "").split("."))
+    ]
+    assert taken == []
 
 
 @pytest.mark.parametrize(

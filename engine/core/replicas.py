@@ -109,11 +109,6 @@ class ReplicatedClient:
         return len(self._replicas)
 
     @property
-    def is_dead(self) -> bool:
-        """True once no replica is left."""
-        return self._all_dead is not None
-
-    @property
     def pids(self) -> list[int | None]:
         """Process ids of the EngineCores, by rank."""
         return [replica.client.pid for replica in self._replicas]

@@ -206,7 +206,7 @@ def _silent_bar() -> Any:
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     class Silent(tqdm):  # type: ignore[misc]
-        """Draws nothing."""
+        """A bar that is never drawn, also where a log is written."""
 
         def __init__(self, *words: Any, **options: Any) -> None:
             super().__init__(*words, **{**options, "disable": True})
@@ -251,5 +251,5 @@ class _Bar:
         """Nothing is drawn here, so nothing has to be closed."""
 
     def update(self, count: float | None = 1) -> None:
-        """`count` bytes have come."""
+        """`count` more bytes of this download have come."""
         self._add(int(count or 0))

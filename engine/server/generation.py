@@ -168,15 +168,10 @@ async def make_job(
     """Check every prompt and make the sub-requests; RequestError refuses the whole request."""
     body.check_choices(len(prompts))
     params = await encode_bad_words(services.llm.tokenizer, params)
-    if body.truncate_prompt_tokens is not None:
+    if (limit := body.truncate_prompt_tokens) is not None:
+        longest, reserved = services.llm.input_processor.max_model_len, params.max_tokens or 1
         prompts = [
-            truncated(
-                prompt,
-                body.truncate_prompt_tokens,
-                services.llm.input_processor.max_model_len,
-                reserved=params.max_tokens or 1,
-                keeps_end=True,
-            )
+            truncated(prompt, limit, longest, reserved=reserved, keeps_end=True)
             for prompt in prompts
         ]
     job_id = f"{id_prefix}-{uuid.uuid4().hex}"

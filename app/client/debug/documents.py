@@ -222,18 +222,12 @@ def read_debug(documents: Mapping[str, Any], time_s: float) -> DebugSample:
     )
 
 
-_SPECIAL = ("step", "last_step_age_s", "engine", "num_engines")
-
-
 def read_scheduler(document: Any) -> SchedulerState:
+    apart = ("step", "last_step_age_s", "engine", "num_engines")
     try:
         step = document["last_step"]
         return SchedulerState(
-            **_numbers(
-                document,
-                SchedulerState,
-                leave_out=("step", "last_step_age_s", "engine", "num_engines"),
-            ),
+            **_numbers(document, SchedulerState, leave_out=apart),
             last_step_age_s=float(document["last_step_age_s"]),
             step=None if step is None else _read_step(step),
             engine=int(document.get("engine", 0)),
