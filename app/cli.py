@@ -38,7 +38,7 @@ COMMANDS = (
     CommandEntry("chat", "Run", "Chat with a running server.", "app.commands.chat:chat"),
     CommandEntry("complete", "Run", "Continue a raw text.", "app.commands.complete:complete"),
     CommandEntry("models", "Run", "List, get, check models; log in.", "app.commands.models:app"),
-    CommandEntry("plan", "Run", "Predict what fits before a start.", "app.commands.plan:plan"),
+    CommandEntry("plan", "Run", "Predict what fits before a start.", "app.commands.plan:app"),
     CommandEntry("choose", "Run", "Say which engine to use here.", "app.commands.choose:choose"),
     CommandEntry("bench", "Run", "Measure a server under load.", "app.commands.bench:bench"),
     CommandEntry(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.command_line import PASS_THROUGH_SETTINGS, PassThroughCommand, new_app
 from engine.machine.sizes import human_bytes
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ _STEPS = "Scheduling and graphs"
 _ASSUMED = "Assumptions (each is estimated where it is not given)"
 
 
+app = new_app()
+
+
+@app.command(cls=PassThroughCommand, context_settings=PASS_THROUGH_SETTINGS)
 def plan(
+    ctx: typer.Context,
     what: Annotated[
         list[str] | None,
         typer.Argument(
@@ -179,6 +185,7 @@ def plan(
     """Predict how much of a model fits: memory, KV cache, concurrency, processes, CUDA graphs.
 
     Nothing is loaded or started. Exit code 1 when it does not fit; then it says what would.
+    Flags of `stoker serve` on which no plan depends are passed over, which is said.
 
     \b
     Examples:
@@ -202,7 +209,8 @@ def plan(
         return _print_shapes(as_json)
     if gpus:
         return _print_gpus(as_json)
-    words = what or []
+    version = None if vllm_version is None else parse_version(vllm_version)
+    words = _models([*(what or []), *ctx.args], engine, version, ctx)
     if words[:1] == ["verify"]:
         from_log, words = _log_to_verify(words, from_log)
     if len(words) > 1:
@@ -218,7 +226,6 @@ def plan(
             hint="`stoker plan --shapes` lists what can be planned without files",
         )
     found = None if model is None else find_planned_model(model)
-    version = None if vllm_version is None else parse_version(vllm_version)
     device = None if from_log is not None and gpu == "auto" else _device(gpu)
     request = PlanRequest(
         gpu=device,
@@ -251,6 +258,23 @@ def plan(
         request = dataclasses.replace(request, calibration=_calibration(found, request))
     lengths, batches = _sizes("--request-len", request_len), _sizes("--batch", batch)
     return _print_plan(found, request, lengths, batches, as_json=as_json, plain=plain)
+
+
+def _models(
+    words: list[str], engine: str | None, version: tuple[int, ...] | None, ctx: typer.Context
+) -> list[str]:
+    """The words that are no flags; those of `serve` are read as that command reads them."""
+    from app.launch.engines import VLLM
+    from app.launch.launch_specs import models_of_plan
+    from app.output import say
+
+    if not any(word.startswith("-") and word != "-" for word in words):
+        return words
+    options = [name for param in ctx.command.params for name in param.opts]
+    models, passed = models_of_plan(words, engine or VLLM, version, options)
+    if passed:
+        say(f"note: not part of a plan: {', '.join(passed)}")
+    return models
 
 
 def _print_plan(

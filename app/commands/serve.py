@@ -92,6 +92,12 @@ def serve(
     engine_binary: str = typer.Option(
         None, "--engine-binary", metavar="FILE", help="The llama-server program to use."
     ),
+    vllm_version: str = typer.Option(
+        None,
+        "--vllm-version",
+        metavar="X.Y.Z",
+        help="Release whose flags are advised; default: the vLLM that is found.",
+    ),
     no_tui: bool = typer.Option(False, "--no-tui", help="Plain lines, no dashboard."),
     startup_timeout: float = typer.Option(
         600.0,
@@ -209,7 +215,8 @@ def serve(
     service = ServiceManager.from_environment(os.environ)
     words = words_with_settings(ctx, _with_drain(ctx.args, drain))
     care = _care_of(ctx.params, words)  # --stall-after to --log-max-bytes: read here and at SIGHUP
-    request = parse_serve_request(words, engine_called(engine))
+    kind = engine_called(engine)
+    request = parse_serve_request(words, kind, vllm_release(kind, vllm_version, engine_python))
     _require_two_ports(request, status_port)
     endpoint = None if endpoint_file is None else prepared_endpoint_path(endpoint_file)
     place = EnginePlace(engine_python, engine_binary)
@@ -247,6 +254,30 @@ def serve(
     if _wants_dashboard(no_tui or exit_when_ready):
         return run_with_front(start)
     return run_here(start, end_at_once if exit_when_ready else None)
+
+
+def vllm_release(
+    engine: str, asked: str | None, engine_python: str | None
+) -> tuple[int, ...] | None:
+    """The release of vLLM that flags are for: as the user says, or as it is installed."""
+    from app.errors import UsageError
+    from app.launch.engines import VLLM
+
+    if engine != VLLM:
+        if asked is not None:
+            raise UsageError(
+                f"--vllm-version says nothing to --engine {engine}", hint="choose --engine vllm"
+            )
+        return None
+    from app.launch.vllm_spec import installed_version
+    from logparse.problems.flags import version_of
+
+    found = version_of(asked or installed_version(engine_python))
+    if found is None and asked is not None:
+        raise UsageError(
+            f"--vllm-version {asked} is no release", hint="as in --vllm-version 0.30.0"
+        )
+    return found
 
 
 def _care_again(ctx: typer.Context) -> ServerCare:

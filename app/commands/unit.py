@@ -208,7 +208,9 @@ def _serve_line(ctx: typer.Context) -> ServeLine:
         "stoker serve", list(chosen.args), default_map=chosen.default_map, obj=chosen
     )
     words = serve.words_with_settings(inner, inner.args)
-    request = parse_serve_request(words, engine_called(inner.params["engine"]))
+    engine, values = engine_called(inner.params["engine"]), inner.params
+    release = serve.vllm_release(engine, values["vllm_version"], values["engine_python"])
+    request = parse_serve_request(words, engine, release)
     defaults = {param.name: param.default for param in command.params}
     options = {key: value for key, value in inner.params.items() if value != defaults.get(key)}
     return ServeLine(request, options, without_api_key(words))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 
 from app.errors import ExitCode, StokerError, UsageError
 from app.launch.engines import LLAMA_CPP, STOKER, VLLM
+from app.launch.flag_answers import FlagReader, Version, require_switches, value_of
 from engine.args import EngineArgs, with_dashes
 from engine.env import detect_device
 from engine.errors import ConfigError, ModelError, ModelNotFoundError
@@ -153,17 +153,21 @@ def engine_called(name: str) -> str:
     raise UsageError(f"no such engine: {name}", hint=f"known engines: {', '.join(ENGINES)}")
 
 
-def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequest:
-    """Check MODEL and engine flags; StokerError with exit code 2 names the flag and a near one."""
+def parse_serve_request(
+    words: Sequence[str], engine: str = STOKER, vllm_version: Version | None = None
+) -> ServeRequest:
+    """Check MODEL and engine flags; StokerError with exit code 2 says what to do instead of those
+    that are not known, for the vLLM that will run (None: the newest).
+    """
     _require_text(words)
     own, engine_words = _split_at_end_of_flags(words)
     _require_harmless(engine_words)
-    parser = _EngineFlagParser(prog="stoker serve", add_help=False)
-    EngineArgs.add_cli_args(parser)
-    namespace, rest = parser.parse_known_args([with_dashes(word) for word in own])
+    namespace, rest, known = _read_engine_flags(own)
+    reader = FlagReader(engine, vllm_version, known)
     unknown = [word for word in rest if word.startswith("-")]
+    unknown += [word for word in map(with_dashes, own) if reader.lacks(word.partition("=")[0])]
     if unknown:
-        raise parser.unknown_flag(unknown[0], engine)
+        raise reader.refusal(own, unknown)
     if len(rest) > 1:
         raise UsageError(f"one model is served, but {len(rest)} were named: {' '.join(rest)}")
     model = rest[0] if rest else DEFAULT_MODEL
@@ -185,6 +189,47 @@ def parse_serve_request(words: Sequence[str], engine: str = STOKER) -> ServeRequ
         engine_words=engine_words,
         api_key=args.api_key,
     )
+
+
+def models_of_plan(
+    words: Sequence[str], engine: str, vllm_version: Version | None, options: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """(MODELs, flags of `serve` that no plan depends on) of what `plan` does not know itself.
+
+    StokerError as in `serve` for flags that `engine` does not take; `options` are plan's own.
+    """
+    own, engine_words = _split_at_end_of_flags(words)
+    _, rest, known = _read_engine_flags(own)
+    reader = FlagReader(engine, vllm_version, (*options, *known), "plan")
+    passing: list[str] = [word for word in engine_words if word.startswith("--")]
+    refused: list[str] = []
+    for word in (one for one in rest if one.startswith("-")):
+        flag = word.partition("=")[0]
+        (passing if reader.is_vllms(flag) else refused).append(flag)
+    if refused:
+        raise reader.refusal(own, refused)
+    values = [value_of(flag, rest) for flag in passing]
+    models = [word for word in rest if not word.startswith("-") and word not in values]
+    given = {with_dashes(word).partition("=")[0] for word in own if word.startswith("-")}
+    return models, sorted({*passing, *(given & set(known))})
+
+
+def _read_engine_flags(
+    words: Sequence[str],
+) -> tuple[argparse.Namespace, list[str], tuple[str, ...]]:
+    """The flags that our engine knows, the words that are none of them, and their names."""
+    parser = _EngineFlagParser(prog="stoker serve", add_help=False)
+    EngineArgs.add_cli_args(parser)
+    dashed = [with_dashes(word) for word in words]
+    switches = [
+        name
+        for action in parser._actions
+        if isinstance(action, argparse.BooleanOptionalAction)
+        for name in action.option_strings
+    ]
+    require_switches(dashed, switches)
+    namespace, rest = parser.parse_known_args(dashed)
+    return namespace, rest, tuple(parser._option_string_actions)
 
 
 def with_debug_endpoints(
@@ -304,28 +349,6 @@ class _EngineFlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
-
-    def unknown_flag(self, word: str, engine: str) -> StokerError:
-        from logparse.problems.flags import GONE_FLAGS  # with the parser, which no help needs
-
-        flag = word.partition("=")[0]
-        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else "`stoker serve --help` lists the flags"
-        if engine != LLAMA_CPP and flag in GONE_FLAGS:
-            hint = self._gone(GONE_FLAGS[flag])
-        elif engine != STOKER:
-            hint += f"; flags of {engine} alone go to the end, behind `--`: -- {flag}"
-        return UsageError(f"no such flag: {flag}", hint=hint)
-
-    def _gone(self, successor: str | None) -> str:
-        """A flag that vLLM removed works nowhere, behind `--` neither."""
-        if successor is None:
-            return "vLLM has removed it: leave it out"
-        is_ours = successor.split()[0] in self._option_string_actions
-        where = (
-            successor if is_ours else f"-- {successor}, behind the other flags, with --engine vllm"
-        )
-        return f"vLLM has removed it; what took its place: {where}"
 
 
 def _split_at_end_of_flags(words: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:

@@ -22,7 +22,7 @@ API_KEY_VARIABLE = "VLLM_API_KEY"
 _DEFAULTS = EngineArgs()
 _UDS_FIELD = "uds:"
 _OURS_ALONE = {
-    "device": "the vLLM build decides it; CUDA_VISIBLE_DEVICES or `-- --device-ids` picks GPUs",
+    "device": "the vLLM build decides it; CUDA_VISIBLE_DEVICES picks GPUs",
     "num_threads": "name the cores in VLLM_CPU_OMP_THREADS_BIND, e.g. 0-7",
     "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
     "allowed_hosts": "leave it out; vLLM answers under every name",
@@ -80,6 +80,16 @@ def require_vllm_uds(program: tuple[str, ...]) -> None:
                 f"{release.replace('vllm-', 'vLLM ')} has no --uds",
                 hint="use a newer vLLM, or leave --uds out and give a key: STOKER_API_KEY",
             )
+
+
+def installed_version(engine_python: str | None) -> str | None:
+    """The release of the vLLM that would run, by its package's folder; None when none is found."""
+    try:
+        script = Path(find_vllm(engine_python)[-1]).resolve()
+    except StokerError:
+        return None
+    packages = script.parent.parent.glob("lib/python3*/site-packages/vllm-*.dist-info")
+    return next((path.name.split("-")[1] for path in packages), None)
 
 
 def vllm_flags(request: ServeRequest) -> list[str]:

@@ -23,6 +23,7 @@ from app.planning.vllm_versions import version_rules
 from engine.config import DEFAULT_UTILIZATION
 from engine.model_store.catalogue import find_builtin
 from engine.model_support import Support, find_gguf_support
+from logparse.problems.flags import knows_flag
 
 _Q4_K_M_BYTES = 4.85 / 8  # of one value, as such files come out on average
 _OWN_CACHE_FORMATS = ("auto", "fp8", "fp8_e4m3")
@@ -59,6 +60,9 @@ def _vllm(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     if (lora := request.lora) is not None:
         words += ["--enable-lora", "--max-loras", str(lora.max_loras)]
         words += ["--max-lora-rank", str(lora.max_lora_rank)]
+    missing = [word for word in words if not knows_flag(word, request.vllm_version)]
+    if missing:
+        return StartCommand(VLLM, None, f"this release of vLLM does not have {missing[0]}")
     note = "and your --speculative-config" if request.num_speculative_tokens else None
     return StartCommand(VLLM, shlex.join(words), note)
 

@@ -80,7 +80,7 @@ def deployment_of(
         python=sys.executable,
         command=("serve", *_own_words(line), *_own_options(line, name)),
         engine_words=request.engine_words,
-        image=choices.image or ENGINE_IMAGES.get(request.engine, f"stoker:{version}"),
+        image=choices.image or _image(line, version),
         container_args=_container_args(line, name, status_port),
         is_supervised=request.engine == STOKER,
         port=port,
@@ -97,6 +97,13 @@ def deployment_of(
         user=choices.user or getpass.getuser(),
         uds=request.uds,
     )
+
+
+def _image(line: ServeLine, version: str) -> str:
+    """The pinned one; of vLLM the release that is asked for."""
+    image = ENGINE_IMAGES.get(line.request.engine, f"stoker:{version}")
+    release = line.options.get("vllm_version")
+    return f"{image.partition(':')[0]}:v{str(release).removeprefix('v')}" if release else image
 
 
 def _own_words(line: ServeLine) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ def _nearest_flag(values: Values) -> Values:
     found: Values = {"flag": flag}
     if flag in GONE_FLAGS:
         found["gone_flag"] = flag
-        if replacement := GONE_FLAGS[flag]:
+        rest = given[given.index(flag) + 1 :] if flag in given else []
+        value = rest[0] if rest and not rest[0].startswith("-") else None
+        if replacement := GONE_FLAGS[flag].replacement(value):
             found["replacement"] = replacement
         return found
     meant = _close_to(flag[:80])
