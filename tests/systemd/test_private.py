@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import signal
 import stat
 import sys
@@ -43,28 +45,37 @@ def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSystemd
         yield booted
 
 
+def _readable_model(systemd: PrivateSystemd, name: str) -> Path:
+    model = write_tiny_llama(systemd.folder / f"model-{name}")
+    for path in model.iterdir():  # safetensors writes private files
+        path.chmod(0o644)
+    return model
+
+
+def _steps(
+    systemd: PrivateSystemd, as_user: tuple[str, ...], model: Path, *flags: str
+) -> list[str]:
+    """Write a unit; the lines that are to be typed next."""
+    out = f"/srv/out-{model.name}"
+    systemd.run("install", "-d", "-m", "777", out)
+    words = (_STOKER, "unit", "systemd", f"/srv/{model.name}", *flags, "-o", out)
+    said = systemd.run(*as_user, "sh", "-c", '"$@" 2>&1', "-", *words)
+    return [line.strip() for line in said.partition("next, for systemd:\n")[2].splitlines()]
+
+
 class Service:
     """A unit written for a model of its own, not yet installed."""
 
-    def __init__(self, systemd: PrivateSystemd, folder: Path, name: str, *flags: str) -> None:
+    def __init__(self, systemd: PrivateSystemd, name: str, *flags: str) -> None:
         self.systemd = systemd
-        self.model = write_tiny_llama(folder / f"model-{name}")
-        for path in self.model.iterdir():  # safetensors writes private files
-            path.chmod(0o644)
+        self.model = _readable_model(systemd, name)
         self.name = f"stoker-{name}"
-        words = ["unit", "systemd", f"/srv/{self.model.name}", "--name", name, *flags]
-        self.steps = self._write(*words, "--user", user_for_services(), "-o", f"/srv/{name}")
-
-    def _write(self, *words: str) -> list[str]:
-        """The lines that are to be typed next."""
-        said = self.systemd.run("sh", "-c", 'cd /srv && "$@" 2>&1', "-", _STOKER, *words)
-        return [line.strip() for line in said.partition("next, for systemd:\n")[2].splitlines()]
+        user = ("--user", user_for_services())
+        self.steps = _steps(systemd, (), self.model, "--name", name, *user, *flags)
 
     def install(self) -> str:
         """Do what was to be typed, the start and `stoker status` included; what that prints."""
-        folder = f"/srv/{self.name.removeprefix('stoker-')}"
-        script = "\n".join([f"set -e; cd {folder}", _SUDO, *self.steps])
-        return self.systemd.run("sh", "-c", script)
+        return self.systemd.run("sh", "-c", "\n".join(["set -e", _SUDO, *self.steps]))
 
     def shows(self, **wanted: str) -> bool:
         return all(self.systemd.shown(self.name, key) == value for key, value in wanted.items())
@@ -81,7 +92,7 @@ class Service:
 
 
 def test_it_starts_is_killed_restarts_hangs_and_stops(systemd: PrivateSystemd) -> None:
-    service = Service(systemd, systemd.folder, "tiny", "--drain", "5", "--stall-after", "5")
+    service = Service(systemd, "tiny", "--drain", "5", "--stall-after", "5")
     said = service.install()
     assert "tiny: " in said, "`stoker status` as it was to be typed"
     assert service.shows(ActiveState="active", NRestarts="0", Type="notify")
@@ -129,9 +140,37 @@ def _check_hardening(service: Service) -> None:
 
 
 def test_what_another_start_would_repeat_is_not_started_again(systemd: PrivateSystemd) -> None:
-    service = Service(systemd, systemd.folder, "gone", "--port", "8001")
+    service = Service(systemd, "gone", "--port", "8001")
     service.model.rename(service.model.with_name("elsewhere"))
     with pytest.raises(AssertionError, match="no such model"):
         service.install()
     assert service.shows(ActiveState="failed", SubState="failed", NRestarts="0")
     assert service.shows(Result="exit-code", ExecMainStatus="2")
+
+
+def test_a_user_needs_no_root(systemd: PrivateSystemd) -> None:
+    user, home, runtime = user_for_services(), "/srv/home", "/run/user/it"
+    systemd.run("install", "-d", f"--owner={user}", "--mode=700", home, runtime)
+    places = (f"HOME={home}", f"XDG_RUNTIME_DIR={runtime}")
+    settings = [f"--setenv={one}" for one in places]
+    manager = ("--property=Delegate=yes", f"--uid={user}", *settings)
+    systemd.run("systemd-run", *manager, "/lib/systemd/systemd", "--user")
+    path = f"PATH={os.environ['PATH']}"
+    identity = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
+    as_user = ("env", "-i", path, *places, *identity)
+    control = (*as_user, "systemctl", "--user")
+    is_up = (*control, "is-system-running")
+    wait_for(lambda: systemd.run(*is_up, is_checked=False).strip() == "running", _PATIENCE_S)
+
+    model = _readable_model(systemd, "mine")
+    flags = ("--name", "mine", "--user-unit", "--port", "8002")
+    *steps, lingering = _steps(systemd, as_user, model, *flags)
+    assert lingering.startswith("loginctl "), "which is not in here"
+    systemd.run(*as_user, "sh", "-c", "\n".join(["set -e", *steps]))
+    show = (*control, "show", "stoker-mine", "--property=ActiveState,StatusText,Result")
+    assert re.search(
+        r"^StatusText=(ready|idle) at http://127.0.0.1:8002$", systemd.run(*show), re.M
+    )
+    systemd.run(*control, "stop", "stoker-mine")
+    end = systemd.run(*show).splitlines()
+    assert {"ActiveState=inactive", "Result=success"} <= set(end)
