@@ -156,8 +156,8 @@ class EngineArgs:
     )
     kernels: str = _flag(
         "auto",
-        "Kernels of the model step: native is C++ for CPUs, reference is torch.",
-        choices=("auto", "native", "reference"),
+        "Kernels of the model step: triton for GPUs, native is C++ for CPUs, reference is torch.",
+        choices=("auto", "native", "triton", "reference"),
         short="--attention-backend",
     )
     quantization: str = _flag(

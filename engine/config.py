@@ -91,7 +91,7 @@ class DeviceConfig:
     device: str = "cpu"
     dtype: str = "bfloat16"  # bfloat16, float16 or float32
     num_threads: int | None = None  # CPU threads of the model step; None = one per core
-    kernels: str = "auto"  # native, reference, or auto = the best that runs
+    kernels: str = "auto"  # native, triton, reference, or auto = the best that runs
     quantization: str = "none"  # of weights and the inputs of their products: int8, int4 or none
 
 

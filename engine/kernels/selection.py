@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from dataclasses import dataclass
+
+import torch
 
 from engine.config import DeviceConfig
 from engine.env import cpu_has_bf16
@@ -14,6 +17,13 @@ from engine.kernels.native.build import BuildError, Formats, built_library
 from engine.kernels.native.instruction_sets import VARIABLE, choose_instruction_set
 from engine.kernels.native.library import open_library
 from engine.kernels.native.model_step import NativeKernels
+from engine.kernels.triton.runtime import prepare
+from engine.kernels.triton.targets import (
+    INTERPRETED,
+    Target,
+    target_named,
+    target_of_capability,
+)
 from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
 
@@ -36,9 +46,17 @@ def select_kernels(
 ) -> SelectedKernels:
     """`model_sets` are the sets that the model's architecture has code for.
 
-    Logs the choice and its reason. Raises ConfigError when `native` is asked for and impossible.
+    Logs the choice and its reason. Raises ConfigError when what is asked for is impossible.
     """
     asked = device.kernels
+    if asked == "triton" or (asked == "auto" and device.device != "cpu"):
+        obstacle = _triton_obstacle(device, model_sets)
+        if obstacle is None:
+            return SelectedKernels(_triton_kernels(device), ["TRITON", "REFERENCE"])
+        if asked == "triton":
+            raise ConfigError(f"--kernels triton cannot be used: {obstacle}.")
+        logger.warning("Triton kernels are not used: %s.", obstacle)
+        return SelectedKernels(create_kernel_set("reference"), ["REFERENCE"])
     if asked == "reference":
         logger.info("Reference kernels (torch) are used: --kernels asks for them.")
         return SelectedKernels(create_kernel_set("reference"), ["REFERENCE"])
@@ -56,6 +74,46 @@ def select_kernels(
         raise ConfigError(f"--kernels native cannot be used: {obstacle}. Use auto or reference.")
     logger.log(level, "Native CPU kernels are not used: %s.", obstacle)
     return SelectedKernels(create_kernel_set("reference"), ["REFERENCE"])
+
+
+def _triton_kernels(device: DeviceConfig) -> KernelSet:
+    prepare(device.device)
+    from engine.kernels.triton.kernels import TritonKernels
+
+    if device.device == "cpu":
+        logger.warning(
+            "Triton kernels run in Triton's interpreter on this CPU (TRITON_INTERPRET=1): that is "
+            "for tests of the kernels, and thousands of times slower than --kernels native."
+        )
+        return TritonKernels(INTERPRETED)
+    target = _target_of_device()
+    logger.info("Triton kernels are used with the tiles of %s.", target.name)
+    return TritonKernels(target)
+
+
+def _target_of_device() -> Target:
+    if torch.version.hip is not None:
+        return target_named("gfx942")
+    return target_of_capability(*torch.cuda.get_device_capability())
+
+
+def _triton_obstacle(device: DeviceConfig, model_sets: list[str]) -> str | None:
+    """Why Triton's kernels cannot run this model here."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed; it exists for Linux, type `pip install triton`"
+    if "triton" not in model_sets:
+        return "they have no code for this architecture"
+    if device.quantization != "none":
+        return f"they have no {device.quantization} weights; leave --quantization out"
+    if device.device == "cpu":
+        return None
+    try:
+        target = _target_of_device()
+    except ConfigError as error:
+        return str(error)
+    if device.dtype == "bfloat16" and target.half_dtype != "bf16":
+        return f"a GPU of the kind {target.name} does not multiply bfloat16; give --dtype float16"
+    return None
 
 
 def _native_kernels(num_threads: int, formats: Formats) -> NativeKernels:

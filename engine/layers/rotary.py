@@ -27,6 +27,11 @@ class RotaryTable:
     def nbytes(self) -> int:
         return self._cos.nbytes + self._sin.nbytes
 
+    @property
+    def angles(self) -> Tensor:
+        """[positions, 2 x head_dim]: cosines, then sines whose first half is negated."""
+        return torch.cat((self._cos, self._sin), -1).squeeze(1)
+
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin, each [T, 1, head_dim]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)

@@ -171,12 +171,15 @@ class DecoderModel:
         return torch.from_numpy(array).to(self._device)
 
     def _rotary_tables(self, num_positions: int) -> list[RotaryTable]:
+        return self._tables_of_angles(num_positions, self._dtype)
+
+    def _tables_of_angles(self, num_positions: int, dtype: torch.dtype) -> list[RotaryTable]:
         """One, or a second one for layers with a sliding window."""
         config = self._config
         frequencies = [inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)]
         if config.local_rope_theta is not None:
             frequencies.append(inverse_frequencies(config.head_dim, config.local_rope_theta, None))
-        return [RotaryTable(each, num_positions, self._dtype, self._device) for each in frequencies]
+        return [RotaryTable(each, num_positions, dtype, self._device) for each in frequencies]
 
     def _pack_layers(self, weights: DecoderWeights) -> list[_Layer]:
         places = {

@@ -26,13 +26,14 @@ ModelClass = Callable[..., ModelStep]
 _DECODERS = {
     "native": "engine.models.decoder_native:build_native_decoder",
     "reference": "engine.models.decoder:DecoderModel",
+    "triton": "engine.models.decoder_triton:TritonDecoder",
 }
 
 
 def kernel_sets_of(architecture: str, implementation: str = "stoker") -> list[str]:
     """The kernel sets that `architecture` has code for; ModelError names those that exist."""
     if implementation == "transformers":
-        return ["reference"]
+        return ["reference", "triton"]
     known = supported_architectures()
     if architecture not in known:
         raise ModelError(

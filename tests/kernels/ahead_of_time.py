@@ -26,6 +26,7 @@ from torch import Tensor
 from engine.env import user_cache_dir
 from engine.kernels.triton.runtime import prepare
 from engine.kernels.triton.targets import TARGETS, Target, programs_per_processor, target_named
+from tests.kernels.resource_table import Resources, table
 
 # What has been compiled once from the same source is not compiled again.
 os.environ.setdefault("TRITON_CACHE_DIR", str(user_cache_dir() / "triton-ahead-of-time"))
@@ -78,22 +79,6 @@ class Shape:
 
 LLAMA = Shape("Llama 3.1 8B", 32, 8, 128, 4096)
 GEMMA = Shape("Gemma 3 4B", 8, 4, 256, 2560, 1024, has_norms=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one kernel takes on one target; `spilled_bytes` is memory that each thread spills to."""
-
-    target: str
-    kernel: str
-    case: str
-    warps: int
-    registers: int
-    shared_bytes: int
-    spilled_registers: int
-    spilled_bytes: int
-    programs: int  # that run on a multiprocessor at once
-    occupancy: float  # of the threads that the multiprocessor could run
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,25 +231,6 @@ def resources(targets: Sequence[Target]) -> Iterator[Resources]:
     for target in targets:
         for launched in launches(target):
             yield compiled(target, launched)
-
-
-def table(entries: Sequence[Resources]) -> str:
-    """Markdown: a row per kernel and case, a column per target."""
-    names = list(dict.fromkeys(entry.target for entry in entries))
-    lines = [f"| kernel | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    rows: dict[tuple[str, str], dict[str, Resources]] = {}
-    for entry in entries:
-        rows.setdefault((entry.kernel, entry.case), {})[entry.target] = entry
-    for (kernel, case), cells in rows.items():
-        label = f"`{kernel}`" + (f", {case}" if case else "")
-        lines.append(f"| {label} | {' | '.join(_cell(cells[name]) for name in names)} |")
-    return "\n".join(lines)
-
-
-def _cell(entry: Resources) -> str:
-    """Registers / shared memory / occupancy."""
-    kib = -(-entry.shared_bytes // 1024)
-    return f"{entry.registers} / {kib} / {entry.occupancy:.0%}"
 
 
 def main(words: Sequence[str]) -> None:

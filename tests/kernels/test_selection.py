@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
+import tests.interpreted_triton  # noqa: F401  (before any kernel)
 from engine.config import DeviceConfig
 from engine.errors import ConfigError
 from engine.kernels import selection
@@ -17,6 +20,7 @@ from engine.kv_sizing import KVCacheSpec
 from tests.kernels.native_models import native_library
 
 SETS = ["native", "reference"]
+WITH_TRITON = [*SETS, "triton"]
 SPEC = KVCacheSpec(16, 3, 64, 2, 2)
 
 
@@ -61,7 +65,6 @@ def test_reference_is_taken_when_asked_for(logged: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize(
     ("device", "spec", "reason"),
     [
-        (DeviceConfig(device="cuda"), SPEC, "the device is cuda"),
         (DeviceConfig(dtype="float32"), SPEC, "the dtype is float32"),
         (DeviceConfig(), KVCacheSpec(24, 3, 64, 2, 2), "block size that 16 divides, not 24"),
         (DeviceConfig(), KVCacheSpec(16, 3, 80, 2, 2), r"head_dim that 32 divides .*not 80"),
@@ -79,6 +82,64 @@ def test_obstacles_are_told_once(
     asked = DeviceConfig(device=device.device, dtype=device.dtype, kernels="native")
     with pytest.raises(ConfigError, match=f"--kernels native cannot.*{reason}.*Use auto"):
         select(asked, spec)
+
+
+def test_a_gpu_gets_triton_or_is_told_why_not(logged: pytest.LogCaptureFixture) -> None:
+    on_gpu = DeviceConfig(device="cuda")
+    assert select(on_gpu).kernels.name == "reference"
+    (record,) = logged.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("Triton kernels are not used: they have no code for")
+    with pytest.raises(ConfigError, match=r"--kernels native cannot.*is cuda.*Use auto"):
+        select(DeviceConfig(device="cuda", kernels="native"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "expected"),
+    [((9, 0), "bfloat16", "sm_90"), ((7, 5), "float16", "sm_75")],
+)
+def test_tiles_are_those_of_the_gpu(
+    capability: tuple[int, int],
+    dtype: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(selection, "prepare", lambda device: None)  # the interpreter stays on
+    selected = select_kernels(DeviceConfig(device="cuda", dtype=dtype), SPEC, WITH_TRITON, 2)
+    assert (selected.kernels.name, selected.candidates) == ("triton", ["TRITON", "REFERENCE"])
+    assert logged.records[-1].getMessage().endswith(f"with the tiles of {expected}.")
+
+
+@pytest.mark.parametrize(
+    ("capability", "device", "reason"),
+    [
+        ((7, 0), DeviceConfig(device="cuda"), r"compute capability 7\.5 or later.* has 7\.0"),
+        ((7, 5), DeviceConfig(device="cuda"), "does not multiply bfloat16; give --dtype float16"),
+        ((9, 0), DeviceConfig(quantization="int8"), "no int8 weights; leave --quantization out"),
+    ],
+)
+def test_what_triton_cannot_run_is_refused(
+    capability: tuple[int, int],
+    device: DeviceConfig,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    asked = dataclasses.replace(device, kernels="triton")
+    with pytest.raises(ConfigError, match=f"--kernels triton cannot be used: .*{reason}"):
+        select_kernels(asked, SPEC, WITH_TRITON, 2)
+
+
+def test_on_a_cpu_the_interpreter_is_used_when_asked_for(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    asked = DeviceConfig(kernels="triton")
+    assert select_kernels(asked, SPEC, WITH_TRITON, 2).kernels.name == "triton"
+    (record,) = logged.records
+    assert record.levelname == "WARNING"
+    assert "interpreter on this CPU (TRITON_INTERPRET=1)" in record.getMessage()
 
 
 def test_an_architecture_without_native_code_falls_back(logged: pytest.LogCaptureFixture) -> None:

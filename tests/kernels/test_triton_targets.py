@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from engine.kernels.triton.targets import (
     target_named,
     target_of_capability,
 )
+from tests.kernels.resource_table import Resources, table
 from tests.places import ROOT
 
 KERNELS = {
@@ -59,6 +61,17 @@ def test_kernels_compile_fit_and_spill_nothing(
         assert entry["spilled_registers"] == entry["spilled_bytes"] == 0, entry
         assert entry["shared_bytes"] <= target.shared_bytes, entry
         assert entry["programs"] >= 1, entry
+
+
+def test_the_table_of_the_documentation_is_that_of_this_compiler(
+    compiled: list[dict[str, Any]],
+) -> None:
+    page = (ROOT / "docs/gpu.md").read_text()
+    version = importlib.metadata.version("triton")
+    if f"Triton {version} " not in page:
+        pytest.skip(f"the table was made by another version than {version}")
+    made = table([Resources(**entry) for entry in compiled])
+    assert made in page, "type: .venv/bin/python -m tests.kernels.ahead_of_time --table"
 
 
 def test_every_kernel_of_the_package_is_compiled() -> None:

@@ -72,7 +72,8 @@ def decode_attention_kernel(
     out,  # [tokens, Q heads x HEAD_DIM]
     qkv,  # [tokens, Q heads + 2 x KV_HEADS, HEAD_DIM]
     cache,  # one page; its layout is in `heads`
-    tables,  # [S, table_width[0]] int32
+    tables,  # [.., table_width[0]] int32
+    first_row,  # the row of sequence 0 in `tables`
     table_width,  # int32 on the device, so that a recorded graph fits longer tables
     contexts,  # [S] int32: tokens of the sequence, this one included; 0: no sequence
     slots,  # [tokens] int32, where the new key and value belong (FUSED)
@@ -144,7 +145,7 @@ def decode_attention_kernel(
     start = first_tile + split * per_split
     end = tl.minimum(start + per_split, end_tile)
     width = tl.load(table_width).to(tl.int64)
-    table = tables + sequence * width
+    table = tables + (first_row + sequence) * width
     for tile in range(start, end):
         keys = tile * KEYS + tl.arange(0, KEYS)
         is_key = (keys >= first_key) & (keys < stored_keys)
@@ -247,8 +248,9 @@ class DecodeRows:
     sequences: Tensor | None  # [count] int32
     query_start: Tensor | None
     contexts: Tensor
-    tables: Tensor  # [S, width] int32 rows of one KV group
+    tables: Tensor  # [.., width] int32, the rows of all KV groups
     table_width: Tensor  # [1] int32
+    first_row: int = 0  # of this group, in `tables`
 
 
 def decode_attention(
@@ -281,6 +283,7 @@ def decode_attention(
         qkv,
         page,
         rows.tables,
+        rows.first_row,
         rows.table_width,
         rows.contexts,
         nothing if slots is None else slots,

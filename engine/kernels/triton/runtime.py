@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -29,13 +28,8 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, **constants: Any) -> No
 def prepare(device_type: str) -> None:
     """Make this process ready to import kernels for `device_type`.
 
-    Raises ConfigError where triton is missing, or was imported in the other way before.
+    Raises ConfigError where triton was imported in the other way before.
     """
-    if importlib.util.find_spec("triton") is None:
-        raise ConfigError(
-            "--kernels triton cannot be used: the package triton is not installed. It exists for "
-            "Linux; type `pip install triton`, or give --kernels reference."
-        )
     # Multiplications and additions are fused as before Triton 3.10; saying so spares its warning.
     os.environ.setdefault(_CONTRACTION, "1")
     wanted = device_type == "cpu"

@@ -438,6 +438,21 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {"reason": "somebody else wrote it"},
     ),
     (
+        "stoker-triton-kernels",
+        "Triton kernels are used with the tiles of sm_90.",
+        {"instructions": "sm_90"},
+    ),
+    (
+        "stoker-triton-interpreted",
+        "Triton kernels run in Triton's interpreter on this CPU (TRITON_INTERPRET=1): x",
+        {},
+    ),
+    (
+        "stoker-no-triton-kernels",
+        "Triton kernels are not used: they have no code for this architecture.",
+        {"reason": "they have no code for this architecture"},
+    ),
+    (
         "stoker-no-native-kernels",
         "Native CPU kernels are not used: no compiler was found.",
         {"reason": "no compiler was found"},

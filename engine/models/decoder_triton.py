@@ -1,0 +1,183 @@
+"""The decoder over Triton's fused kernels, in pieces that graphs can record.
+
+A step is `start`, then for every layer `attend` and `proceed`. Between two calls of `attend`
+nothing depends on where sequences begin and end, so those pieces are the same for every batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.kernel_set import KernelSet, KVCache
+from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.triton.decode_attention import AttentionShape
+from engine.kernels.triton.heads import Rotation
+from engine.kernels.triton.kernels import TritonKernels
+from engine.kernels.triton.step_inputs import (
+    Packed,
+    StepInputs,
+    StepSize,
+    is_uniform_decode,
+    pack,
+    unpack,
+)
+from engine.kv_sizing import KVCacheSpec
+from engine.layers.rotary import RotaryTable
+from engine.model_config import ModelConfig
+from engine.models.decoder import DecoderModel
+from engine.models.weights import DecoderWeights
+
+
+class TritonDecoder(DecoderModel):
+    """Runs any batch; whoever records graphs uses the pieces."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        kernels: KernelSet,
+        num_positions: int,
+        spec: KVCacheSpec,
+    ) -> None:
+        assert isinstance(kernels, TritonKernels), kernels.name
+        super().__init__(config, weights, kernels, num_positions, spec)
+        self._triton = kernels
+        self._q_heads = config.num_attention_heads
+        self._tile_tokens = kernels.tile_tokens(self._q_heads, spec)
+        self._rotations = self._pack_rotations(num_positions)
+
+    @property
+    def num_layers(self) -> int:
+        """How often `attend` and `proceed` are called in a step."""
+        return len(self._layers)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._device
+
+    @torch.inference_mode()
+    def greedy_tokens(self, batch: StepBatch, kv_cache: KVCache) -> IntArray:
+        """The most likely token [R] of the rows that ask for logits."""
+        return self.most_likely(self._run(batch, kv_cache))
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 [R, vocabulary] of float32 [R, hidden] after the final norm."""
+        return self._logits(hidden)
+
+    @torch.inference_mode()
+    def most_likely(self, hidden: Tensor) -> IntArray:
+        """Token [R] with the largest logit, on the host."""
+        return self._to_host(self._triton.most_likely(self._logits(hidden)))
+
+    def is_uniform_decode(self, batch: StepBatch) -> bool:
+        """Whether `batch` may run as a step of nothing but decodes."""
+        return is_uniform_decode(batch, self._spec.block_size)
+
+    def pack(self, batch: StepBatch, size: StepSize) -> Packed:
+        """The arrays of `batch`, padded to `size`, as one buffer of int32."""
+        return pack(batch, size, self._tile_tokens)
+
+    def unpack(self, packed: Packed, buffer: Tensor, size: StepSize) -> StepInputs:
+        """Views of the buffer's copy on the device."""
+        return unpack(packed, buffer, size, len(self._spec.groups))
+
+    def new_residual(self, num_tokens: int) -> Tensor:
+        """Room for the residual stream, float32 [T, hidden]."""
+        shape = num_tokens, self._config.hidden_size
+        return torch.empty(shape, dtype=torch.float32, device=self._device)
+
+    def new_attended(self, num_tokens: int) -> Tensor:
+        """Room for what attention returns, [T, q heads x head_dim]; padding stays zero."""
+        shape = num_tokens, self._q_heads * self._spec.head_dim
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+    @torch.inference_mode()
+    def start(self, token_ids: Tensor, residual: Tensor) -> Tensor:
+        """Fill `residual` with embeddings; queries, keys and values of the first layer."""
+        self._triton.embed(residual, token_ids, self._embedding, self._embedding_scale)
+        first = self._layers[0]
+        eps = self._config.rms_norm_eps
+        x = self._triton.add_normed(None, residual, first.input_norm, eps, None, self._dtype)
+        return first.attention.qkv.run(x)
+
+    @torch.inference_mode()
+    def attend(
+        self, number: int, qkv: Tensor, attended: Tensor, step: StepInputs, kv_cache: KVCache
+    ) -> None:
+        """Attention of layer `number` into `attended`; keys and values go to the cache."""
+        layer = self._layers[number]
+        heads = qkv.view(len(qkv), -1, self._spec.head_dim)
+        page, group, rotation = kv_cache[layer.page], layer.group, self._rotations[number]
+        window = self._spec.groups[group].sliding_window
+        shape = AttentionShape(self._q_heads, layer.attention.scale, window)
+        if step.size.is_uniform:
+            self._triton.uniform_attention(attended, heads, page, step, group, shape, rotation)
+            return
+        self._triton.rotate_and_store(heads, page, step, group, rotation)
+        self._triton.mixed_attention(attended, heads, page, step, group, shape)
+
+    @torch.inference_mode()
+    def proceed(self, number: int, attended: Tensor, residual: Tensor) -> Tensor:
+        """The rest of layer `number`, then queries, keys and values of the next one.
+
+        After the last layer the final norm instead, float32 [T, hidden].
+        """
+        layer, kernels, eps = self._layers[number], self._triton, self._config.rms_norm_eps
+        x = layer.attention.output.run(attended)
+        x = kernels.add_normed(x, residual, layer.post_norm, eps, layer.attention_norm, self._dtype)
+        x = layer.mlp.forward(x)
+        is_last = number + 1 == len(self._layers)
+        dtype = torch.float32 if is_last else self._dtype
+        following = self._norm_after(number)
+        x = kernels.add_normed(x, residual, following, eps, layer.mlp_norm, dtype)
+        return x if is_last else self._layers[number + 1].attention.qkv.run(x)
+
+    def run_layers(self, step: StepInputs, kv_cache: KVCache, residual: Tensor) -> Tensor:
+        """A whole step without graphs: float32 [T, hidden] after the final norm."""
+        x = self.start(step.token_ids, residual)
+        attended = self.new_attended(len(residual))
+        for number in range(self.num_layers):
+            self.attend(number, x, attended, step, kv_cache)
+            x = self.proceed(number, attended, residual)
+        return x
+
+    def chosen_rows(self, hidden: Tensor, step: StepInputs) -> Tensor:
+        """The rows of `hidden` that need logits."""
+        if len(step.rows) == len(hidden):
+            return hidden
+        return hidden.index_select(0, step.rows)
+
+    def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        size = StepSize(
+            len(batch.token_ids), len(batch.num_computed), self.is_uniform_decode(batch)
+        )
+        packed = self.pack(batch, size)
+        step = self.unpack(packed, torch.from_numpy(packed).to(self._device), size)
+        hidden = self.run_layers(step, kv_cache, self.new_residual(size.tokens))
+        return self.chosen_rows(hidden, step)
+
+    def _rotary_tables(self, num_positions: int) -> list[RotaryTable]:
+        """None for the steps of the base class; `_pack_rotations` makes those of the kernels."""
+        return []
+
+    def _pack_rotations(self, num_positions: int) -> list[Rotation]:
+        """One per layer; those of a kind share their table of angles, which is float32."""
+        angles = [table.angles for table in self._tables_of_angles(num_positions, torch.float32)]
+        eps = self._config.rms_norm_eps
+        return [
+            Rotation(
+                angles[-1 if self._spec.groups[layer.group].sliding_window else 0],
+                layer.attention.q_norm,
+                layer.attention.k_norm,
+                eps,
+            )
+            for layer in self._layers
+        ]
+
+    @staticmethod
+    def _to_host(tokens: Tensor) -> IntArray:
+        result: IntArray = tokens.cpu().numpy()
+        return result

@@ -1,0 +1,115 @@
+"""Whole model steps on Triton's kernels, under the interpreter, against the reference set's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tests.interpreted_triton  # noqa: F401  (before any kernel)
+from engine.kernels.step_batch import StepBatch
+from engine.kernels.triton.kernels import TritonKernels
+from engine.kernels.triton.targets import INTERPRETED
+from engine.models.decoder_triton import TritonDecoder
+from engine.models.registry import load_weights
+from engine.worker.kv_cache import cache_spec, torch_dtype
+from tests.kernels.native_models import group_windows, reference_model
+from tests.kernels.paged_sequences import PagedSequences
+from tests.models.tiny_models import save_tiny_model
+from tests.worker.driver import engine_config
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen3": {"head_dim": 16},
+    "Gemma3": {"head_dim": 24, "sliding_window": 12, "query_pre_attn_scalar": 24},
+}
+LENGTHS = (1, 30, 19, 7)
+
+
+def triton_model(folder: Path, *, dtype: str = "float32", **changes: Any) -> TritonDecoder:
+    config = engine_config(folder, dtype=dtype, **changes)
+    weights = load_weights(
+        config.model, torch_dtype(dtype), torch.device("cpu"), lambda *state: None
+    )
+    kernels = TritonKernels(INTERPRETED)
+    return TritonDecoder(config.model, weights, kernels, 256, cache_spec(config))
+
+
+def save(folder: Path, family: str) -> None:
+    name = "Gemma3Text" if family == "Gemma3" else family
+    try:
+        save_tiny_model(folder, name, num_hidden_layers=2, **FAMILIES[family])
+    except AttributeError:
+        save_tiny_model(folder, family, num_hidden_layers=2, **FAMILIES[family])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_of_decodes_and_chunks_give_the_tokens_of_the_reference(
+    family: str, tmp_path: Path
+) -> None:
+    """Chunks alone, chunks beside decodes, then decodes alone, which is the fused kernel."""
+    save(tmp_path, family)
+    model, reference = triton_model(tmp_path, block_size=4), reference_model(tmp_path, block_size=4)
+    prompts = np.random.default_rng(1).integers(0, 199, (4, max(LENGTHS))).tolist()
+    prompts = [prompt[:length] for prompt, length in zip(prompts, LENGTHS, strict=True)]
+    windows = group_windows(tmp_path)
+    found = PagedSequences(model, prompts, 4, windows=windows)
+    wanted = PagedSequences(reference, prompts, 4, windows=windows)
+    steps = [[0, 25, 9, 0], [1, 1, 8, 5], [0, 1, 1, 1], [0, 1, 1, 1], [0, 2, 0, 0]]
+    for logits, expected in zip(found.run(steps), wanted.run(steps), strict=True):
+        torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
+        assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
+
+
+def test_a_step_in_bf16_over_an_fp8_cache(tmp_path: Path) -> None:
+    """As near to float32 as the reference's own bf16."""
+    save(tmp_path, "Qwen3")
+    flags: dict[str, Any] = {"dtype": "bfloat16", "cache_dtype": "fp8"}
+    model, exact = triton_model(tmp_path, **flags), reference_model(tmp_path, cache_dtype="fp8")
+    prompts = np.random.default_rng(2).integers(0, 199, (2, 20)).tolist()
+    steps = [[17, 19], [1, 1], [1, 0], [1, 0]]
+    for logits, expected in zip(
+        PagedSequences(model, prompts, 16).run(steps),
+        PagedSequences(exact, prompts, 16).run(steps),
+        strict=True,
+    ):
+        assert (logits - expected).norm() / expected.norm() < 0.06
+
+
+def test_greedy_tokens_are_those_of_the_largest_logits(tmp_path: Path) -> None:
+    save(tmp_path, "Llama")
+    model = triton_model(tmp_path, block_size=4)
+    sequences = PagedSequences(model, [[5, 6, 7, 8], [9, 10, 11, 12]], 4)
+    batch = sequences.batch([(0, 4), (0, 3)])
+    logits = model.forward(batch, sequences.cache)
+    tokens = model.greedy_tokens(batch, sequences.cache)
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+
+
+def test_a_sequence_behind_a_block_that_is_just_filled_is_no_uniform_decode(
+    tmp_path: Path,
+) -> None:
+    """It would read a key that another program of the same launch writes."""
+    save(tmp_path, "Llama")
+    model = triton_model(tmp_path, block_size=4)
+
+    def batch(positions: list[int], tables: list[list[int]]) -> StepBatch:
+        places = np.array(positions)
+        table = np.array([tables])
+        blocks = table[0, np.arange(len(places)), places // 4]
+        return StepBatch(
+            token_ids=np.zeros(len(places), dtype=np.int64),
+            positions=places,
+            slot_mapping=(blocks * 4 + places % 4)[None],
+            query_start_loc=np.arange(len(places) + 1),
+            num_computed=places,
+            block_table=table,
+            logits_rows=np.arange(len(places)),
+        )
+
+    assert not model.is_uniform_decode(batch([7, 8], [[1, 2, 0], [1, 2, 3]]))
+    assert model.is_uniform_decode(batch([6, 8], [[1, 2, 0], [1, 4, 3]]))
+    assert model.is_uniform_decode(batch([7, 8], [[1, 2, 0], [1, 4, 3]]))
