@@ -10,13 +10,15 @@ import contextlib
 import errno
 import os
 import re
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import UsageError
 from engine.env import STATE_VARIABLE as _STATE
 from engine.env import user_cache_dir, user_runtime_dir, user_state_dir
-from engine.machine.ownership import make_private, own_distrust
+from engine.machine.ownership import Distrust, make_private, own_distrust
 
 _CACHE = "STOKER_CACHE_DIR"
 _LOGS = "logs"
@@ -90,9 +92,19 @@ def records_dir() -> Path:
     if (fault := own_distrust(folder)) is not None:
         raise UsageError(
             f"records of servers are not read: {fault.path} {fault.reason}",
-            hint=f"{fault.remedy}, or choose another place with {variable}",
+            hint=f"{_way_in(fault, variable)}, or choose another place with {variable}",
         )
     return folder
+
+
+def _way_in(fault: Distrust, variable: str) -> str:
+    """A folder that changed hands would be lost to the service that keeps its servers there."""
+    place = os.environ.get(variable)
+    if fault.owner is None or place is None:
+        return fault.remedy
+    setting = f"{variable}={shlex.quote(os.path.abspath(place))}"
+    program = shlex.quote(str(Path(sys.executable).with_name("stoker")))  # sudo has its own PATH
+    return f"as that user: sudo -u {shlex.quote(fault.owner)} env {setting} {program} status"
 
 
 def ledger_path() -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import ssl
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -184,7 +185,7 @@ def connection_errors(base_url: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error) or type(error).__name__
+    text = re.sub(r"^\[Errno \d+\] ", "", str(error)) or type(error).__name__
     lowered = text.lower()
     if "refused" in lowered or "all connection attempts failed" in lowered:
         return "connection refused"

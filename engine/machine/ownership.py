@@ -22,11 +22,15 @@ _PRIVATE = 0o700
 
 @dataclass(frozen=True, slots=True)
 class Distrust:
-    """Why something is not believed: `path` is the file or folder at fault, `reason` says of it."""
+    """Why something is not believed: `path` is the file or folder at fault, `reason` says of it.
+
+    `owner` is another user whom it belongs to.
+    """
 
     path: Path
     reason: str
     remedy: str
+    owner: str | None = None
 
     def __str__(self) -> str:
         return f"{self.path} {self.reason} ({self.remedy})"
@@ -64,7 +68,8 @@ def own_distrust(path: Path, *, is_target: bool = True) -> Distrust | None:
     for owner in (link.st_uid, status.st_uid):
         if owner not in (me, 0):
             remedy = f"sudo chown {_user_name(me)} {shlex.quote(str(path))}"
-            return Distrust(path, f"belongs to another user, {_user_name(owner)}", remedy)
+            name = _user_name(owner)
+            return Distrust(path, f"belongs to another user, {name}", remedy, name)
     is_sticky_above = not is_target and bool(status.st_mode & stat.S_ISVTX)
     if status.st_mode & _OTHERS_CAN_WRITE and not is_sticky_above:
         if not status.st_mode & stat.S_IWOTH and _is_private_group(status.st_gid, me):

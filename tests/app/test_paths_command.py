@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,16 @@ def test_records_that_others_could_write_are_not_believed(
     assert code == 2
     assert f"records of servers are not read: {folder} can be changed by other users" in error
     assert f"chmod go-w {folder}" in error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_service_keeps_its_folder_from_whoever_looks_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path))
+    os.chown(private_folder(records_dir()), 1, 1)
+    assert run(["ps"]) == 2
+    error = capsys.readouterr().err
+    name = pwd.getpwuid(1).pw_name
+    assert f"sudo -u {name} env STOKER_STATE_DIR={tmp_path} " in error
+    assert "chown" not in error, "its service would not start again"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 
 import httpx
 import pytest
@@ -85,3 +86,13 @@ def test_plain_http_to_this_machine_reads_no_authorities_and_trusts_nobody() -> 
     assert found.get_ca_certs() == []
     assert transport._verification("https://127.0.0.1:8000") is True
     assert transport._verification("http://other:8000") is True
+
+
+def test_a_socket_file_that_is_not_there_is_said_without_numbers(tmp_path: Path) -> None:
+    url = f"unix:{tmp_path}/my sockets/it.sock"
+    with (
+        pytest.raises(Unreachable, match=r"it\.sock \(No such file or directory\)$"),
+        connection_errors(url),
+        open_client(url) as client,
+    ):
+        client.get("/health")
