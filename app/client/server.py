@@ -8,7 +8,6 @@ import dataclasses
 import enum
 import time
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from app.client.errors import (
@@ -207,12 +206,7 @@ class MetricsSource:
     async def __aenter__(self) -> MetricsSource:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

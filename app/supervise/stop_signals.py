@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -45,12 +45,7 @@ class StopSignals:
             signal.signal(signal.SIGTSTP, self._note_suspension)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
 

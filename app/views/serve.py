@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from app import output
@@ -49,13 +48,8 @@ class ServeView:
         self._start.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._start.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._start.close("not finished")
 
     def screens(self, running: Running) -> ServingScreens:
         """This view as `serve_until_stopped` calls it, one function per state."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from app.client import formatting
@@ -68,12 +67,7 @@ class StartView:
             say(self._title)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close("not finished")
 
     def close(self, note: str = "") -> None:

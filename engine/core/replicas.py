@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from engine.config import EngineConfig
 from engine.core.client import AsyncMPClient
 from engine.core.core_process import CoreProcess, spawn_core
+from engine.core.together import all_together
 from engine.errors import EngineDeadError, EngineError
 from engine.logger import get_logger
 from engine.machine.cores import usable_cores
@@ -115,15 +116,12 @@ class ReplicatedClient:
 
     async def start(self) -> tuple[HandshakeReady, ...]:
         """Start all replicas at once; raises the EngineError that ended the first start to fail."""
-        starts = [asyncio.create_task(replica.client.start()) for replica in self._replicas]
         try:
-            readies = [ready for (ready,) in await asyncio.gather(*starts)]
+            starts = await all_together(replica.client.start() for replica in self._replicas)
         except BaseException:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
             await self.shutdown(0.0)
             raise
+        readies = [ready for (ready,) in starts]
         self._fix_length(min(ready.max_model_len for ready in readies))
         self._watches = [
             asyncio.create_task(self._watch(replica), name=f"replica-{replica.rank}")

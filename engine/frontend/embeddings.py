@@ -5,13 +5,13 @@ Owns the form of a vector on this side (bytes of float32); pooling is the model 
 
 from __future__ import annotations
 
-import asyncio
 import math
 import struct
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from engine.core.together import all_together
 from engine.errors import RequestError
 from engine.frontend.async_llm import AsyncLLM
 from engine.messages import EngineCoreRequest
@@ -52,13 +52,7 @@ def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
 
 async def embed_all(llm: AsyncLLM, requests: Sequence[EngineCoreRequest]) -> list[Embedding]:
     """One vector per request, in their order; all run together. A failure ends them all."""
-    tasks = [asyncio.create_task(_embed(llm, request)) for request in requests]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await all_together(_embed(llm, request) for request in requests)
 
 
 async def _embed(llm: AsyncLLM, request: EngineCoreRequest) -> Embedding:

@@ -16,10 +16,10 @@ import time
 import weakref
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, TypeVar
 
 from engine.config import EngineConfig
+from engine.core.together import all_together
 from engine.errors import EngineDeadError, RequestError
 from engine.frontend import outputs
 from engine.frontend.async_llm import EngineCoreClient, StartedEngine, start_async_llm
@@ -84,12 +84,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     def shutdown(self) -> None:
@@ -174,7 +169,8 @@ class LLM:
             self._make_ask(index, prompt, params[index], add_special_tokens=add_special_tokens)
             for index, prompt in enumerate(prompts)
         ]
-        return self._run(_answer_all(self._engine, asks, _Progress(len(asks), is_shown=progress)))
+        counter = _Progress(len(asks), is_shown=progress)
+        return self._run(all_together(_answer_one(self._engine, ask, counter) for ask in asks))
 
     def _one_per_prompt(self, settings: Settings, count: int) -> list[SamplingParams]:
         if settings is None:
@@ -284,18 +280,6 @@ class _Progress:
         if self._is_shown:
             end = "\n" if self._done == self._total else ""
             print(f"\rPrompts done: {self._done}/{self._total}", end=end, file=sys.stderr)
-
-
-async def _answer_all(
-    engine: StartedEngine, asks: Sequence[_Ask], progress: _Progress
-) -> list[RequestOutput]:
-    tasks = [asyncio.create_task(_answer_one(engine, ask, progress)) for ask in asks]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _answer_one(engine: StartedEngine, ask: _Ask, progress: _Progress) -> RequestOutput:

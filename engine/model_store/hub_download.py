@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from engine.errors import CorruptModelError
@@ -242,12 +241,7 @@ class _Bar:
     def __enter__(self) -> _Bar:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is drawn here, so nothing has to be closed."""
 
     def update(self, count: float | None = 1) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from logparse.rules.rule import NUM, SECONDS, Keep, Rule, Take, Unit, known_line
 
 _E = "stoker"
@@ -15,19 +17,7 @@ _TURN = "engine/core/memory_turn.py"
 _CLIENT = "engine/core/client.py"
 
 
-def _line(
-    id: str,
-    starts: str,
-    rest: str,
-    meaning: str,
-    source: str,
-    about: int | None,
-    *shows: Take,
-    takes: tuple[Take, ...] = (),
-) -> Rule:
-    return known_line(id, starts, rest, meaning, source, about, *shows, takes=takes, engine=_E)
-
-
+_line = functools.partial(known_line, engine=_E)
 _KERNELS = (
     _line(
         "stoker-native-kernels",
