@@ -325,6 +325,8 @@ VALUES = {  # of the placeholders, where a rule looks at them
     "non-default args: %s": "{'model': 'm'}",
     "Resolved architecture: %s": "LlamaForCausalLM",
     "Supported tasks: %s": "('generate',)",
+    "Waiting for process %d, which measures %s; its turn comes first.": "the free RAM",
+    "Other starts are not waited for while %s is measured: %s": "the free RAM",
     "Using %s attention backend out of potential backends: %s.": "NATIVE",
     "%s %s failed.": "POST",
     "world_size=%d rank=%d local_rank=%d distributed_init_method=file://memory backend=%s": "gloo",

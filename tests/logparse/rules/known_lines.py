@@ -518,6 +518,17 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {},
     ),
     (
+        "stoker-replica",
+        "Replica EngineCore_DP1 (pid 71) died: exit code -9",
+        {"replica": "EngineCore_DP1", "what": "died: exit code -9"},
+    ),
+    ("stoker-last-lines", "last lines of Worker_TP1: Killed", {"process": "Worker_TP1"}),
+    (
+        "stoker-rank-still",
+        "Worker proc Worker_TP1 has not moved for 60.0 s",
+        {"process": "Worker_TP1", "seconds": 60.0},
+    ),
+    (
         "stoker-grammar",
         "Grammar of request cmpl-1 failed: no such rule",
         {"request": "cmpl-1", "reason": "no such rule"},
