@@ -202,4 +202,22 @@ DISTRIBUTED_PROBLEMS: tuple[ProblemRule, ...] = (
         ),
         is_fatal=True,
     ),
+    ProblemRule(
+        "D12",
+        patterns(
+            r"DCP requires attention imp\w{2,20} to return the softmax (?:lse|LSE)[^\n]{0,40}?, "
+            r"but (?:the impl )?(?P<backend>\w{1,80}) does not",
+            r"PCP requires attention imp\w{2,20}'? support, but (?:the impl )?"
+            r"(?P<backend>\w{1,80}) does not",
+        ),
+        ("context parallelism does not go with the attention of {backend}",),
+        "The parts of a long context are put together by weights that only some attention backends "
+        "return.",
+        (
+            ("use one that returns them", "{serve} --attention-backend FLASH_ATTN"),
+            ("for a model with MLA", "{serve} --attention-backend FLASHMLA"),
+            ("do without it", "{serve} ~--decode-context-parallel-size"),
+        ),
+        is_fatal=True,
+    ),
 )

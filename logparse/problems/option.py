@@ -150,12 +150,13 @@ OPTION_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(
             r"max_cpu_loras \((?P<cpu>\d{1,6})\) must be >= max_loras \((?P<loras>\d{1,6})\)",
             r"LoRA rank (?P<rank>\d{1,6}) is greater than max_lora_rank (?P<limit>\d{1,6})",
-            r"Model (?P<model_class>\w{1,120}) is not supported for LoRA|"
-            r"is unsupported LoRA weight|does not support LoRA",
+            r"Model (?P<model_class>\w{1,120}) is not supported for LoRA",
+            r"(?P<model_class>[A-Z]\w{1,120}) does not support LoRA",
+            r"(?P<modules>\S{1,200}) is unsupported LoRA weight",
             r"expected target modules in [^\n]{0,300} but received (?P<modules>[^\n]{1,200})",
             r"(?P<folder>\S{1,300}) doesn't contain tensors",
             r"Loading lora (?P<name>\S{1,100}) failed: (?P<detail>[^\n]{1,200})",
-            r"but LoRA is not enabled",
+            r"but (?P<off>LoRA) is not enabled|does not support LoRA",
         ),
         (
             "the adapter has rank {rank}, the server takes {limit}",
@@ -163,8 +164,9 @@ OPTION_PROBLEMS: tuple[ProblemRule, ...] = (
             "the model {model_class} takes no adapters",
             "the adapter {name} cannot be loaded: {detail}",
             "the folder {folder} holds no adapter",
-            "the adapter changes parts that the server does not adapt: {modules}",
-            "LoRA is not switched on",
+            "the LoRA adapter changes parts that the server does not adapt: {modules}",
+            "{off} is not switched on",
+            "the model takes no adapters",
         ),
         "An adapter must be made for this model and stay within the server's limits.",
         (
@@ -191,6 +193,24 @@ OPTION_PROBLEMS: tuple[ProblemRule, ...] = (
             ("install it", "pip install '{package}'"),
             ("for a variable, unset it", "unset HF_HUB_ENABLE_HF_TRANSFER VLLM_USE_MODELSCOPE"),
         ),
+    ),
+    ProblemRule(
+        "G13",
+        patterns(
+            r"Connector (?P<connector>\w{1,80}) does not support HMA but HMA is enabled",
+            r"HMA should not be enabled unless all sub-connectors support it",
+        ),
+        (
+            "the KV connector {connector} does not go with the hybrid KV cache manager",
+            "one of the KV connectors does not go with the hybrid KV cache manager",
+        ),
+        "The hybrid manager keeps a cache of its own for each kind of layer, and this connector "
+        "moves one kind only.",
+        (
+            ("give all layers one kind of cache", "{serve} --disable-hybrid-kv-cache-manager"),
+            ("do without the connector", "{serve} ~--kv-transfer-config"),
+        ),
+        is_fatal=True,
     ),
     ProblemRule(
         "G8",

@@ -297,8 +297,15 @@ STACK_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(
             r"[Ss]peculative decoding (?P<with>[^\n]{0,80}?) ?is not supported(?: yet)?",
             r"num_speculative_tokens must be set",
+            r"Model does not support (?P<method>EAGLE3) interface",
+            r"(?P<method>eagle3|extract_hidden_states|dflash) is only supported for "
+            r"[^\n]{0,400}? models",
         ),
-        ("speculative decoding {with} is not supported", "num_speculative_tokens is not set"),
+        (
+            "speculative decoding {with} is not supported",
+            "speculative decoding by {method} does not go with this model",
+            "num_speculative_tokens is not set",
+        ),
         "Not every method goes with every release, model and layout.",
         (
             ("do without it", "{serve} ~--speculative-config"),

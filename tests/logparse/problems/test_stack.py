@@ -71,6 +71,24 @@ def failed(error: str, *, start: tuple[str, ...] = (), function: str = "f") -> L
          "vllm serve o/m --seed 7 --gpu-memory-utilization 0.9"),
         ("C15", "NotImplementedError: Speculative decoding with frobs is not supported yet.",
          "with frobs", "vllm serve o/m --seed 7"),
+        ("C15", "RuntimeError: Model does not support EAGLE3 interface but aux_hidden_state_output"
+         "s was requested", "by EAGLE3", "vllm serve o/m --seed 7"),
+        ("C15", "ValueError: eagle3 is only supported for ['frob'] models. Got x='glm4_moe'",
+         "by eagle3", "vllm serve o/m --seed 7"),
+        ("D12", "AssertionError: DCP requires attention impls to return the softmax lse for decode"
+         ", but the impl FrobImpl does not return the softmax lse for decode.", "FrobImpl",
+         "vllm serve o/m --seed 7 --attention-backend FLASH_ATTN"),
+        ("D12", "AssertionError: DCP requires attention implementations to return the softmax LSE "
+         "during decode, but FrobImpl does not. Try a different backend", "FrobImpl",
+         "vllm serve o/m --seed 7"),
+        ("G13", "ValueError: Connector FrobConnector does not support HMA but HMA is enabled. "
+         "Please set `--disable-hybrid-kv-cache-manager`.", "FrobConnector",
+         "vllm serve o/m --seed 7 --disable-hybrid-kv-cache-manager"),
+        ("F10", "ValueError: FrobForCausalLM does not support LoRA yet.",
+         "FrobForCausalLM takes no adapters", None),
+        ("F10", "ValueError: base.lm_head.weight is unsupported LoRA weight",
+         "does not adapt: base.lm_head.weight", None),
+        ("F10", "ValueError: Call to add_lora but LoRA is not enabled", "not switched on", None),
         ("B1", "huggingface_hub.errors.HfHubHTTPError: 403 Forbidden: None.", "gated",
          "hf auth login"),
         ("B10", "OSError: [Errno 30] Read-only file system: '/frob/x'", "/frob/x", None),
