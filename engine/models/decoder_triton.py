@@ -23,10 +23,12 @@ from engine.kernels.triton.step_inputs import (
     unpack,
 )
 from engine.kv_sizing import KVCacheSpec
+from engine.layers.parallel import RankGroup
 from engine.layers.rotary import RotaryTable
 from engine.model_config import ModelConfig
 from engine.models.decoder import DecoderModel
 from engine.models.weights import DecoderWeights
+from engine.rank_layout import WHOLE, RankPlace
 
 
 class TritonDecoder(DecoderModel):
@@ -39,9 +41,12 @@ class TritonDecoder(DecoderModel):
         kernels: KernelSet,
         num_positions: int,
         spec: KVCacheSpec,
+        place: RankPlace = WHOLE,
+        ranks: RankGroup | None = None,
     ) -> None:
         assert isinstance(kernels, TritonKernels), kernels.name
-        super().__init__(config, weights, kernels, num_positions, spec)
+        assert place.world_size == 1, "ranks add up between kernels that are one here"
+        super().__init__(config, weights, kernels, num_positions, spec, place, ranks)
         self._triton = kernels
         self._q_heads = config.num_attention_heads
         self._tile_tokens = kernels.tile_tokens(self._q_heads, spec)
