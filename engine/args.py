@@ -42,7 +42,11 @@ QUANTIZATIONS = ("int8", "int4")
 
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _EXECUTOR_BACKENDS = ("uni", "mp", "ray")
-_TOOL_CALL_PARSERS = ("hermes", "llama3_json", "json")
+_TOOL_CALL_PARSERS = ("auto", "none", "hermes", "llama3_json", "json")
+_REASONING_PARSERS = (
+    *("auto", "none", "deepseek_r1", "deepseek_v3", "gemma4", "glm45", "hunyuan_a13b", "kimi_k2"),
+    *("minimax_m2", "mistral", "qwen3", "seed_oss"),
+)
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _MOST = (1 << 63) - 1  # what the messages between the processes carry
 _MOST_COUNTED = 1 << 20  # requests, tokens of a step, threads: tables have a row for each
@@ -235,10 +239,17 @@ class EngineArgs:
         None, "File with a Jinja chat template, or chatml for that plain form."
     )
     enable_auto_tool_choice: bool = _flag(
-        False, "Let the model choose whether it calls a tool; needs --tool-call-parser."
+        False, "Taken from vLLM's command lines; the model may choose wherever there is a parser."
     )
-    tool_call_parser: str | None = _flag(
-        None, "How the model writes tool calls.", choices=_TOOL_CALL_PARSERS
+    tool_call_parser: str = _flag(
+        "auto",
+        "How the model writes tool calls; auto looks into its chat template.",
+        choices=_TOOL_CALL_PARSERS,
+    )
+    reasoning_parser: str = _flag(
+        "auto",
+        "How the model marks its thoughts; auto looks into its chat template.",
+        choices=_REASONING_PARSERS,
     )
     generation_config: str = _flag(
         "auto",
@@ -462,10 +473,9 @@ class EngineArgs:
                 f"--api-server-count {self.api_server_count}: one API server serves all replicas "
                 "of this engine; leave the flag out."
             )
-        if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            parsers = ", ".join(_TOOL_CALL_PARSERS)
+        if self.enable_auto_tool_choice and self.tool_call_parser == "none":
             raise ConfigError(
-                f"--enable-auto-tool-choice requires --tool-call-parser; give one of {parsers}."
+                "--enable-auto-tool-choice requires --tool-call-parser; leave `none` out."
             )
         if self.max_model_len is not None and self.max_model_len != -1:
             _require_within("--max-model-len", self.max_model_len, 2, _MOST)

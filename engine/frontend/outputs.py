@@ -17,7 +17,8 @@ class RequestOutput:
     `text` may be empty: a character may be incomplete, or a stop string may have begun. `logprobs`
     runs parallel to `token_ids` (a stop token counts, though its text is not shown);
     `prompt_logprobs` comes with the first output. Both are None unless asked for. `pooling_output`,
-    little-endian float32, is all that a pooling request gets.
+    little-endian float32, is all that a pooling request gets. `reasoning` and the number of its
+    tokens are told from the text by the API server, where a model thinks.
     """
 
     request_id: str
@@ -29,6 +30,8 @@ class RequestOutput:
     logprobs: LogprobsList | None = None
     prompt_logprobs: LogprobsList | None = None
     pooling_output: bytes | None = None
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
 
     @property
     def is_finished(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.server.protocol import ChatBody, Message
 from engine.server.state import Services
 from engine.server.streaming import Delta, encode_json
 from engine.server.structured import check_structured_outputs
+from engine.server.thinking import plan_thinking
 from engine.server.tool_answer import ToolAnswer
 from engine.server.tools import ToolPlan, plan_tools
 
@@ -44,6 +46,13 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         return plan, prompt
 
     plan, prompt = await services.rendering.run(prepare)
+    thinking = plan_thinking(
+        services.llm,
+        services.reasoning,
+        prompt,
+        budget=body.thinking_token_budget,
+        is_shown=body.include_reasoning,
+    )
     marks.note("rendered")
     token_ids = await encode(
         services.llm,
@@ -56,6 +65,8 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
     params = body.sampling_params(services.sampling_defaults)
     params = await check_structured_outputs(services.grammars, body, params)
     params = await plan.apply(services.grammars, params)
+    if thinking is not None and thinking.keeps_special_tokens:
+        params = dataclasses.replace(params, skip_special_tokens=False)
     job = await make_job(
         services,
         body,
@@ -66,6 +77,7 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         logprobs_param="top_logprobs",
         echoes=[body.echoed_text],
         marks=marks,
+        thinking=thinking,
     )
     return job, plan
 
@@ -120,7 +132,9 @@ class ChatFormat:
                     {
                         "index": index,
                         "message": self._message(
-                            index, self._job.echoes[index] + "".join(choice.texts)
+                            index,
+                            self._job.echoes[index] + "".join(choice.texts),
+                            "".join(choice.reasonings),
                         ),
                         "logprobs": self._logprobs(choice.logprobs) if choice.logprobs else None,
                         "finish_reason": self._finish_reason(index, choice),
@@ -140,10 +154,13 @@ class ChatFormat:
     def _logprobs(self, positions: Sequence[PositionLogprobs]) -> dict[str, object]:
         return chat_logprobs(positions, as_ids=self._job.tokens_as_ids)
 
-    def _message(self, index: int, text: str) -> dict[str, object]:
+    def _message(self, index: int, text: str, reasoning: str) -> dict[str, object]:
+        message: dict[str, object] = {"role": self._role, "content": text}
         if self._tools:
-            return self._tools[index].message(text)
-        return {"role": self._role, "content": text}
+            message = self._tools[index].message(text)
+        if reasoning:
+            message |= {"content": message["content"] or None, **_reasoning_fields(reasoning)}
+        return message
 
     def _finish_reason(self, index: int, choice: Choice) -> str | None:
         if self._tools:
@@ -157,21 +174,28 @@ class ChatFormat:
 
     def event(self, index: int, delta: Delta) -> bytes:
         """A chunk with text, or several with pieces of tool calls."""
-        if self._tools:
-            pieces = self._tools[index].feed(delta.text)
-            return self._chunks(index, pieces or [{}] * bool(delta.logprobs), delta)
-        return self._chunk(index, b'{"content":%s}' % encode_json(delta.text), delta)
+        if not self._tools and not delta.reasoning:
+            return self._chunk(index, b'{"content":%s}' % encode_json(delta.text), delta)
+        pieces = self._pieces(index, delta)
+        return self._chunks(index, pieces or [{}] * bool(delta.logprobs), delta)
 
     def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """The last text, if any, and a chunk with the finish reason."""
-        pieces: list[dict[str, object]] = [{"content": delta.text}] if delta.text else []
+        pieces = self._pieces(index, delta)
         if self._tools:
-            pieces = self._tools[index].feed(delta.text) + self._tools[index].finish()
+            pieces += self._tools[index].finish()
         reasons = b'"finish_reason":%s,"stop_reason":%s' % (
             encode_json(self._finish_reason(index, choice)),
             encode_json(choice.stop_reason),
         )
         return self._chunks(index, pieces or [{}], delta, reasons)
+
+    def _pieces(self, index: int, delta: Delta) -> list[dict[str, object]]:
+        """What a delta brings, thought first."""
+        pieces = [_reasoning_fields(delta.reasoning)] if delta.reasoning else []
+        if self._tools:
+            return pieces + self._tools[index].feed(delta.text)
+        return pieces + ([{"content": delta.text}] if delta.text else [])
 
     def usage_event(self, usage: dict[str, object]) -> bytes:
         """The chunk after the last choice."""
@@ -212,3 +236,8 @@ class ChatFormat:
             tail,
             delta.usage_field(),
         )
+
+
+def _reasoning_fields(text: str) -> dict[str, object]:
+    """vLLM's name of today, and the one that older clients read."""
+    return {"reasoning": text, "reasoning_content": text}

@@ -28,6 +28,7 @@ from engine.sampling_params import SamplingParams
 from engine.server.prompts import encode_bad_words, truncated
 from engine.server.protocol import GenerationBody
 from engine.server.state import Services
+from engine.server.thinking import ThinkingPlan, generate_thinking
 
 logger = get_logger(__name__)
 
@@ -45,7 +46,8 @@ class Job:
     """One API request. `requests[i]` makes choice `i`; `echoes` is what choice `i` begins with.
 
     With `has_echo` that is the whole prompt. `is_prompt_only` leaves out what is generated, so that
-    only the echo remains. `shows_token_ids` adds vLLM's `token_ids` and `prompt_token_ids`,
+    only the echo remains. `thinking` is there where a model's thought is told
+    from its answer. `shows_token_ids` adds vLLM's `token_ids` and `prompt_token_ids`,
     `tokens_as_ids` writes `token_id:7` for a token in logprobs.
     """
 
@@ -61,6 +63,7 @@ class Job:
     is_prompt_only: bool
     shows_token_ids: bool = False
     tokens_as_ids: bool = False
+    thinking: ThinkingPlan | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -104,9 +107,11 @@ class Choice:
     """What has come of one choice so far."""
 
     texts: list[str] = field(default_factory=list)
+    reasonings: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: LogprobsList | None = None
@@ -120,6 +125,8 @@ class Choice:
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         self.texts.append(output.text)
+        self.reasonings.append(output.reasoning)
+        self.num_reasoning_tokens += output.num_reasoning_tokens
         self.token_ids += output.token_ids
         self.num_tokens += len(output.token_ids)
         self.num_cached_tokens = output.num_cached_tokens
@@ -135,6 +142,7 @@ class Choice:
 
     def forget_content(self) -> None:
         self.texts[:] = [""]
+        self.reasonings.clear()
         self.token_ids.clear()
         self.logprobs = self.prompt_logprobs = None
 
@@ -143,12 +151,16 @@ def usage(job: Job, choices: Sequence[Choice]) -> dict[str, object]:
     """The `usage` object of OpenAI's answers; with `n` choices the prompt counts once."""
     completion = sum(choice.num_tokens for choice in choices)
     cached = sum(choice.num_cached_tokens for choice in choices[:: job.n])
-    return {
+    counts: dict[str, object] = {
         "prompt_tokens": job.num_prompt_tokens,
         "total_tokens": job.num_prompt_tokens + completion,
         "completion_tokens": completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if job.thinking is not None:
+        thought = sum(choice.num_reasoning_tokens for choice in choices)
+        counts["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return counts
 
 
 async def make_job(
@@ -164,6 +176,7 @@ async def make_job(
     echoes: Sequence[str] | None = None,
     has_echo: bool = False,
     is_prompt_only: bool = False,
+    thinking: ThinkingPlan | None = None,
 ) -> Job:
     """Check every prompt and make the sub-requests; RequestError refuses the whole request."""
     body.check_choices(len(prompts))
@@ -208,6 +221,7 @@ async def make_job(
         is_prompt_only=is_prompt_only,
         shows_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
+        thinking=thinking,
     )
 
 
@@ -256,12 +270,13 @@ async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]
     """Outputs of all choices as they come. Closing it aborts what still runs."""
     parents = [ParentRequest(job.n) for _ in job.requests[:: job.n]]
     if len(job.requests) == 1:
-        async with aclosing(llm.generate(job.requests[0], parents[0])) as outputs:
+        async with aclosing(_outputs(llm, job, job.requests[0], parents[0])) as outputs:
             async for output in outputs:
                 yield 0, job.visible(output)
         return
     children = [
-        llm.generate(request, parents[index // job.n]) for index, request in enumerate(job.requests)
+        _outputs(llm, job, request, parents[index // job.n])
+        for index, request in enumerate(job.requests)
     ]
     waiting = {_next_output(child): index for index, child in enumerate(children)}
     try:
@@ -279,6 +294,14 @@ async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]
         await asyncio.gather(*waiting, return_exceptions=True)
         for child in children:
             await child.aclose()
+
+
+def _outputs(
+    llm: AsyncLLM, job: Job, request: EngineCoreRequest, parent: ParentRequest
+) -> AsyncGenerator[RequestOutput, None]:
+    if job.thinking is None:
+        return llm.generate(request, parent)
+    return generate_thinking(llm, request, parent, job.thinking)
 
 
 def _next_output(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -36,7 +36,7 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "prompt_embeds": (),
     "chat_template": (),
-    "reasoning_effort": ("none",),
+    "reasoning_effort": ("none",),  # of a text completion; a chat has it
     "thinking_token_budget": (),
     "modalities": (["text"],),
     "audio": (),
@@ -71,6 +71,9 @@ _Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # strict: `true` is no token
 TokenIds = CheckedList[_TokenId]
 """Token ids of a request; whether the vocabulary has them is checked later."""
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model should think; which of these its template knows is the template's business."""
 
 PromptLimit = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 """`truncate_prompt_tokens`: most tokens of a prompt; -1 is what fits beside the answer."""
@@ -199,6 +202,8 @@ class Message(BaseModel):
         Templates ask whether `tool_calls` is there, so a list without calls is left out.
         """
         message = {**self._extra(), "role": self.role, "content": plain_text(self.content)}
+        if "reasoning" in message:  # of an earlier answer; templates know it by its older name
+            message.setdefault("reasoning_content", message["reasoning"])
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
         return message
@@ -238,6 +243,9 @@ class ChatBody(GenerationBody, PromptEnd):
     add_special_tokens: bool = False
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
+    thinking_token_budget: _Count | None = None
     tools: CheckedList[ToolDefinition] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -262,8 +270,15 @@ class ChatBody(GenerationBody, PromptEnd):
 
     @property
     def template_args(self) -> dict[str, Any]:
-        """Variables of the chat template beside the messages."""
-        return {"documents": self.documents, **self.chat_template_kwargs}
+        """Variables of the chat template beside the messages.
+
+        Templates ask for the effort under its own name, or whether to think at all.
+        """
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            effort["enable_thinking"] = self.reasoning_effort != "none"
+            effort["reasoning_effort"] = self.reasoning_effort
+        return {"documents": self.documents, **effort, **self.chat_template_kwargs}
 
     def _own_settings(self) -> dict[str, int | None]:
         if self.top_logprobs and not self.logprobs:

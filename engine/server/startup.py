@@ -24,10 +24,18 @@ from engine.frontend.async_llm import (
 )
 from engine.frontend.iteration_stats import StatSink
 from engine.frontend.tokenizer import read_tokenizer_config
+from engine.logger import get_logger
 from engine.messages import HandshakeReady
 from engine.server.metrics import EngineMetrics
+from engine.server.parser_choice import (
+    choose_reasoning_parser,
+    choose_tool_parser,
+    reasoning_tags,
+)
 from engine.server.stat_logger import StatLogger
 from engine.server.state import ApiState, Services
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,11 @@ async def start_engine(
     started = await start_async_llm(
         model, args, client_factory=client_factory, make_sinks=make_sinks
     )
+    reasoning = choose_reasoning_parser(args.reasoning_parser, started.chat_template)
+    tools = choose_tool_parser(args.tool_call_parser, started.chat_template)
+    if started.config.tasks.can_generate:
+        logger.info("Parser of thoughts: %s (%s).", reasoning.name, reasoning.reason)
+        logger.info("Parser of tool calls: %s (%s).", tools.name, tools.reason)
     return RunningEngine(
         client=started.client,
         llm=started.llm,
@@ -71,7 +84,8 @@ async def start_engine(
             hidden_size=started.config.model.hidden_size,
             log_requests=args.enable_log_requests,
             sampling_defaults=started.sampling_defaults,
-            tool_call_parser=args.tool_call_parser if args.enable_auto_tool_choice else None,
+            tool_call_parser=tools.name,
+            reasoning=reasoning_tags(reasoning.name),
             tasks=started.config.tasks,
             tokenizer_info=_tokenizer_info(started) if args.enable_tokenizer_info_endpoint else {},
         ),

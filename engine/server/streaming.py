@@ -36,6 +36,7 @@ class Delta:
     """
 
     text: str
+    reasoning: str = ""
     logprobs: LogprobsList | None = None
     usage: dict[str, object] | None = None
     token_ids: list[int] | None = None
@@ -97,11 +98,11 @@ async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGene
             choice.add(output)
             counts = usage(job, choices) if job.continuous_usage else None
             token_ids = output.token_ids if job.shows_token_ids else None
-            delta = Delta(text, job.shown_logprobs(output), counts, token_ids)
+            delta = Delta(text, output.reasoning, job.shown_logprobs(output), counts, token_ids)
             if output.is_finished:
                 yield head + await _closing(answer, index, delta, choice)
-            elif text or head or delta.logprobs or token_ids:
-                has_news = text or delta.logprobs or token_ids
+            elif text or head or delta.reasoning or delta.logprobs or token_ids:
+                has_news = text or delta.reasoning or delta.logprobs or token_ids
                 yield head + (await _event(answer, index, delta) if has_news else b"")
             if llm.traces is not None:
                 llm.traces.note_event(output.request_id)

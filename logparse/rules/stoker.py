@@ -253,6 +253,17 @@ _SERVING = (
         None,
     ),
     _line(
+        "stoker-parser",
+        "Parser of ",
+        r"(thoughts|tool calls): (\S{1,40}) \((.{1,200})\)",
+        "How thoughts or tool calls are told from the text, and why so.",
+        "engine/server/startup.py",
+        1,
+        Take("of", Unit.TEXT),
+        Take("parser", Unit.TEXT, (2,)),
+        Take("reason", Unit.TEXT, (3,)),
+    ),
+    _line(
         "stoker-replica",
         "Replica ",
         r"(\S{1,60})(?: \(pid \S{1,10}\))? (died: .{1,400}|did not start: .{1,400}"

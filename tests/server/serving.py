@@ -25,6 +25,7 @@ from engine.server.api import create_app
 from engine.server.binding import bind_socket, socket_url
 from engine.server.browsers import BrowserAccess
 from engine.server.metrics import EngineMetrics, create_registry
+from engine.server.parser_choice import reasoning_tags
 from engine.server.state import ApiState, ServerPhase, Services
 from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore
 from tests.tiny_model import EOS, VOCAB
@@ -79,6 +80,7 @@ async def serving(
     in_process: bool = False,
     has_debug_routes: bool = False,
     tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
     tokenizer_info: Mapping[str, object] | None = None,
     browsers: BrowserAccess | None = None,
 ) -> AsyncGenerator[Served, None]:
@@ -94,6 +96,7 @@ async def serving(
         created=1,
         hidden_size=HIDDEN_SIZE,
         tool_call_parser=tool_call_parser,
+        reasoning=reasoning_tags(reasoning_parser),
         tokenizer_info=tokenizer_info or {},
     )
     llm.start()

@@ -351,7 +351,9 @@ def test_the_flags_need_each_other(tiny_folder: Path) -> None:
 
     model = ModelConfig.from_folder(tiny_folder, "tiny")
     with pytest.raises(ConfigError, match="requires --tool-call-parser"):
-        EngineArgs(enable_auto_tool_choice=True).create_engine_config(model, detect_device())
+        EngineArgs(enable_auto_tool_choice=True, tool_call_parser="none").create_engine_config(
+            model, detect_device()
+        )
 
 
 # ---- prompts ---------------------------------------------------------------------------------

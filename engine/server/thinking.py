@@ -1,0 +1,236 @@
+"""A request of a model that thinks: thought and answer apart, a limit on the first, a grammar for
+the second.
+
+A limit and a grammar need two requests to the engine: one that ends with the thought, and one that
+goes on behind it. The second finds all of the first in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.errors import RequestError
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.iteration_stats import ParentRequest
+from engine.frontend.outputs import RequestOutput
+from engine.messages import EngineCoreRequest, FinishReason
+from engine.server.reasoning import ReasoningSplitter, ReasoningTags, Start, start_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingPlan:
+    """How one request's thought is dealt with; `budget` is its most tokens.
+
+    `closing_ids` are the tokens that end a thought at its limit, `closing_id` is the closing tag
+    where that is one token. A thought that is not shown still counts.
+    """
+
+    tags: ReasoningTags
+    start: Start
+    budget: int | None
+    is_shown: bool
+    closing_ids: tuple[int, ...]
+    closing_id: int | None
+    num_opening_ids: int
+    keeps_special_tokens: bool
+
+    def needs_two_requests(self, request: EngineCoreRequest) -> bool:
+        """Whether one request to the engine cannot do it."""
+        is_bound = self.budget is not None or request.sampling_params.structured_outputs is not None
+        return is_bound and self.start is not Start.OUTSIDE
+
+
+def plan_thinking(
+    llm: AsyncLLM, tags: ReasoningTags | None, prompt: str, *, budget: int | None, is_shown: bool
+) -> ThinkingPlan | None:
+    """The plan of a chat whose rendered prompt is `prompt`; None for a model that does not think.
+
+    RequestError for a limit where thoughts are not told from answers.
+    """
+    if tags is None:
+        if budget is not None:
+            raise RequestError(
+                "thinking_token_budget needs a model that thinks, and --reasoning-parser to tell "
+                "its thought; this server has none.",
+                param="thinking_token_budget",
+            )
+        return None
+    tokenizer = llm.tokenizer
+    closing = tokenizer.encode(tags.closing, add_special_tokens=False)
+    return ThinkingPlan(
+        tags=tags,
+        start=start_of(prompt, tags),
+        budget=budget,
+        is_shown=is_shown,
+        closing_ids=tuple(tokenizer.encode(f"\n{tags.closing}\n\n", add_special_tokens=False)),
+        closing_id=closing[0] if len(closing) == 1 else None,
+        num_opening_ids=len(tokenizer.encode(tags.opening, add_special_tokens=False)),
+        keeps_special_tokens=not tokenizer.decode(closing, skip_special_tokens=True),
+    )
+
+
+async def generate_thinking(
+    llm: AsyncLLM, request: EngineCoreRequest, parent: ParentRequest, plan: ThinkingPlan
+) -> AsyncGenerator[RequestOutput, None]:
+    """The outputs of one sample, `text` being its answer alone. Closing it aborts the request."""
+    reader = _Reader(plan, plan.start)
+    if not plan.needs_two_requests(request):
+        async with aclosing(llm.generate(request, parent)) as outputs:
+            async for output in outputs:
+                yield reader.read(output)
+        return
+    thought = _Thought()
+    async with aclosing(_think(llm, request, plan, reader, thought)) as parts:
+        async for part in parts:
+            yield part
+            if part.is_finished:
+                return
+    answer = _answer_request(request, plan, thought)
+    if thought.is_cut:
+        reader.close()
+    if thought.is_none:
+        reader = _Reader(plan, Start.OUTSIDE)
+    if answer.sampling_params.max_tokens == 0:
+        yield RequestOutput(request.request_id, finish_reason=FinishReason.LENGTH)
+        return
+    async with aclosing(llm.generate(answer, parent)) as outputs:
+        async for output in outputs:
+            part = reader.read(output)
+            part.num_cached_tokens = thought.num_cached_tokens
+            yield part
+
+
+@dataclass(slots=True)
+class _Thought:
+    """What the first request came to."""
+
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    num_cached_tokens: int = 0
+    is_cut: bool = False  # by its limit
+    is_none: bool = False  # the model began with the answer
+
+
+async def _think(
+    llm: AsyncLLM,
+    request: EngineCoreRequest,
+    plan: ThinkingPlan,
+    reader: _Reader,
+    thought: _Thought,
+) -> AsyncGenerator[RequestOutput, None]:
+    """The first request, up to the end of the thought; a finished part ends the whole answer."""
+    limit = _thought_limit(request, plan)
+    if limit == 0:
+        thought.is_cut = True
+        return
+    first = _thought_request(request, plan, limit)
+    async with aclosing(llm.generate(first, ParentRequest(1))) as outputs:
+        async for output in outputs:
+            thought.token_ids += output.token_ids
+            thought.num_cached_tokens = output.num_cached_tokens
+            is_closed = output.stop_reason == plan.tags.closing
+            is_at_limit = output.finish_reason is FinishReason.LENGTH
+            thought.is_cut = is_at_limit and limit < (request.sampling_params.max_tokens or 0)
+            part = reader.read(_without_stop(output, request, plan))
+            if part.text.strip() and not is_closed:
+                thought.is_none = True
+                thought.token_ids.clear()
+                return
+            if is_closed or thought.is_cut:
+                part.finish_reason = part.stop_reason = None
+            yield part
+
+
+def _without_stop(
+    output: RequestOutput, request: EngineCoreRequest, plan: ThinkingPlan
+) -> RequestOutput:
+    """The client's own stop strings are not shown, unless it wants to see them."""
+    reason = output.stop_reason
+    is_shown = request.sampling_params.include_stop_str_in_output
+    if isinstance(reason, str) and reason != plan.tags.closing and not is_shown:
+        return dataclasses.replace(output, text=output.text.removesuffix(reason))
+    return output
+
+
+def _thought_limit(request: EngineCoreRequest, plan: ThinkingPlan) -> int:
+    most = request.sampling_params.max_tokens or 0
+    if plan.budget is None:
+        return most
+    opening = 0 if plan.start is Start.INSIDE else plan.num_opening_ids
+    return min(most, plan.budget + opening)
+
+
+def _thought_request(
+    request: EngineCoreRequest, plan: ThinkingPlan, limit: int
+) -> EngineCoreRequest:
+    params = request.sampling_params
+    return msgspec.structs.replace(
+        request,
+        sampling_params=dataclasses.replace(
+            params,
+            structured_outputs=None,
+            stop=(*params.stop, plan.tags.closing),
+            include_stop_str_in_output=True,
+            max_tokens=limit,
+            min_tokens=0,
+        ),
+    )
+
+
+def _answer_request(
+    request: EngineCoreRequest, plan: ThinkingPlan, thought: _Thought
+) -> EngineCoreRequest:
+    """What follows the thought: the client's own request, with the thought in its prompt."""
+    params, used = request.sampling_params, len(thought.token_ids)
+    closing = plan.closing_ids if thought.is_cut else ()
+    return msgspec.structs.replace(
+        request,
+        request_id=f"{request.request_id}-answer",
+        prompt_token_ids=[*request.prompt_token_ids, *thought.token_ids, *closing],
+        sampling_params=dataclasses.replace(
+            params,
+            max_tokens=max(0, (params.max_tokens or 0) - used - len(closing)),
+            min_tokens=max(0, params.min_tokens - used),
+            prompt_logprobs=None,
+        ),
+    )
+
+
+class _Reader:
+    """Splits the outputs of one answer and counts the tokens of its thought."""
+
+    def __init__(self, plan: ThinkingPlan, start: Start) -> None:
+        self._plan = plan
+        self._splitter = ReasoningSplitter(plan.tags, start)
+
+    def read(self, output: RequestOutput) -> RequestOutput:
+        """The output with its text told apart."""
+        was_inside = self._splitter.is_inside
+        part = self._splitter.feed(output.text)
+        reasoning, content = part.reasoning, part.content
+        is_inside = self._splitter.is_inside
+        if output.is_finished:
+            last = self._splitter.finish()
+            reasoning, content = reasoning + last.reasoning, content + last.content
+        return dataclasses.replace(
+            output,
+            text=content,
+            reasoning=reasoning if self._plan.is_shown else "",
+            num_reasoning_tokens=self._num_thought(output.token_ids, was_inside, is_inside),
+        )
+
+    def close(self) -> None:
+        """The thought was ended for the model."""
+        self._splitter.feed(self._plan.tags.closing)
+
+    def _num_thought(self, token_ids: list[int], was_inside: bool, is_inside: bool) -> int:
+        if is_inside:
+            return len(token_ids)
+        if not was_inside:
+            return 0
+        closing = self._plan.closing_id
+        return token_ids.index(closing) + 1 if closing in token_ids else len(token_ids)
