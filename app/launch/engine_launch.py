@@ -21,8 +21,10 @@ from app.launch.llama_spec import (
     llama_flags,
     llama_spec,
     require_llama_model,
+    require_llama_room,
 )
 from app.launch.vllm_spec import (
+    download_dir,
     find_vllm,
     require_vllm_model,
     require_vllm_uds,
@@ -30,6 +32,8 @@ from app.launch.vllm_spec import (
     vllm_spec,
 )
 from engine.machine.ports import bind_error, describe_holder, is_uds_served
+from engine.model_store.files import find_hub_model
+from engine.model_store.hub_download import require_room_for
 from engine.model_store.progress import OnProgress
 from engine.model_store.store import ModelStore
 
@@ -90,6 +94,8 @@ def _vllm(
         require_engine_extra()  # it converts the model once
     path = _folder(request, store, on_progress)
     require_vllm_model(path)
+    if not path.exists() and find_hub_model(request.model) is None:
+        require_room_for(request.model, download_dir(request.engine_words))
     return vllm_spec(request, program, _local_or_id(request, path), api_key)
 
 
@@ -109,6 +115,8 @@ def _llama_cpp(
     if builtin is not None:
         path = store.ensure_gguf(builtin, on_progress)
     require_llama_model(path)
+    if not path.exists():
+        require_llama_room(request.model)
     return llama_spec(request, program, _local_or_id(request, path), api_key)
 
 

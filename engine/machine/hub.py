@@ -85,12 +85,12 @@ def gated_steps(repo_id: str, environ: Mapping[str, str]) -> str:
     if token is None:
         return (
             f"accept them at {page}, make a read token at https://huggingface.co/settings/tokens, "
-            "and give it by `stoker models login` (or export HF_TOKEN=<your token>)"
+            "and give it by `stoker models login` (or in the variable HF_TOKEN)"
         )
     return (
         f"accept them at {page} with the account whose token stands in {token.source} (`stoker "
         "models whoami` names it; a fine-grained token must allow gated repositories), or give "
-        "another account's by `stoker models login` (or export HF_TOKEN=<your token>)"
+        "another account's by `stoker models login` (or in the variable HF_TOKEN)"
     )
 
 

@@ -8,6 +8,7 @@ then finds them: from the byte at which they stopped, and checked by their hash.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CorruptModelError
-from engine.machine.hub import hub_cache
+from engine.machine.hub import hub_cache, is_hub_id
 from engine.machine.locks import file_lock
 from engine.model_store.disk_space import HUB_CACHE_ELSEWHERE, require_room
 from engine.model_store.file_hashes import file_sha256
@@ -29,6 +30,7 @@ HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*", "
 HUB_IGNORED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.py", "*.gguf", "original/*", "onnx/*")
 
 _AT_ONCE = 4
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def find_snapshot(
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     try:
-        info = HfApi().model_info(repo_id, files_metadata=True)
+        info = HfApi().model_info(repo_id, files_metadata=True, timeout=_TIMEOUT_S)
     except (HfHubHTTPError, HTTPError, OfflineModeIsEnabled):
         return None
     entries = filter_repo_objects(
@@ -131,6 +133,16 @@ def find_snapshot(
     folder = (cache or hub_cache(os.environ)) / f"models--{repo_id.replace('/', '--')}" / "blobs"
     files = tuple(file for entry in entries if (file := _hub_file(entry, folder)) is not None)
     return HubSnapshot(repo_id, info.sha, files) if info.sha else None
+
+
+def require_room_for(repo_id: str, cache: Path | None = None) -> None:
+    """For a server that fetches the model itself into `cache` (None: huggingface_hub's): its disk.
+
+    Nothing is said where nobody can be asked.
+    """
+    is_there = importlib.util.find_spec("huggingface_hub") is not None
+    if is_there and is_hub_id(repo_id) and (snapshot := find_snapshot(repo_id, cache=cache)):
+        require_hub_room(snapshot)
 
 
 def require_hub_room(snapshot: HubSnapshot) -> None:

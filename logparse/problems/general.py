@@ -84,7 +84,7 @@ GENERAL_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             NEWER_PACKAGES,
             ("drop --quantization (it is read from the checkpoint)", "{serve} ~--quantization"),
-            ("make sure that the download is complete", "hf download {repo_id}"),
+            ("make sure that the download is complete", "{hub_download} {repo_id}"),
         ),
         functions=frozenset({"load_weights", "_load_module", "weight_loader"}),
         is_general=True,

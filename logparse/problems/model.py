@@ -28,7 +28,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
                 "accept the licence with the account of the token",
                 "https://huggingface.co/{repo_id}",
             ),
-            ("log in (or set HF_TOKEN in the environment)", "hf auth login"),
+            ("log in (or set HF_TOKEN in the environment)", "{hub_login}"),
             ("in Docker, hand the variable on", "docker run -e HF_TOKEN ..."),
         ),
     ),
@@ -45,7 +45,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
         "Either offline mode is set, or this machine has no way to the network.",
         (
             ("allow the network again", "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"),
-            ("download first, where there is a network", "hf download {repo_id}"),
+            ("download first, where there is a network", "{hub_download} {repo_id}"),
             ("set a proxy or a mirror", "export HTTPS_PROXY=http://proxy:3128"),
             ("serve a local folder", "{program} /path/to/model"),
         ),
@@ -70,7 +70,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
                 None,
             ),
             ("list what is in the cache", "stoker models list"),
-            ("for a private repository, log in", "hf auth login"),
+            ("for a private repository, log in", "{hub_login}"),
             ("in Docker, use the path inside the container", None),
         ),
         is_fatal=True,
@@ -80,12 +80,20 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
         patterns(r"429 Client Error|Too Many Requests"),
         ("the hub refuses further downloads for now (too many requests)",),
         "Downloads without a token are limited most strictly.",
-        (("log in", "hf auth login"), ("download once, then serve", "hf download {repo_id}")),
+        (("log in", "{hub_login}"), ("download once, then serve", "{hub_download} {repo_id}")),
     ),
     ProblemRule(
         "B5",
-        patterns(r"No space left on device", r"Not enough free disk space to download"),
-        ("the disk is full",),
+        patterns(
+            r"ModelStoreError: (?P<model_name>\S{1,200}) needs (?P<size>[\d.]{1,12} \w{1,4}) of "
+            r"disk; (?P<place>\S{1,300}) has (?P<free_disk>[\d.]{1,12} \w{1,4}) free",
+            r"No space left on device",
+            r"Not enough free disk space to download",
+        ),
+        (
+            "{model_name} needs {size} of disk, and {place} has {free_disk} free",
+            "the disk is full",
+        ),
         "The download, the compile cache or /dev/shm ran out of space.",
         (
             ("see which one is full", "df -h ~ /tmp /dev/shm"),
@@ -116,7 +124,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
         (
             ("look what is there", "ls -lh {model}"),
             ("copy the missing file from the model's repository", None),
-            ("download the whole model", "hf download {repo_id}"),
+            ("download the whole model", "{hub_download} {repo_id}"),
         ),
         is_fatal=True,
     ),
@@ -211,7 +219,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
                 "{serve} ~--quantization",
             ),
             NEWER_PACKAGES,
-            ("make sure that the download is complete", "hf download {repo_id}"),
+            ("make sure that the download is complete", "{hub_download} {repo_id}"),
         ),
     ),
     ProblemRule(
@@ -230,7 +238,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
         "quantisation.",
         (
             NEWER_PACKAGES,
-            ("make sure that the download is complete", "hf download {repo_id}"),
+            ("make sure that the download is complete", "{hub_download} {repo_id}"),
             (
                 "for files in Mistral's format",
                 "{serve} --tokenizer-mode mistral --config-format mistral --load-format mistral",

@@ -121,7 +121,14 @@ def _context(facts: Facts, engine: str | None, values: Values) -> Values:
     program = _PROGRAMS.get(engine or "", _PROGRAMS["vllm"])
     model = shlex.quote(facts.model) if facts.model else "MODEL"
     server, package = _NAMES.get(engine or "", _NAMES["vllm"])
-    context = {"program": program, "model": model, "server": server}
+    is_ours = engine == "stoker"
+    context = {
+        "program": program,
+        "model": model,
+        "server": server,
+        "hub_login": "stoker models login" if is_ours else "hf auth login",
+        "hub_download": "stoker models pull" if is_ours else "hf download",
+    }
     if package is not None:
         context["package"] = package
     if engine in _SUPERVISED:

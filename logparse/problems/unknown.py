@@ -58,7 +58,7 @@ KINDS = (
         (
             ("see whether the hub answers here", "curl -sI https://huggingface.co"),
             ("serve what is in the cache", "HF_HUB_OFFLINE=1 {serve}"),
-            ("download before the start", "hf download {repo_id}"),
+            ("download before the start", "{hub_download} {repo_id}"),
         ),
     ),
     Kind(
@@ -130,7 +130,7 @@ KINDS = (
         r"safetensor|checkpoint|state_dict|weight|\bshard",
         r"model_loader|weight_utils|load_weights|weight_loader|/safetensors/|\.gguf|gguf",
         (
-            ("make sure that the download is complete", "hf download {repo_id}"),
+            ("make sure that the download is complete", "{hub_download} {repo_id}"),
             NEWER_PACKAGES,
             ("look at the files and their sizes", "ls -lh {model}"),
         ),

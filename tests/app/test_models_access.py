@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.machine.ports import free_port
 from tests.fakes.hub import FakeHub, running_hub
+from tests.fakes.programs import program
 from tests.fakes.terminal import Terminal
 from tests.tiny_model import write_tiny_llama
 
@@ -179,3 +181,37 @@ def test_a_model_of_our_own_cache_is_compared_with_what_was_written_down(
     assert f"damaged: {weights}" in done.stderr
     assert "repair it: stoker models rm mine" in done.stderr
     assert models("verify", "no/such").returncode != 0
+
+
+def test_a_server_that_fetches_its_model_itself_has_the_room_looked_for(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    """vLLM into the hub's cache or its --download-dir, llama-server into its own."""
+    upstream = hub.repositories[REPO]
+    for name in ("model-Q8_0.gguf", "model-Q4_K_M.gguf"):
+        (upstream / name).write_bytes(b"GGUF")
+    hub.claimed_sizes.update(
+        {"model.safetensors": 1 << 60, "model-Q4_K_M.gguf": 1 << 59, "model-Q8_0.gguf": 1 << 60}
+    )
+    program(tmp_path / "bin" / "vllm")
+    vllm = ["--engine", "vllm", "--engine-python", str(program(tmp_path / "bin" / "python"))]
+    llama = ["--engine", "llama.cpp", "--engine-binary", str(program(tmp_path / "llama-server"))]
+    cache = str(tmp_path / "llama-cache")
+    for words, figures, place in (
+        ([*vllm], "1073741824", tmp_path / "home" / "hub"),
+        ([*vllm, "--", "--download-dir", str(tmp_path / "big")], "1073741824", tmp_path / "big"),
+        ([*llama], "536870912", cache),
+    ):
+        port = ["--port", str(free_port())]
+        done = subprocess.run(
+            [STOKER, "serve", REPO, "--dry-run", *port, *words],
+            env={**os.environ, "LLAMA_CACHE": cache},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        assert f"needs {figures}." in done.stderr
+        assert f"{place} has " in done.stderr
+    assert sum(one.sent for one in hub.requests if "/resolve/" in one.path) == 0

@@ -35,7 +35,9 @@ class Asked:
 
 @dataclass
 class FakeHub:
-    """`tokens` are names by token. A gated repository is open to `members` alone.
+    """`tokens` are names by token. A gated repository is open to the users that are named.
+
+    `claimed_sizes` are told of files in place of their own.
 
     After `stop_after` bytes of a file an answer waits until `go_on` is set.
     """
@@ -45,6 +47,7 @@ class FakeHub:
     gated: dict[str, tuple[str, ...]] = field(default_factory=dict)
     private: dict[str, tuple[str, ...]] = field(default_factory=dict)
     requests: list[Asked] = field(default_factory=list)
+    claimed_sizes: dict[str, int] = field(default_factory=dict)
     stop_after: int | None = None
     go_on: threading.Event = field(default_factory=threading.Event)
     port: int = 0
@@ -123,9 +126,17 @@ class _Handler(BaseHTTPRequestHandler):
         if rest[:1] == ["tree"]:
             self._json([_tree_entry(folder, path) for path in files])
             return
-        siblings = [_sibling(folder, path) for path in files]
+        siblings = [self._sibling(folder, path) for path in files]
         gated = "manual" if repo in self.ours.gated else False
         self._json({"id": repo, "sha": COMMIT, "gated": gated, "siblings": siblings})
+
+    def _sibling(self, folder: Path, path: Path) -> dict[str, Any]:
+        name = path.relative_to(folder).as_posix()
+        size = self.ours.claimed_sizes.get(name, path.stat().st_size)
+        entry: dict[str, Any] = {"rfilename": name, "size": size, "blobId": _blob_id(path)}
+        if path.suffix in _WEIGHTS:
+            entry["lfs"] = {"sha256": _sha256(path), "size": size, "pointerSize": 134}
+        return entry
 
     def _resolve(self, repo: str, revision: str, name: str) -> None:
         folder = self._folder(repo)
@@ -209,15 +220,6 @@ def _tree_entry(folder: Path, path: Path) -> dict[str, Any]:
     entry["path"] = path.relative_to(folder).as_posix()
     if path.suffix in _WEIGHTS:
         entry["lfs"] = {"oid": _sha256(path), "size": size, "pointerSize": 134}
-    return entry
-
-
-def _sibling(folder: Path, path: Path) -> dict[str, Any]:
-    size = path.stat().st_size
-    entry: dict[str, Any] = {"rfilename": path.relative_to(folder).as_posix(), "size": size}
-    entry["blobId"] = _blob_id(path)
-    if path.suffix in _WEIGHTS:
-        entry["lfs"] = {"sha256": _sha256(path), "size": size, "pointerSize": 134}
     return entry
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
+from engine.errors import CorruptModelError, ModelError, ModelNotFoundError, ModelStoreError
 from engine.model_config import ModelConfig
+from engine.model_store.file_hashes import NOTED, file_sha256, noted_hashes
 from engine.models.gguf_convert import convert_gguf
 from engine.models.gguf_file import GGUFFile
 from engine.models.gguf_weights import to_bfloat16, write_weights
@@ -406,3 +408,27 @@ def test_nothing_heavy_is_imported(repo_root: Path, source: Path, tmp_path: Path
         check=True,
         cwd=repo_root,
     )
+
+
+def test_too_little_room_is_said_before_the_conversion(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+
+    with pytest.raises(
+        ModelStoreError, match=r"converting .*\.gguf needs .* 1000 B free"
+    ) as caught:
+        convert_gguf(source, tmp_path / "cache" / "m", lambda done, total, what: None)
+
+    assert "STOKER_CACHE_DIR" in str(caught.value.hint)
+    assert not (tmp_path / "cache" / "m").exists()
+
+
+def test_the_hashes_of_a_conversion_are_written_down(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "m"
+    convert_gguf(source, folder, lambda done, total, what: None)
+
+    names = {path.name for path in folder.iterdir()} - {NOTED}
+    assert noted_hashes(folder) == {name: file_sha256(folder / name) for name in names}
+    assert "model.safetensors" in names

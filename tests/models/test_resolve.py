@@ -205,7 +205,12 @@ def hub_download() -> Callable[[str, bool], str]:
     [
         (404, "RepoNotFound", ModelNotFoundError, r"no model org/name.*HF_TOKEN"),
         (401, "RepoNotFound", ModelNotFoundError, r"no model org/name.*HF_TOKEN"),
-        (403, "GatedRepo", GatedModelError, r"gated.*huggingface\.co/org/name.*export HF_TOKEN="),
+        (
+            403,
+            "GatedRepo",
+            GatedModelError,
+            r"gated.*huggingface\.co/org/name.*models login",
+        ),
         (500, "", OfflineError, r"cannot be reached"),
     ],
 )

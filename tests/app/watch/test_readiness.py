@@ -225,6 +225,11 @@ def test_a_start_that_waits_for_another_moves_while_that_one_lives() -> None:
         ),
         ("a:   1%| | 1M/2G\ra:   2%| | 2M/2G", ("a", 2)),
         ("100%|##########| 12.0/12.0 [00:00<00:00]", ("", 100)),
+        (
+            "(APIServer pid=1) INFO 11-30 13:06:20 [engine_start.py:60] Downloading o/m: 40% (1.20 "
+            "GiB of 3.00 GiB)",
+            ("downloading o/m, 1.20 GiB of 3.00 GiB", 40),
+        ),
         ("KV cache usage: 45% | waiting", None),
         ("nothing", None),
     ],

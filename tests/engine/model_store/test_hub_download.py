@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -137,25 +138,13 @@ def test_a_gate_names_its_page_and_the_command(
 
 def test_too_little_room_is_said_before_a_byte_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    crowded = (
-        "import runpy, shutil, sys; usage = shutil.disk_usage; "
-        "shutil.disk_usage = lambda path: usage(path)._replace(free=1 << 20); "
-        f"sys.argv = ['engine', 'resolve', {REPO!r}]; "
-        f"runpy.run_path({RESOLVE[1]!r}, run_name='__main__')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", crowded],
-        env=environment(hub, home),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    hub.claimed_sizes[WEIGHTS] = 1 << 60
+
+    done = resolve(hub, home)
 
     assert done.returncode == 1, done.stderr
-    assert "needs 1.2 MiB of disk" in done.stderr
-    assert "1.0 MiB free" in done.stderr
-    assert f"{home}/hub has" in done.stderr
+    assert re.search(r"org/tiny needs 1073741824\.\d\d GiB of disk", done.stderr)
+    assert re.search(rf"{home}/hub has [\d.]+ GiB free", done.stderr)
     assert "HF_HOME=FOLDER" in done.stderr
     assert hub.sent(WEIGHTS) == 0
 
