@@ -62,7 +62,7 @@ def _service(deployment: Deployment) -> dict[str, Any]:
         # Loopback of the host: opening it to the network is a choice of whoever edits this line.
         "ports": [f"127.0.0.1:{deployment.port}:{deployment.port}"],
         "environment": {
-            "HF_HOME": f"{_MODELS}/huggingface",
+            **deployment.caches(_MODELS),
             "STOKER_CACHE_DIR": f"{_MODELS}/stoker",
             **deployment.environment,
         },

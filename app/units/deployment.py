@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 from app.errors import ExitCode
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 
 PERMANENT_EXIT_CODES = (ExitCode.USAGE, ExitCode.NOT_EXECUTABLE, ExitCode.NOT_FOUND)
 """Ends that the next start would repeat: wrong flags, a program that is not there."""
@@ -27,6 +28,18 @@ _STOP_MARGIN_S = 15  # after the drain: processes end, GPU memory is looked at
 _SIGNAL_MARGIN_S = 30
 _LEAST_START_S = 600
 _START_FACTOR = 5  # a cold disk and a first compilation, against the usual start
+_TRITON = {"TRITON_CACHE_DIR": "triton"}
+# By engine: where each keeps what it made, as its own variables have it.
+_CACHES = {
+    STOKER: _TRITON,
+    VLLM: {
+        **_TRITON,
+        "VLLM_CACHE_ROOT": "vllm",
+        "VLLM_CONFIG_ROOT": "vllm-config",
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    },
+    LLAMA_CPP: {"LLAMA_CACHE": "llama.cpp"},
+}
 _NAME_LENGTH = 50  # of the 63 of a label, so that suffixes fit
 
 
@@ -103,6 +116,15 @@ class Deployment:
     cache_gib: int = 50
     uds: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+
+    def caches(self, folder: str) -> dict[str, str]:
+        """Variables that put below `folder` what engines fetch and compile.
+
+        Left out, it would go below the home folder: closed to a service, small on a cluster, and
+        gone with a container.
+        """
+        found = {"HF_HOME": "huggingface", **_CACHES.get(self.engine, {})}
+        return {variable: f"{folder}/{name}" for variable, name in found.items()}
 
     def line(self, *more: str) -> list[str]:
         """The whole command with `more` flags, which stand before what is the engine's alone."""

@@ -189,7 +189,7 @@ def _probe(path: str, port: str, failures: int) -> dict[str, Any]:
 
 def _environment(deployment: Deployment) -> list[dict[str, Any]]:
     plain = {
-        "HF_HOME": f"{_MODELS}/huggingface",
+        **deployment.caches(_MODELS),
         "STOKER_CACHE_DIR": f"{_MODELS}/stoker",
         **deployment.environment,
     }

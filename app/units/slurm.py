@@ -87,7 +87,7 @@ def _body(deployment: Deployment, choices: SlurmChoices) -> list[str]:
         "set -euo pipefail",
         "umask 077",
         *_modules(choices),
-        f'export HF_HOME="{scratch}/huggingface"',
+        *[f'export {key}="{value}"' for key, value in deployment.caches(scratch).items()],
         f'export STOKER_CACHE_DIR="{scratch}/stoker"',
         *[f"export {key}={shlex.quote(value)}" for key, value in deployment.environment.items()],
         'mkdir -p "$HF_HOME" "$STOKER_CACHE_DIR"',

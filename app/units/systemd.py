@@ -125,6 +125,7 @@ def _identity(deployment: Deployment, is_user: bool) -> list[str]:
 def _environment_lines(deployment: Deployment, is_user: bool, cache: str) -> list[str]:
     found = {"HF_HOME": f"{cache}/huggingface", "STOKER_CACHE_DIR": cache}
     if not is_user:
+        found |= deployment.caches(cache)
         found["STOKER_STATE_DIR"] = f"/var/lib/{deployment.unit_name}"
     return [
         f'Environment="{key}={value if key in found else escaped(value)}"'
@@ -135,7 +136,8 @@ def _environment_lines(deployment: Deployment, is_user: bool, cache: str) -> lis
 def _hardening(deployment: Deployment, is_user: bool) -> list[str]:
     """What closes the service in, but for the places that it was told to use."""
     lines = list(_HARDENING)
-    if any(word.startswith(_TEMPORARY) for word in deployment.line()):
+    values = (word.partition("=")[2] or word for word in deployment.line())
+    if any(value.startswith(_TEMPORARY) for value in values):
         lines.remove(_PRIVATE_TMP)  # it would see another folder there
     if is_user:
         return [line for line in lines if not line.startswith(_NOT_FOR_USERS)]

@@ -315,9 +315,10 @@ def test_a_unit_names_files_by_their_whole_path(place: Path) -> None:
 def test_a_closed_in_service_may_make_its_socket(
     uds: str, line: str, *, is_private: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = _service("smollm2-135m", "--uds", uds)
-    assert line in text.splitlines()
-    assert ("PrivateTmp=yes" in text) == is_private, "a /tmp of its own would hide it from clients"
+    for words in (["--uds", uds], [f"--uds={uds}"]):
+        text = _service("smollm2-135m", *words)
+        assert line in text.splitlines()
+        assert ("PrivateTmp=yes" in text) == is_private, "a /tmp of its own hides it from clients"
     assert f"unix:{uds}" in capsys.readouterr().err
 
 
@@ -327,3 +328,20 @@ def test_a_socket_file_is_for_clients_of_its_own_machine(
 ) -> None:
     assert run(["unit", kind, "smollm2-135m", "--uds", "it.sock"]) == ExitCode.USAGE
     assert f"the clients of a {kind} unit are on other machines" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("engine", "variables"),
+    [
+        ("stoker", {"HF_HOME", "STOKER_CACHE_DIR", "TRITON_CACHE_DIR"}),
+        ("vllm", {"HF_HOME", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT"}),
+        ("llama.cpp", {"HF_HOME", "LLAMA_CACHE"}),
+    ],
+)
+def test_what_an_engine_keeps_lies_where_a_closed_in_service_may_write(
+    engine: str, variables: set[str]
+) -> None:
+    text = _service("org/model", "--engine", engine, "--name", "it")
+    found = dict(re.findall(r'^Environment="(\w+)=(.*)"$', text, re.MULTILINE))
+    assert variables <= set(found)
+    assert all(value.startswith(("/var/cache/stoker-it", "/var/lib/")) for value in found.values())
