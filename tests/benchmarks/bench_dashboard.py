@@ -18,13 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 
 from app.client.metrics.sample import read_sample
 from tests.client.local_server import Answer, Call, serving
 from tests.places import SHARED
-
-pytestmark = pytest.mark.benchmark
 
 REAL = SHARED / "metrics" / "vllm-0.30.0-busy.txt"
 SETTLE_S = 4.0

@@ -1,7 +1,7 @@
 """Speed and memory of the log parser: a large log made of the collected samples, one of a server
 that ran for days, and a small one.
 
-Python -m tests.benchmarks.bench_logparse [MEGABYTES] [FOLDER]; --fuzz N reads N damaged pieces,
+`python -m tests.benchmarks.bench_logparse [MEGABYTES] [FOLDER]`; --fuzz N reads N damaged pieces,
 --mutate N reads each log of the folder in N forms in which its server never answered.
 """
 
