@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.commands.shared_options import ApiKeyFile, AsciiOnly, Seed, TopP
+
 if TYPE_CHECKING:
     from app.client.chat.conversations import ConversationStore
     from app.client.chat.session import ChatSession, ChatTarget
@@ -52,10 +54,8 @@ def chat(
             help="Default: the server's; 0 for a single question, so that its answer is stable.",
         ),
     ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Share of the likeliest tokens.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    top_p: TopP = None,
+    seed: Seed = None,
     json_mode: Annotated[bool, typer.Option("--json-mode", help="Ask for JSON.")] = False,
     json_schema: Annotated[
         Path | None, typer.Option(help="Ask for JSON that obeys the schema in this file.")
@@ -70,17 +70,12 @@ def chat(
         str | None,
         typer.Option(metavar="dark|light|16", help="Colours. Default: $STOKER_THEME, else dark."),
     ] = None,
-    ascii_only: Annotated[
-        bool, typer.Option("--ascii", help="Draw with ASCII characters only (or $STOKER_ASCII).")
-    ] = False,
+    ascii_only: AsciiOnly = False,
     resume: Annotated[
         bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")
     ] = False,
     no_save: Annotated[bool, typer.Option("--no-save", help="Save no conversation.")] = False,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the API key. Default: $STOKER_API_KEY, $VLLM_API_KEY."),
-    ] = None,
+    api_key_file: ApiKeyFile = None,
 ) -> int:
     """Chat with a running server.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.commands.shared_options import AsJson
+
 if TYPE_CHECKING:
     from app.doctor.facts import DoctorFacts
     from app.planning.choosing import EngineChoice
@@ -39,7 +41,7 @@ def choose(
         str | None,
         typer.Option(help="Machines and workloads from this JSON file.", metavar="FILE"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: AsJson = False,
     plain: Annotated[
         bool, typer.Option("--plain", help="Name, engine, rule, reason with tabs between.")
     ] = False,

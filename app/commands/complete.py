@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from app.commands.shared_options import ApiKeyFile, Seed, TopP
 
 
 def complete(
@@ -35,18 +36,13 @@ def complete(
     temperature: Annotated[
         float, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token.")
     ] = 0.0,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Share of the likeliest tokens.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    top_p: TopP = None,
+    seed: Seed = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; repeatable.")
     ] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt first.")] = False,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the API key. Default: $STOKER_API_KEY, $VLLM_API_KEY."),
-    ] = None,
+    api_key_file: ApiKeyFile = None,
 ) -> None:
     """Print how a model goes on with a text.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.command_line import GroupedCommand, new_app
+from app.commands.shared_options import AsJson
 
 if TYPE_CHECKING:
     from app.errors import StokerError
@@ -43,7 +44,7 @@ def show(
     origin: Annotated[
         bool, typer.Option("--origin", help="Say where each value comes from.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: AsJson = False,
     as_plain: Annotated[
         bool, typer.Option("--plain", help="SECTION<TAB>KEY<TAB>VALUE<TAB>ORIGIN; unknown is -.")
     ] = False,
@@ -76,7 +77,7 @@ def show(
 
 @app.command("path", cls=GroupedCommand)
 def path(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: AsJson = False,
     as_plain: Annotated[
         bool, typer.Option("--plain", help="PATH<TAB>yes|no (is it there).")
     ] = False,

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from app.commands.shared_options import AsJson
+
 
 def paths(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: AsJson = False,
     as_plain: Annotated[
         bool, typer.Option("--plain", help="NAME<TAB>PATH<TAB>yes|no (is it there).")
     ] = False,

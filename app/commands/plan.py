@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.command_line import PASS_THROUGH_SETTINGS, PassThroughCommand, new_app
+from app.commands.shared_options import AsJson
 from engine.machine.sizes import human_bytes
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def plan(
     no_calibration: Annotated[
         bool, typer.Option("--no-calibration", help="Leave earlier starts out of the estimates.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: AsJson = False,
     plain: Annotated[bool, typer.Option("--plain", help="Name, tab, value on each line.")] = False,
     gpu_memory_utilization: Annotated[
         float | None,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.command_line import GroupedCommand, new_app
+from app.commands.shared_options import AsJson
 
 if TYPE_CHECKING:
     from app.selftest.run import TrialResult
 
 app = new_app(help="Try on this machine what Stoker promises; needs no download.")
 
-_Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 _Fake = Annotated[bool, typer.Option("--fake-only", help="Leave our own engine out.")]
 _Model = Annotated[
     Path | None,
@@ -28,7 +28,7 @@ _Model = Annotated[
 
 @app.command(cls=GroupedCommand)
 def lifecycle(
-    as_json: _Json = False,
+    as_json: AsJson = False,
     fake_only: _Fake = False,
     model: _Model = None,
     cycles: Annotated[int, typer.Option(min=0, help="Starts and stops in a row.")] = 10,
@@ -47,7 +47,7 @@ def lifecycle(
 
 
 @app.command(cls=GroupedCommand)
-def stall(as_json: _Json = False, fake_only: _Fake = False, model: _Model = None) -> int:
+def stall(as_json: AsJson = False, fake_only: _Fake = False, model: _Model = None) -> int:
     """See idle, busy, stalled and dead servers for what they are.
 
     \b

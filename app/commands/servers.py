@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.commands.shared_options import ApiKeyFile
+
 if TYPE_CHECKING:
     from app.registry.server_registry import ServerRecord
     from app.supervise.server_state import SeenState
@@ -208,9 +210,7 @@ def restart(
 
 def attach(
     name: _Name = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the API key. Default: $STOKER_API_KEY.")
-    ] = None,
+    api_key_file: ApiKeyFile = None,
 ) -> int:
     """Open the dashboard of a server; leaving it does not stop the server.
 

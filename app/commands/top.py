@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.commands.shared_options import ApiKeyFile, AsciiOnly
+
 if TYPE_CHECKING:
     from app.client.chat.session import ChatSession
     from app.client.errors import ClientError
@@ -49,9 +51,7 @@ def top(
     as_plain: Annotated[
         bool, typer.Option("--plain", help="One sample as KEY<TAB>VALUE lines; unknown is -.")
     ] = False,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the API key. Default: $STOKER_API_KEY.")
-    ] = None,
+    api_key_file: ApiKeyFile = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="The dashboard cancels no request.")
     ] = False,
@@ -85,9 +85,7 @@ def top(
             help="Colours; 16 are the terminal's own. Default: $STOKER_THEME.",
         ),
     ] = None,
-    ascii_only: Annotated[
-        bool, typer.Option("--ascii", help="Draw with ASCII characters only (or $STOKER_ASCII).")
-    ] = False,
+    ascii_only: AsciiOnly = False,
 ) -> int:
     """Watch running servers: cache, requests, tokens per second, latency; several in one table.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from app.commands.shared_options import ApiKeyFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,9 +34,7 @@ def trace(
     as_json: Annotated[
         bool, typer.Option("--json", help="A JSON document; what was not measured is null.")
     ] = False,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the API key. Default: $STOKER_API_KEY.")
-    ] = None,
+    api_key_file: ApiKeyFile = None,
 ) -> None:
     """Follow one request through server, scheduler, model and back.
 
