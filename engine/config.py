@@ -73,7 +73,7 @@ class ParallelConfig:
 
     @property
     def world_size(self) -> int:
-        """Ranks of one replica."""
+        """How many ranks one replica has: tensor times pipeline."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property

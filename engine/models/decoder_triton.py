@@ -59,7 +59,6 @@ class TritonDecoder(DecoderModel):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self._device
 
     @torch.inference_mode()

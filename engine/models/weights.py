@@ -188,7 +188,7 @@ def _targets(config: ModelConfig, weights: DecoderWeights, place: RankPlace) -> 
 def _layer_targets(
     config: ModelConfig, layer: LayerWeights, place: RankPlace
 ) -> dict[str, _Target]:
-    """The same below `model.layers.N.`."""
+    """Targets by the rest of the name below `model.layers.N.`."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     queries = _scaled(place.span(heads), config.head_dim)
     keys = _scaled(place.kv_heads(kv_heads), config.head_dim)

@@ -121,7 +121,7 @@ class Outbox:
 
 
 class Inbox:
-    """A reader's end."""
+    """The end of a ring at which one reader takes the messages."""
 
     def __init__(self, ring: MessageRing, reader: int, source: socket.socket) -> None:
         self._ring = ring
@@ -208,7 +208,7 @@ class Progress:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """Begun and ended."""
+        """How many steps the rank has begun, and how many ended."""
         return int(self._counters[0]), int(self._counters[1])
 
 

@@ -14,8 +14,6 @@ from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
-NEVER = 10**9
-
 
 def make_scheduler(
     *,

@@ -79,12 +79,10 @@ class TritonKernels:
         return PackedLinear(run, weight.nbytes, is_copy=False)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """As the interface says."""
         rows = x.float().contiguous()
         return norm.add_rms_norm(self._launch, torch.empty_like(rows), None, rows, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """As the interface says."""
         out = torch.empty_like(residual)
         return norm.add_rms_norm(self._launch, out, x.contiguous(), residual, weight, eps)
 
@@ -106,7 +104,6 @@ class TritonKernels:
         ReferenceKernels().rotary(heads, cos, sin)
 
     def activate_and_mul(self, gate_up: Tensor, activation_name: str) -> Tensor:
-        """As the interface says."""
         out = gate_up.new_empty(len(gate_up), gate_up.shape[-1] // 2)
         tiles = self.target.tiles
         return activation.activate_and_mul(
@@ -121,7 +118,7 @@ class TritonKernels:
         )
 
     def most_likely(self, logits: Tensor) -> Tensor:
-        """`kernel_set.most_likely` in one launch."""
+        """As `kernel_set.most_likely`, but one launch for all rows and parts of the vocabulary."""
         rows, vocabulary = logits.shape
         tiles = self.target.tiles
         splits = min(self._splits(rows), -(-vocabulary // tiles.row))
@@ -152,12 +149,10 @@ class TritonKernels:
         return [TritonPlan(batch, spec, group, device, inputs) for group in range(len(spec.groups))]
 
     def store_kv(self, kv: Tensor, layer_cache: Tensor, plan: TritonPlan) -> None:
-        """As the interface says."""
         slots = torch.from_numpy(plan.batch.slot_mapping[plan.group]).to(plan.device, torch.int32)
         rotate_and_store(self._launch, kv, layer_cache, slots, slots, None)
 
     def attention(self, qkv: Tensor, layer_cache: Tensor, plan: TritonPlan, scale: float) -> Tensor:
-        """As the interface says."""
         spec = plan.spec
         q_heads = qkv.shape[1] - 2 * spec.num_kv_heads
         if not plan.inputs:

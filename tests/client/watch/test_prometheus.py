@@ -24,8 +24,6 @@ from app.client.watch.prometheus import Instance, PrometheusServer, PrometheusSo
 from engine.machine.ports import free_port
 from tests.client.local_server import Answer, Call, LocalServer, serving
 
-NEVER = 3600.0
-
 
 class Api:
     """Scrapes are noted by the test; queries are told apart by their shape."""
