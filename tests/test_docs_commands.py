@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.cli import COMMANDS, GLOBAL_OPTIONS, load_command
+from app.cli import COMMANDS, GLOBAL_OPTIONS, load_command, run
 from tests.engine_flags import own_flags
 from tests.places import PAGES, ROOT
 
@@ -91,3 +93,11 @@ def test_the_table_of_commands_has_each_of_them(page: str) -> None:
     told = set(re.findall(r"`(?:stoker )?([a-z]+)", rows.replace("\\|", "|")))
 
     assert {entry.name for entry in COMMANDS} - told == set()
+
+
+def test_the_table_of_files_has_each_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text().split("\n## Files\n")[1].split("\n## ")[0]
+    assert run(["paths", "--json"]) == 0
+
+    places = [place["path"] for place in json.loads(capsys.readouterr().out)["paths"]]
+    assert [path for path in places if f"/{Path(path).name}`" not in page] == []

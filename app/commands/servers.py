@@ -220,6 +220,7 @@ def attach(
     """
     from app.commands.top import has_screen, open_dashboard
     from app.errors import ExitCode, UsageError
+    from app.output import say
     from app.targets.servers import find_record, find_target
 
     record = find_record(name)
@@ -231,7 +232,10 @@ def attach(
         log_path=Path(record.log_path),
         server_alive=record.is_running,
     )
-    return ExitCode.ENGINE_DIED if end == "server-gone" else ExitCode.OK
+    if end == "server-gone":
+        return ExitCode.ENGINE_DIED
+    say(f"{record.name} runs on; `stoker stop {record.name}` ends it")
+    return ExitCode.OK
 
 
 def _list_servers(as_json: bool, as_plain: bool) -> int:

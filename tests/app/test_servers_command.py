@@ -16,6 +16,7 @@ import pytest
 
 from app.errors import ExitCode
 from tests.fakes import serve_fake
+from tests.fakes.terminal import Terminal
 from tests.waiting import is_running, wait_for
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -122,6 +123,19 @@ def test_a_wrong_name_is_answered_with_a_near_one(machine: Machine) -> None:
     wrong = machine.stoker("stop", "codr")
     assert (wrong.returncode, "did you mean coder?" in wrong.stderr) == (ExitCode.UNREACHABLE, True)
     assert "needs a terminal" in machine.stoker("attach", "coder").stderr
+
+
+def test_who_leaves_an_attached_dashboard_is_told_that_the_server_runs_on(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.serve("one")
+    monkeypatch.setenv("STOKER_STATE_DIR", machine.environment["STOKER_STATE_DIR"])
+    terminal = Terminal("attach", "one")
+    terminal.wait_for("Quit")
+    terminal.type("q")
+    terminal.wait_for("one runs on; `stoker stop one` ends it")
+    assert terminal.wait_for_end() == ExitCode.OK
+    assert machine.servers()["one"]["state"] in ("ready", "idle")
 
 
 def test_an_empty_machine(machine: Machine) -> None:
