@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from engine.kernels.native.library import Shape
+from engine.kernels.native.library import RankMemory, Shape
 from engine.kernels.native.model_step import NativeKernels, NativeModelStep, RotaryTensors
 from engine.kernels.native.packed_cache import PackedFile
 from engine.kernels.weight_formats import BF16, INT4, INT8
@@ -19,6 +19,7 @@ from engine.layers.rotary import inverse_frequencies
 from engine.logger import get_logger
 from engine.model_config import ModelConfig, RopeScaling
 from engine.models.weights import DecoderWeights, LayerWeights
+from engine.rank_layout import WHOLE, RankPlace, model_of_rank
 
 logger = get_logger(__name__)
 
@@ -32,12 +33,15 @@ def build_native_decoder(
     kernels: NativeKernels,
     num_positions: int,
     spec: KVCacheSpec,
+    place: RankPlace = WHOLE,
+    ranks: RankMemory | None = None,
 ) -> NativeModelStep:
     """Pack `weights` layer by layer; `weights.layers` is emptied on the way."""
     start = time.monotonic()
-    model = NativeModelStep(kernels, _shape(config, kernels, num_positions, spec), spec)
+    shape = _shape(config, kernels, num_positions, spec, place)
+    model = NativeModelStep(kernels, shape, spec, ranks)
     places = _places(spec)
-    for number in range(config.num_hidden_layers):
+    for number in range(len(weights.layers)):
         _load_layer(model, number, weights.layers.pop(0), *places[number])
     rotaries = _rotaries(config, num_positions)
     model.load_ends(weights.embedding, weights.final_norm, weights.lm_head, *rotaries)
@@ -57,24 +61,31 @@ def read_native_decoder(
     kernels: NativeKernels,
     num_positions: int,
     spec: KVCacheSpec,
+    place: RankPlace = WHOLE,
+    ranks: RankMemory | None = None,
 ) -> NativeModelStep:
     """The same model from what `packed_parts` gave; OSError when the file does not fit."""
-    model = NativeModelStep(kernels, _shape(config, kernels, num_positions, spec), spec)
+    shape = _shape(config, kernels, num_positions, spec, place)
+    model = NativeModelStep(kernels, shape, spec, ranks)
     model.read_packed(packed)
     for number, (group, page) in _places(spec).items():
         model.load_layer(number, group=group, page=page)
-    embedding = torch.frombuffer(packed.parts[1], dtype=torch.bfloat16)
-    shape = (config.vocab_size, config.hidden_size)
-    model.load_ends(embedding.view(shape), None, None, *_rotaries(config, num_positions))
+    rows = packed.parts[1]
+    embedding = torch.frombuffer(rows, dtype=torch.bfloat16) if rows else torch.empty(0).bfloat16()
+    table = embedding.view(-1, config.hidden_size)
+    model.load_ends(table, None, None, *_rotaries(config, num_positions))
     return model
 
 
-def packing_facts(config: ModelConfig, kernels: NativeKernels) -> list[object]:
+def packing_facts(
+    config: ModelConfig, kernels: NativeKernels, place: RankPlace = WHOLE
+) -> list[object]:
     """What packed weights depend on besides the checkpoint's files."""
     facts = dataclasses.asdict(config)
     for name in ("path", "served_name", "max_position_embeddings"):
         del facts[name]
-    return [facts, kernels.instructions, dataclasses.asdict(kernels.formats)]
+    own = [place.rank, place.tensor_size, place.num_stages] if place.world_size > 1 else []
+    return [facts, kernels.instructions, dataclasses.asdict(kernels.formats), *own]
 
 
 def _places(spec: KVCacheSpec) -> dict[int, tuple[int, int]]:
@@ -103,14 +114,19 @@ def _rotary(
 
 
 def _shape(
-    config: ModelConfig, kernels: NativeKernels, num_positions: int, spec: KVCacheSpec
+    config: ModelConfig,
+    kernels: NativeKernels,
+    num_positions: int,
+    spec: KVCacheSpec,
+    place: RankPlace,
 ) -> Shape:
+    part, vocabulary = model_of_rank(config, place), place.span(config.vocab_size)
     return Shape(
-        num_layers=config.num_hidden_layers,
+        num_layers=part.num_hidden_layers,
         hidden=config.hidden_size,
-        inner=config.intermediate_size,
-        q_heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
+        inner=part.intermediate_size,
+        q_heads=part.num_attention_heads,
+        kv_heads=part.num_key_value_heads,
         head_dim=config.head_dim,
         vocab=config.vocab_size,
         num_positions=num_positions,
@@ -127,6 +143,11 @@ def _shape(
         layer_format=_FORMATS[kernels.formats.layers],
         head_format=_FORMATS[kernels.formats.head],
         fp8_cache=spec.dtype_bytes == 1,
+        rank=place.tensor_rank,
+        num_ranks=place.tensor_size,
+        vocab_first=vocabulary.start,
+        vocab_rows=len(vocabulary),
+        head_rows=len(vocabulary) if place.is_last_stage else 0,
         eps=config.rms_norm_eps,
         norm_offset=config.norm_offset,
         # As trained: the factor is rounded to the weights' format before it is applied.

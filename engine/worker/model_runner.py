@@ -214,7 +214,7 @@ class ModelRunner:
             cast(StageStep, self._model).residual(batch, cache)
             return
         logits = self._model.forward(batch, cache)
-        if bool((most_likely(logits) == NO_TOKEN).any()):
+        if self._place.is_output and bool((most_likely(logits) == NO_TOKEN).any()):
             raise CorruptModelError(
                 "The model's first logits are no numbers (NaN): a number in config.json (such as "
                 "rope_theta or rms_norm_eps), a weight, or --dtype is wrong. Compare the folder "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
+from engine.kernels.native.library import RankMemory, RankSizes
 from engine.rank_layout import RankPlace, rank_places
 from engine.worker.rank_memory import (
     LastLines,
@@ -22,6 +23,8 @@ from engine.worker.rank_memory import (
 _MESSAGE_BYTES = 16 << 20
 _STATES_BYTES = 64 << 20
 _NUM_SLOTS = 8
+LEAST_TOKENS = 16
+"""A warm-up has so many tokens, whatever a step may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class ChannelMap:
     progress: tuple[slice, ...]
     last_lines: tuple[slice, ...]
     states: tuple[slice, ...]
+    sums: tuple[slice, ...]  # of each stage's tensor ranks, for the native kernels
+    sum_sizes: RankSizes
     num_bytes: int
     places: tuple[RankPlace, ...]
 
@@ -40,6 +45,12 @@ class ChannelMap:
     def of(cls, config: EngineConfig) -> ChannelMap:
         places = tuple(rank_places(config.parallel))
         layout, shapes = Layout(), _Shapes(len(places), places[0].tensor_size)
+        sizes = RankSizes(
+            places[0].tensor_size,
+            max(config.scheduler.max_num_batched_tokens, LEAST_TOKENS),
+            config.model.hidden_size,
+            config.model.vocab_size,
+        )
         return cls(
             steps=layout.take(shapes.steps.num_bytes),
             answers=tuple(layout.take(shapes.answers.num_bytes) for _ in places),
@@ -48,6 +59,8 @@ class ChannelMap:
             states=tuple(
                 layout.take(shapes.states.num_bytes) for _ in range(places[0].num_stages - 1)
             ),
+            sums=tuple(layout.take(sizes.num_bytes) for _ in range(places[0].num_stages)),
+            sum_sizes=sizes,
             num_bytes=layout.num_bytes,
             places=places,
         )
@@ -77,6 +90,7 @@ class Channels:
     def __init__(self, channel_map: ChannelMap, memory: SharedMemory) -> None:
         self._map = channel_map
         self._view = memory.view
+        self._address = memory.address()
         places = channel_map.places
         self._shapes = _Shapes(len(places), places[0].tensor_size)
 
@@ -89,6 +103,10 @@ class Channels:
     def states(self, stage: int) -> MessageRing:
         """Hidden states that `stage` leaves for the next one."""
         return MessageRing(self._view[self._map.states[stage]], self._shapes.states)
+
+    def sums(self, stage: int) -> RankMemory:
+        """What the tensor ranks of `stage` add up."""
+        return RankMemory.at(self._address + self._map.sums[stage].start, self._map.sum_sizes)
 
     def progress(self, rank: int) -> Progress:
         return Progress(self._view[self._map.progress[rank]])

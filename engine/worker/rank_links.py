@@ -10,6 +10,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from engine.kernels.native.library import RankMemory
 from engine.kernels.step_batch import FloatArray
 from engine.layers.parallel import OneRank, RankGroup, TorchRanks
 from engine.logger import get_logger
@@ -30,6 +31,7 @@ class RankLinks:
     store: int | None = None
     states_in: Inbox | None = None
     states_out: Outbox | None = None
+    sums: RankMemory | None = None  # of the tensor ranks of this stage
 
     @classmethod
     def open(cls, init: WorkerInit, channels: Channels, num_cores: int) -> RankLinks:
@@ -42,7 +44,8 @@ class RankLinks:
         if init.states_out:
             targets = [inherited_socket(one) for one in init.states_out]
             states_out = Outbox(channels.states(place.stage), targets)
-        return cls(place, num_cores, init.store, states_in, states_out)
+        sums = channels.sums(place.stage) if place.tensor_size > 1 else None
+        return cls(place, num_cores, init.store, states_in, states_out, sums)
 
     def join(self, device: torch.device) -> RankGroup:
         """The tensor ranks of this stage as a process group; waits until all have come."""

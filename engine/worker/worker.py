@@ -33,11 +33,12 @@ from engine.worker.memory import (
     require_requested_memory,
 )
 from engine.worker.model_runner import ModelRunner
+from engine.worker.rank_channels import LEAST_TOKENS
 from engine.worker.rank_links import RankLinks
 
 logger = get_logger(__name__)
 
-_WARM_UP_TOKENS = 16
+_WARM_UP_TOKENS = LEAST_TOKENS
 _ALONE = RankLinks()
 
 
@@ -135,8 +136,6 @@ class Worker:
     def _select_kernels(self) -> KernelSet | NativeKernels:
         device, model = self._config.device, self._config.model
         sets = kernel_sets_of(model.architecture, model.implementation)
-        if self._place.world_size > 1:
-            sets = ["reference"]
         selected = select_kernels(device, self._spec, sets, self._num_threads())
         logger.info(
             "Using %s attention backend out of potential backends: %s.",
@@ -164,7 +163,14 @@ class Worker:
         if isinstance(kernels, NativeKernels):
             cache = PackedCache.of_user()
             return load_native_decoder(
-                config.model, self._load_weights, kernels, num_positions, self._spec, cache
+                config.model,
+                self._load_weights,
+                kernels,
+                num_positions,
+                self._spec,
+                cache,
+                self._place,
+                self._links.sums,
             )
         ranks = self._links.join(self._device)
         build = model_class(kernels.name)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from engine.core.engine_core import EngineCore
 from engine.errors import ModelError
+from engine.messages import EngineCoreRequest, TokenLogprobs
+from engine.pooling_params import PoolingParams
+from engine.sampling_params import SamplingParams, StructuredOutputsParams
 from engine.worker.multiproc_executor import MultiprocExecutor, RankError
 from tests.core.conftest import engine_config
-from tests.core.core_runs import request, run, run_all
+from tests.core.core_runs import probe, request, run, run_all
+from tests.kernels.native_models import native_library
 from tests.tiny_model import write_tiny_llama
 from tests.waiting import is_running, wait_for
+from tests.worker.kernel_choices import FLOAT32, NATIVE, KernelChoice
 
 _REQUESTS = [
     request("short", [5, 6, 7], 12),
@@ -28,6 +35,31 @@ _REQUESTS = [
 _PRESSED = {"max_num_batched_tokens": 32, "max_model_len": 128, "num_gpu_blocks_override": 13}
 
 
+_SAMPLED = EngineCoreRequest(
+    "sampled",
+    list(range(50)),
+    SamplingParams(temperature=0.8, seed=7, max_tokens=8, logprobs=3, prompt_logprobs=2),
+    arrival_time=0.0,
+)
+_DIGITS = EngineCoreRequest(
+    "digits",
+    [1, 2, 3],
+    SamplingParams(
+        temperature=0.0,
+        max_tokens=8,
+        structured_outputs=StructuredOutputsParams(regex="[0-9]{6}"),
+    ),
+    arrival_time=0.0,
+)
+_POOLED = EngineCoreRequest(
+    "pooled",
+    list(range(40)),
+    SamplingParams(),
+    arrival_time=0.0,
+    pooling=PoolingParams(),
+)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("ranks"), num_hidden_layers=3)
@@ -35,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def engine(folder: Path, **flags: object) -> Iterator[EngineCore]:
-    core = EngineCore(engine_config(folder, kernels="reference", **flags))
+    core = EngineCore(engine_config(folder, **{"kernels": "reference", **flags}))
     try:
         yield core
     finally:
@@ -69,6 +101,63 @@ def test_four_ranks_give_the_tokens_of_one_process(folder: Path) -> None:
         workers = list(children().values())
     assert found.texts == wanted.texts
     assert not any(map(is_running, workers))
+
+
+@pytest.mark.parametrize("choice", [FLOAT32, NATIVE], ids=str)
+def test_two_ranks_give_what_one_process_gives(tmp_path: Path, choice: KernelChoice) -> None:
+    """Greedy, sampled with log probabilities, after a grammar, and pooled, side by side."""
+    if choice is NATIVE:
+        native_library()
+    folder = write_tiny_llama(tmp_path / "model", hidden_size=128)
+    flags = {"dtype": choice.dtype, "kernels": choice.kernels, "max_num_batched_tokens": 64}
+    asked = [*_REQUESTS, _SAMPLED, _DIGITS, _POOLED]
+    with engine(folder, **flags, num_threads=1) as core:
+        wanted = outputs_of(core, asked)
+        with engine(folder, **flags, tensor_parallel_size=2) as ranks:
+            found = outputs_of(ranks, asked)
+        tie = dataclasses.replace(choice, tie=0.1 if choice is NATIVE else 0.0)
+        for item in _REQUESTS:
+            ours, theirs = found[item.request_id].tokens, wanted[item.request_id].tokens
+            tie.assert_same(ours, theirs, item.prompt_token_ids, probe(core))
+    precision = 0.05 if choice is NATIVE else 1e-4
+    for logprobs in (Answer.first_logprobs, Answer.all_prompt_logprobs):
+        pairs = [logprobs(answers["sampled"]) for answers in (found, wanted)]
+        assert pairs[0] == pytest.approx(pairs[1], abs=precision)
+    first_token = ord("!")
+    assert "".join(chr(first_token + token) for token in found["digits"].tokens[:6]).isdigit()
+    vectors = [np.frombuffer(answers["pooled"].vector, "<f4") for answers in (found, wanted)]
+    assert float(vectors[0] @ vectors[1]) > 1 - precision
+
+
+@dataclasses.dataclass
+class Answer:
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    vector: bytes = b""
+
+    def first_logprobs(self) -> dict[int, float]:
+        """Of the best tokens behind the prompt: the first one of the list was drawn."""
+        entry = self.logprobs[0]
+        return dict(sorted(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True)))
+
+    def all_prompt_logprobs(self) -> list[float]:
+        """Of the prompt's own tokens."""
+        return [entry.logprobs[0] for entry in self.prompt_logprobs]
+
+
+def outputs_of(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, Answer]:
+    for item in requests:
+        core.add_request(item)
+    answers = {item.request_id: Answer() for item in requests}
+    while not core.is_idle:
+        for output in core.step().outputs:
+            answer = answers[output.request_id]
+            answer.tokens += output.new_token_ids
+            answer.logprobs += output.logprobs or []
+            answer.prompt_logprobs += output.prompt_logprobs or []
+            answer.vector += output.pooling_output or b""
+    return answers
 
 
 def test_a_killed_rank_is_named_and_the_others_end(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
+
+_PAGE = 4096
+_FLOAT_BYTES = 4
+_RANK_HEAD_BYTES = 128  # RankHead in ranks.h
 
 
 class Shape(Structure):
-    """Sizes and kind of the model; biases and norms are 0 or 1, silu is 0 and gelu_tanh 1.
+    """Sizes and kind of the model, or of one rank's part of it.
 
-    Formats of weights are 0 for bf16, 1 for int8, 2 for int4. The cache is fp8 (1) or bf16 (0).
+    Biases and norms are 0 or 1, silu is 0 and gelu_tanh 1. Formats of weights are 0 for bf16, 1 for
+    int8, 2 for int4. The cache is fp8 (1) or bf16 (0).
     """
 
     _fields_ = (
@@ -35,6 +41,11 @@ class Shape(Structure):
         ("layer_format", c_int64),
         ("head_format", c_int64),
         ("fp8_cache", c_int64),
+        ("rank", c_int64),
+        ("num_ranks", c_int64),
+        ("vocab_first", c_int64),
+        ("vocab_rows", c_int64),
+        ("head_rows", c_int64),
         ("eps", c_double),
         ("norm_offset", c_double),
         ("embedding_scale", c_double),
@@ -96,7 +107,70 @@ class Batch(Structure):
         ("num_logits", c_int64),
         ("cache", c_void_p),
         ("num_blocks", c_int64),
+        ("residual", c_void_p),
     )
+
+
+class RankMemory(Structure):
+    """Where in this process the memory of the ranks that share each layer lies."""
+
+    _fields_ = (
+        ("heads", c_void_p),
+        ("parts", c_void_p),
+        ("outputs", c_void_p),
+        ("part_floats", c_int64),
+        ("output_bytes", c_int64),
+        ("max_tokens", c_int64),
+    )
+
+    @classmethod
+    def at(cls, address: int, sizes: RankSizes) -> RankMemory:
+        """In memory of `sizes.num_bytes` zeros."""
+        parts = address + sizes.head_bytes
+        return cls(
+            heads=address,
+            parts=parts,
+            outputs=parts + 2 * sizes.num_ranks * sizes.part_bytes,
+            part_floats=sizes.part_bytes // _FLOAT_BYTES,
+            output_bytes=sizes.output_bytes,
+            max_tokens=sizes.max_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RankSizes:
+    """How much memory ranks share: what they add up in a step, and their logits.
+
+    Only what is used is taken from the system.
+    """
+
+    num_ranks: int
+    max_tokens: int
+    hidden: int
+    vocab: int
+
+    @property
+    def head_bytes(self) -> int:
+        return _padded(self.num_ranks * _RANK_HEAD_BYTES)
+
+    @property
+    def part_bytes(self) -> int:
+        return _padded(self.max_tokens * self.hidden * _FLOAT_BYTES)
+
+    @property
+    def output_bytes(self) -> int:
+        """A row of logits may be asked for each token."""
+        width = -(-self.vocab // self.num_ranks)
+        return _padded(self.max_tokens * width * _FLOAT_BYTES)
+
+    @property
+    def num_bytes(self) -> int:
+        each = 2 * self.part_bytes + self.output_bytes
+        return self.head_bytes + self.num_ranks * each
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE) * _PAGE
 
 
 def open_library(path: Path) -> ctypes.CDLL:
@@ -110,6 +184,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     _declare(library, "weight_bytes", c_int64, c_void_p)
     _declare(library, "packed_weights", c_void_p, c_void_p)
     _declare(library, "read_packed", c_int32, c_void_p, c_int32, c_int64)
+    _declare(library, "join", None, c_void_p, POINTER(RankMemory))
     _declare(library, "forward", c_int32, c_void_p, POINTER(Batch), c_int32, c_void_p)
     return library
 

@@ -19,13 +19,19 @@ from torch import Tensor
 
 from engine.kernels.attention_plan import storage_dtype
 from engine.kernels.kernel_set import KVCache
-from engine.kernels.native.library import Batch, LayerTensors, ModelTensors, Shape
+from engine.kernels.native.library import (
+    Batch,
+    LayerTensors,
+    ModelTensors,
+    RankMemory,
+    Shape,
+)
 from engine.kernels.native.packed_cache import PackedFile
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kernels.weight_formats import WeightFormats
 from engine.kv_sizing import KVCacheSpec
 
-_LOGITS, _HIDDEN_STATES, _TOKENS = 0, 1, 2  # Output in step.cpp
+_LOGITS, _HIDDEN_STATES, _TOKENS, _RESIDUAL = 0, 1, 2, 3  # Output in step.cpp
 _OUT_OF_MEMORY = 1
 _REFUSALS = {  # the other values of Status in step.cpp
     2: "a token id is outside the vocabulary of {vocab}",
@@ -34,6 +40,8 @@ _REFUSALS = {  # the other values of Status in step.cpp
     5: "query_start_loc does not ascend from 0 to the number of tokens",
     6: "a block table is too short or names a block outside the cache of {num_blocks} blocks",
     7: "a logits row is outside the batch",
+    8: "it has more tokens than the ranks have shared memory for",
+    9: "the ranks of a layer do not agree about how many tokens it has",
 }
 
 
@@ -56,7 +64,14 @@ class NativeKernels:
 class NativeModelStep:
     """Owns the C++ model. Load each layer, then the ends; after that it runs steps."""
 
-    def __init__(self, kernels: NativeKernels, shape: Shape, spec: KVCacheSpec) -> None:
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        shape: Shape,
+        spec: KVCacheSpec,
+        ranks: RankMemory | None = None,
+    ) -> None:
+        """`ranks` is the memory of several that share each layer."""
         self._library = kernels.library
         self._shape = shape
         self._spec = spec
@@ -69,6 +84,8 @@ class NativeModelStep:
         )
         if not self._handle:
             raise MemoryError("no memory or no threads for the packed weights")
+        if ranks is not None:
+            self._library.stoker_model_join(self._handle, ctypes.byref(ranks))
         self._finalizer = weakref.finalize(
             self, self._library.stoker_model_destroy, ctypes.c_void_p(self._handle)
         )
@@ -123,7 +140,8 @@ class NativeModelStep:
         address = self._library.stoker_model_packed_weights(self._open_handle())
         packed = (ctypes.c_char * self._packed_bytes()).from_address(address)
         embedding = self._kept[0].view(torch.uint8).numpy()
-        return [memoryview(packed).cast("B"), embedding.data.cast("B")]
+        rows = embedding.data.cast("B") if embedding.size else memoryview(b"")
+        return [memoryview(packed).cast("B"), rows]
 
     def _packed_bytes(self) -> int:
         return int(self._library.stoker_model_weight_bytes(self._open_handle()))
@@ -144,8 +162,14 @@ class NativeModelStep:
             for _ in range(spec.layers_per_block)
         ]
 
+    def residual(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """Float32 [T, hidden] behind the layers of a stage that is not the last."""
+        states = torch.empty(len(batch.token_ids), self._shape.hidden)
+        self._run(batch, kv_cache, _RESIDUAL, states.data_ptr())
+        return states
+
     def forward(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
-        """Float32 logits [R, vocabulary] of the rows that ask for them."""
+        """Float32 logits [R, vocabulary] of the rows that ask for them, on the first rank."""
         logits = torch.empty(len(batch.logits_rows), self._shape.vocab)
         self._run(batch, kv_cache, _LOGITS, logits.data_ptr())
         return logits
@@ -185,6 +209,7 @@ class NativeModelStep:
             num_logits=len(batch.logits_rows),
             cache=ctypes.addressof(self._addresses_of(kv_cache)),
             num_blocks=len(kv_cache[0]),
+            residual=None if batch.residual is None else batch.residual.ctypes.data,
         )
         status = self._library.stoker_model_forward(
             self._open_handle(), ctypes.byref(step), output, target

@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "norm.h"
+#include "ranks.h"
 #include "thread_pool.h"
 #include "vector_math.h"
 
@@ -25,6 +26,9 @@ struct Shape {
   Activation activation;
   Format layer_format, head_format;  // of the packed weights
   std::int64_t fp8_cache;            // 0 or 1
+  // Heads and `inner` are this rank's; of the vocabulary it has `vocab_rows` from `vocab_first`, and
+  // as many or, in a stage before the last, none of the head's.
+  std::int64_t rank, num_ranks, vocab_first, vocab_rows, head_rows;
   double eps;
   double norm_offset;  // is added to every norm's weights
   double embedding_scale, score_scale;
@@ -39,7 +43,7 @@ struct LayerTensors {
 };
 
 struct ModelTensors {
-  const bf16* embedding;  // [vocab, hidden], stays the caller's and must outlive the handle
+  const bf16* embedding;  // [vocab_rows, hidden], stays the caller's and must outlive the handle
   const bf16* final_norm;
   const bf16* lm_head;
   RotaryTable rotary, local_rotary;  // as `embedding`; the second is for layers with a window
@@ -55,6 +59,7 @@ struct Batch {
   std::int64_t num_tokens, num_sequences, table_width, num_logits;
   char* const* cache;  // one address per page
   std::int64_t num_blocks;
+  const float* residual;  // [num_tokens, hidden] from the stage before; null in the first
 };
 
 // What a step yields for the rows asked for.
@@ -62,6 +67,7 @@ enum Output : std::int32_t {
   kLogits = 0,  // [num_logits, vocab]
   kHidden = 1,  // [num_logits, hidden], after the final norm
   kTokens = 2,  // int64 [num_logits], the first token with the largest logit
+  kResidual = 3,  // [num_tokens, hidden], of a stage that is not the last
 };
 
 enum Status : std::int32_t {
@@ -73,6 +79,8 @@ enum Status : std::int32_t {
   kBadQueryStart = 5,
   kBadBlockTable = 6,
   kBadLogitsRow = 7,
+  kTooManyTokens = 8,
+  kRanksDisagree = 9,
 };
 
 namespace {
@@ -112,7 +120,7 @@ class Arena {
   std::int64_t used_ = 0;
 };
 
-constexpr std::int64_t kPhasesPerLayer = 10, kOtherPhases = 4;  // calls of Team::share below
+constexpr std::int64_t kPhasesPerLayer = 12, kOtherPhases = 8;  // calls of Team::share below
 
 // The norms of heads and of the blocks' outputs are null where the family has none.
 struct Layer {
@@ -160,6 +168,8 @@ class Model {
     pack(tensors.lm_head, nullptr, shape_.hidden, Columns::kPlain, lm_head_);
   }
 
+  void join(const RankMemory& memory) { ranks_.join(memory, shape_.rank, shape_.num_ranks); }
+
   std::int64_t weight_bytes() const { return weights_.bytes(); }
   char* packed_weights() { return weights_.data(); }
 
@@ -183,9 +193,11 @@ class Model {
 
   Status check(const Batch& batch) const;
 
-  void forward(const Batch& batch, Output output, void* out) {
-    if (batch.num_tokens == 0) return;
+  // Only the first of several ranks writes logits and tokens.
+  Status forward(const Batch& batch, Output output, void* out) {
+    if (batch.num_tokens == 0) return kDone;
     pool_.settle();
+    first_meeting_ = next_meeting_;
     for (Attention& attention : attentions_) {
       attention.plan(batch.query_start, batch.num_computed, batch.num_sequences, pool_.size());
     }
@@ -200,9 +212,16 @@ class Model {
     caches_.assign(batch.cache, batch.cache + shape_.num_pages);
     output_ = output;
     out_ = static_cast<float*>(out);
+    if (ranks_.are_several() && output == kLogits) {
+      out_ = reinterpret_cast<float*>(ranks_.own_output());
+    }
     if (output == kTokens) best_.assign(pool_.size() * batch.num_logits, {});
     pool_.run([this](Team& team) { run_step(team); });
+    // The buffer that was used last rests: without embeddings the next step's first is its second.
+    next_meeting_ = first_meeting_ + 2 * shape_.num_layers + (batch.residual == nullptr ? 1 : 0);
     if (output == kTokens) write_tokens(static_cast<std::int64_t*>(out));
+    if (output == kLogits && ranks_.are_several()) collect_logits(static_cast<float*>(out));
+    return have_disagreed_ ? kRanksDisagree : kDone;
   }
 
  private:
@@ -257,7 +276,7 @@ class Model {
       layer.mlp_norm = norm(shape_.hidden, shape_.sandwich_norms);
     }
     final_norm_ = norm(shape_.hidden);
-    lm_head_ = linear(shape_.vocab, shape_.hidden, Columns::kPlain, false, shape_.head_format);
+    lm_head_ = linear(shape_.head_rows, shape_.hidden, Columns::kPlain, false, shape_.head_format);
   }
 
   Linear linear(std::int64_t outputs, std::int64_t inputs, Columns order, bool has_bias,
@@ -321,10 +340,20 @@ class Model {
   void run_step(Team& team) {
     embed(team);
     for (std::int64_t index = 0; index < shape_.num_layers; ++index) run_layer(team, index);
-    if (batch_.num_logits == 0) return;
     const float* last_norm = layers_.back().mlp_norm;
-    if (last_norm != nullptr) {
-      share_rows(team, batch_.num_tokens, [&](std::int64_t row) { add_projected(row, last_norm); });
+    const std::int64_t last_meeting = first_meeting_ + 2 * shape_.num_layers;
+    meet(team);  // where nobody reads it too: the buffers take turns
+    if (batch_.num_logits == 0 && output_ != kResidual) return;
+    if (last_norm != nullptr || ranks_.are_several()) {
+      share_rows(team, batch_.num_tokens, [&](std::int64_t row) {
+        add_projected(team, row, last_norm, last_meeting);
+      });
+    }
+    if (output_ == kResidual) {
+      share_rows(team, batch_.num_tokens, [this](std::int64_t row) {
+        std::memcpy(out_ + row * shape_.hidden, residual_row(row), shape_.hidden * sizeof(float));
+      });
+      return;
     }
     if (output_ == kHidden) {
       share_rows(team, batch_.num_logits, [this](std::int64_t row) {
@@ -344,14 +373,59 @@ class Model {
     }
   }
 
-  void write_tokens(std::int64_t* tokens) const {
+  void write_tokens(std::int64_t* tokens) {
+    auto* found = reinterpret_cast<Candidate*>(ranks_.are_several() ? ranks_.own_output() : nullptr);
     for (std::int64_t row = 0; row < batch_.num_logits; ++row) {
       Candidate best;
       for (int thread = 0; thread < pool_.size(); ++thread) {
         best.consider(best_[thread * batch_.num_logits + row]);
       }
+      if (best.token >= 0) best.token += static_cast<std::int32_t>(shape_.vocab_first);
+      if (found != nullptr) found[row] = best;
       tokens[row] = best.token;
     }
+    if (found != nullptr) collect_tokens(tokens);
+  }
+
+  void collect_tokens(std::int64_t* tokens) {
+    meet_outputs();
+    if (!ranks_.is_first()) return;
+    for (std::int64_t row = 0; row < batch_.num_logits; ++row) {
+      Candidate best;
+      for (std::int64_t rank = 0; rank < ranks_.count(); ++rank) {
+        best.consider(reinterpret_cast<const Candidate*>(ranks_.output(rank))[row]);
+      }
+      tokens[row] = best.token;
+    }
+  }
+
+  // Each rank has the columns of its part of the vocabulary.
+  void collect_logits(float* logits) {
+    meet_outputs();
+    if (!ranks_.is_first()) return;
+    std::int64_t most = 0;
+    for (std::int64_t rank = 0; rank < ranks_.count(); ++rank) {
+      const std::int64_t first = shape_.vocab * rank / ranks_.count();
+      const std::int64_t width = shape_.vocab * (rank + 1) / ranks_.count() - first;
+      const auto* part = reinterpret_cast<const float*>(ranks_.output(rank));
+      for (std::int64_t row = 0; row < batch_.num_logits; ++row) {
+        std::memcpy(logits + row * shape_.vocab + first, part + row * width,
+                    width * sizeof(float));
+      }
+      most = std::max(most, width);
+    }
+    ranks_.release_outputs(batch_.num_logits * most * static_cast<std::int64_t>(sizeof(float)));
+  }
+
+  void meet_outputs() {
+    if (!ranks_.meet(batch_.num_logits)) have_disagreed_ = true;
+  }
+
+  void meet(Team& team) {
+    if (!ranks_.are_several()) return;
+    team.share(1, [&](std::int64_t, std::int64_t) {
+      if (!ranks_.meet(batch_.num_tokens)) have_disagreed_ = true;
+    });
   }
 
   void run_layer(Team& team, std::int64_t index) {
@@ -360,9 +434,11 @@ class Model {
     const float* norm_before = index > 0 ? layers_[index - 1].mlp_norm : nullptr;
     const AttentionInput input = attention_input(layer);
     Attention& attention = attentions_[group_attentions_[layer.group]];
+    const std::int64_t before = first_meeting_ + 2 * index, inside = before + 1;
     prefetch_linear(team, tokens, layer.qkv);
+    if (index > 0) meet(team);
     share_rows(team, tokens, [&](std::int64_t row) {
-      add_projected(row, norm_before);
+      if (index > 0) add_projected(team, row, norm_before, before);
       norm(team, row, layer.input_norm, layer.qkv, row);
     });
     multiply_normed(team, tokens, layer.qkv, StoreFloat{layer.qkv.plain, qkv_out_.data()});
@@ -370,16 +446,17 @@ class Model {
       attention.store_kv(input, item);
     });
     attention.run(team, input);
-    project(team, attended_.data(), q_size(), layer.output, layer.attention_norm);
+    project(team, attended_.data(), q_size(), layer.output, layer.attention_norm, inside);
     prefetch_linear(team, tokens, layer.gate_up);
+    meet(team);
     share_rows(team, tokens, [&](std::int64_t row) {
-      add_projected(row, layer.attention_norm);
+      add_projected(team, row, layer.attention_norm, inside);
       norm(team, row, layer.post_norm, layer.gate_up, row);
     });
     multiply_normed(
         team, tokens, layer.gate_up,
         GateToBf16{layer.gate_up.plain, shape_.activation, gated_.data(), inner_stride()});
-    project(team, gated_.data(), inner_stride(), layer.down, layer.mlp_norm);
+    project(team, gated_.data(), inner_stride(), layer.down, layer.mlp_norm, inside + 1);
   }
 
   AttentionInput attention_input(const Layer& layer) {
@@ -398,23 +475,23 @@ class Model {
             attended_.data()};
   }
 
-  // Adds the product of all tokens to the residual. A norm in between needs whole rows: with one,
-  // `add_projected` does the second half.
+  // Adds the product of all tokens to the residual. A norm in between needs whole rows, and a sum
+  // over ranks all of them: with one, `add_projected` does the second half.
   void project(Team& team, const bf16* rows, std::int64_t stride, const Linear& weight,
-               const float* norm) {
+               const float* norm, std::int64_t meeting) {
     if (weight.is_quantized()) {
       prefetch_linear(team, batch_.num_tokens, weight);
       share_rows(team, batch_.num_tokens, [&](std::int64_t row) {
         inputs_.quantize(rows + row * stride, row, weight.quantized);
       });
     }
-    if (norm == nullptr) {
+    if (norm == nullptr && !ranks_.are_several()) {
       multiply_any(team, rows, stride, batch_.num_tokens, weight,
                    AddToResidual{weight.plain, residual_.data()});
-    } else {
-      multiply_any(team, rows, stride, batch_.num_tokens, weight,
-                   StoreFloat{weight.plain, projected_.data()});
+      return;
     }
+    float* target = ranks_.are_several() ? ranks_.own_part(meeting) : projected_.data();
+    multiply_any(team, rows, stride, batch_.num_tokens, weight, StoreFloat{weight.plain, target});
   }
 
   template <class Epilogue>
@@ -436,18 +513,59 @@ class Model {
     multiply(team, rows, stride, num_rows, weight.plain, epilogue);
   }
 
-  void add_projected(std::int64_t row, const float* norm) {
-    if (norm == nullptr) return;
-    add_norm(projected_.data() + row * shape_.hidden, norm, shape_.hidden, eps_, residual_row(row));
+  void add_projected(const Team& team, std::int64_t row, const float* norm, std::int64_t meeting) {
+    float* residual = residual_row(row);
+    if (!ranks_.are_several()) {
+      if (norm == nullptr) return;
+      add_norm(projected_.data() + row * shape_.hidden, norm, shape_.hidden, eps_, residual);
+    } else if (norm == nullptr) {
+      ranks_.sum_row(meeting, row, shape_.hidden, [=](std::int64_t i, Lanes lanes, Floats sum) {
+        store(residual + i, load(residual + i, lanes) + sum, lanes);
+      });
+    } else {
+      float* scratch = norm_scratch_[team.thread()].data();
+      sum_ranks(meeting, row, scratch);
+      add_norm(scratch, norm, shape_.hidden, eps_, residual);
+    }
   }
 
-  void embed(Team& team) {
-    const auto scale = static_cast<float>(shape_.embedding_scale);
-    share_rows(team, batch_.num_tokens, [=](std::int64_t row) {
-      const bf16* source = embedding_ + batch_.token_ids[row] * shape_.hidden;
-      float* target = residual_row(row);
-      for (std::int64_t i = 0; i < shape_.hidden; ++i) target[i] = to_float(source[i]) * scale;
+  void sum_ranks(std::int64_t meeting, std::int64_t row, float* target) const {
+    ranks_.sum_row(meeting, row, shape_.hidden, [=](std::int64_t i, Lanes lanes, Floats sum) {
+      store(target + i, sum, lanes);
     });
+  }
+
+  // The residual before the first layer: of the stage before, or the tokens' embeddings, of which
+  // each rank has a part.
+  void embed(Team& team) {
+    if (batch_.residual != nullptr) {
+      share_rows(team, batch_.num_tokens, [this](std::int64_t row) {
+        std::memcpy(residual_row(row), batch_.residual + row * shape_.hidden,
+                    shape_.hidden * sizeof(float));
+      });
+      return;
+    }
+    const bool are_several = ranks_.are_several();
+    float* target = are_several ? ranks_.own_part(first_meeting_) : residual_.data();
+    share_rows(team, batch_.num_tokens, [=](std::int64_t row) {
+      embed_token(batch_.token_ids[row] - shape_.vocab_first, target + row * shape_.hidden);
+    });
+    if (!are_several) return;
+    meet(team);
+    share_rows(team, batch_.num_tokens, [this](std::int64_t row) {
+      sum_ranks(first_meeting_, row, residual_row(row));
+    });
+  }
+
+  // Zeros for a token that another rank has.
+  void embed_token(std::int64_t token, float* target) const {
+    const auto scale = static_cast<float>(shape_.embedding_scale);
+    if (token < 0 || token >= shape_.vocab_rows) {
+      std::memset(target, 0, shape_.hidden * sizeof(float));
+      return;
+    }
+    const bf16* source = embedding_ + token * shape_.hidden;
+    for (std::int64_t i = 0; i < shape_.hidden; ++i) target[i] = to_float(source[i]) * scale;
   }
 
   // The norm of residual row `source` becomes row `target` of the inputs of `next`.
@@ -472,6 +590,9 @@ class Model {
 
   const Shape shape_;
   const float eps_;
+  Ranks ranks_;
+  std::int64_t first_meeting_ = 0, next_meeting_ = 0;  // of this step, of the next
+  std::atomic<bool> have_disagreed_{false};
   Arena weights_;
   bool is_packed_ = false;  // read from a file of packed weights
   std::vector<Layer> layers_;
@@ -508,6 +629,7 @@ bool all_below(const std::int64_t* values, std::int64_t count, std::int64_t limi
 // Everything that is used as an index below.
 Status Model::check(const Batch& batch) const {
   const std::int64_t tokens = batch.num_tokens;
+  if (ranks_.are_several() && tokens > ranks_.max_tokens()) return kTooManyTokens;
   if (!all_below(batch.token_ids, tokens, shape_.vocab)) return kBadToken;
   if (!all_below(batch.positions, tokens, shape_.num_positions)) return kBadPosition;
   const std::int64_t slots = batch.num_blocks * shape_.block_size;
@@ -587,12 +709,14 @@ std::int32_t stoker_model_forward(Model* model, const stoker::Batch* batch, std:
   const stoker::Status status = model->check(*batch);
   if (status != stoker::kDone) return status;
   try {
-    model->forward(*batch, static_cast<stoker::Output>(output), out);
+    return model->forward(*batch, static_cast<stoker::Output>(output), out);
   } catch (const std::exception&) {
     return stoker::kOutOfMemory;
   }
-  return stoker::kDone;
 }
+
+// Before the first step of a model whose layers several ranks share. The memory must outlive it.
+void stoker_model_join(Model* model, const stoker::RankMemory* memory) { model->join(*memory); }
 
 }  // extern "C"
 #pragma GCC visibility pop

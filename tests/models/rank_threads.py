@@ -1,0 +1,63 @@
+"""Ranks of a model as threads of one process: their parts are built and run side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from engine.kernels.kernel_set import StageStep
+from engine.kernels.step_batch import IntArray, StepBatch
+from engine.rank_layout import RankPlace
+from engine.worker.model_runner import dummy_batch
+
+BuildStage: TypeAlias = Callable[[list[RankPlace]], list[StageStep]]
+"""The models of the ranks of one stage."""
+
+_TOKENS, _BLOCK = 60, 16
+
+
+def two_prompts(vocab_size: int, num_groups: int) -> StepBatch:
+    """Of 30 tokens each, in blocks 1 to 4."""
+    batch = dummy_batch(_TOKENS, 2, _BLOCK, num_groups)
+    batch.token_ids[:] = np.arange(_TOKENS) * 7 % vocab_size
+    batch.block_table[:] = [[[1, 2], [3, 4]]]
+    owners = batch.block_table.repeat(_TOKENS // 2, axis=1)
+    blocks = owners[:, range(_TOKENS), batch.positions // _BLOCK]
+    batch.slot_mapping[:] = blocks * _BLOCK + batch.positions % _BLOCK
+    return batch
+
+
+def run_stages(
+    places: list[RankPlace], build: BuildStage, batch: StepBatch
+) -> tuple[Tensor, IntArray]:
+    """Logits and most likely tokens of the output rank, one stage after the other."""
+    for stage in range(places[-1].num_stages):
+        stage_places = [place for place in places if place.stage == stage]
+        models = build(stage_places)
+
+        def run(
+            rank: int, models: list[StageStep] = models, batch: StepBatch = batch
+        ) -> tuple[Tensor, IntArray | None]:
+            model = models[rank]
+            if batch.residual is not None:  # each rank adds to one of its own
+                batch = dataclasses.replace(batch, residual=batch.residual.copy())
+            if not stage_places[rank].is_last_stage:  # noqa: B023 - the pool ends in this turn
+                return model.residual(batch, model.create_kv_cache(5)), None
+            second = dataclasses.replace(batch)
+            if batch.residual is not None:
+                second = dataclasses.replace(batch, residual=batch.residual.copy())
+            logits = model.forward(batch, model.create_kv_cache(5))
+            return logits, model.greedy_tokens(second, model.create_kv_cache(5))
+
+        with ThreadPoolExecutor(len(models)) as pool:
+            results = list(pool.map(run, range(len(models))))
+        found, tokens = results[0]
+        if tokens is None:
+            batch = dataclasses.replace(batch, residual=found.numpy())
+    assert tokens is not None
+    return found, tokens
