@@ -53,7 +53,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchTarget:
     """A server under load and how it is asked."""
 
     url: str
@@ -86,7 +86,7 @@ class Target:
 class Link:
     """The kept connections to one target, for all of its rounds, and the fields that it refuses."""
 
-    target: Target
+    target: BenchTarget
     client: StreamClient = field(init=False)
     refused: set[str] = field(default_factory=set)
 
@@ -123,7 +123,7 @@ def _refused_fields(outcome: RequestResult) -> set[str]:
 class Round:
     """What one round on one server did. `before` and `after` are None without /metrics."""
 
-    target: Target
+    target: BenchTarget
     load: Load
     outcomes: tuple[RequestResult, ...]
     cpu_s: float
@@ -198,7 +198,7 @@ async def _open_loop(
     await asyncio.gather(*running)
 
 
-async def _settled(target: Target) -> MetricsSample | None:
+async def _settled(target: BenchTarget) -> MetricsSample | None:
     """The counters once they show no request any more: some servers count a moment later."""
     for _ in range(_SETTLE_TRIES):
         sample = scrape(target)
@@ -208,7 +208,7 @@ async def _settled(target: Target) -> MetricsSample | None:
     return sample
 
 
-def scrape(target: Target) -> MetricsSample | None:
+def scrape(target: BenchTarget) -> MetricsSample | None:
     """The server's counters; None where it has none."""
     from app.client.errors import ClientError
     from app.client.server import scrape_metrics

@@ -25,7 +25,7 @@ from app.bench.prompts import (
     read_dataset,
 )
 from app.bench.report import ratio_documents, result_document
-from app.bench.round import Amount, Link, Load, Loader, Round, Target
+from app.bench.round import Amount, BenchTarget, Link, Load, Loader, Round
 from app.bench.server import fingerprint, token_counter
 from app.errors import ExitCode, StokerError, UsageError
 
@@ -44,7 +44,7 @@ PromptSource = PromptMaker | DatasetPrompts
 class BenchPlan:
     """What was asked. No loads means a sweep of rates."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[BenchTarget, ...]
     loads: tuple[Load, ...]
     amount: Amount
     repeats: int
@@ -185,7 +185,7 @@ class _Bench:
         lengths, outputs = plan.prompt_tokens, plan.output_tokens
         return PromptMaker(self._costs, lengths, outputs, plan.prefix_share, str(plan.seed))
 
-    async def _warm_up(self, target: Target) -> None:
+    async def _warm_up(self, target: BenchTarget) -> None:
         if self._plan.warmup:
             load = Load("concurrency", min(self._plan.warmup, _WARMUP_STREAMS))
             prompts = self._source.take(self._plan.warmup)
@@ -223,7 +223,7 @@ class _Bench:
     async def _round(
         self,
         title: str,
-        target: Target,
+        target: BenchTarget,
         load: Load,
         prompts: list[Prompt] | None,
         seed: str,

@@ -10,24 +10,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from app.bench.round import Target, scrape
+from app.bench.round import BenchTarget, scrape
 from app.client.errors import BadStatus, ClientError
 from app.targets.server_errors import client_errors
 
 
 def proved_target(
     url: str, model: str | None, api_key: str | None, is_chat: bool, timeout_s: float
-) -> Target:
+) -> BenchTarget:
     """The server, proved to answer, and the model it serves."""
     from app.client.served_model import served_model
 
     with client_errors(api_key):
         served = served_model(url, model, api_key=api_key)
-    return Target(url, served.id, api_key, is_chat, timeout_s)
+    return BenchTarget(url, served.id, api_key, is_chat, timeout_s)
 
 
 @contextlib.contextmanager
-def token_counter(target: Target) -> Iterator[Callable[[str], int] | None]:
+def token_counter(target: BenchTarget) -> Iterator[Callable[[str], int] | None]:
     """Counts the tokens of a prompt by the server's /tokenize; None where there is no such thing.
 
     One body serves vLLM and Stoker (`prompt`, `messages`) and llama-server (`content`), which has
@@ -56,7 +56,7 @@ def token_counter(target: Target) -> Iterator[Callable[[str], int] | None]:
             yield count
 
 
-def fingerprint(targets: tuple[Target, ...]) -> dict[str, Any]:
+def fingerprint(targets: tuple[BenchTarget, ...]) -> dict[str, Any]:
     """The machine that the client ran on and the servers; what is not known is null."""
     import psutil
 
@@ -76,7 +76,7 @@ def fingerprint(targets: tuple[Target, ...]) -> dict[str, Any]:
     }
 
 
-def _server(target: Target) -> dict[str, Any]:
+def _server(target: BenchTarget) -> dict[str, Any]:
     from app.client.server import server_version
     from app.client.transport import connection_errors, open_client
 

@@ -1,4 +1,4 @@
-"""AsyncLLM: the front end's one object; requests go in, RequestOutputs come out.
+"""AsyncLLM: the front end's one object; requests go in, RequestDeltas come out.
 
 Owns the task that reads EngineCore's outputs, and aborts what nobody waits for. Starting and ending
 the EngineCore process is the client's business. `start_async_llm` is the one way to such an object,
@@ -23,7 +23,7 @@ from engine.frontend.engine_start import load_model
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import IterationStats, ParentRequest, StatSink
 from engine.frontend.output_processor import OutputProcessor
-from engine.frontend.outputs import RequestOutput
+from engine.frontend.outputs import RequestDelta
 from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.tokenizer import Tokenizer
 from engine.logger import get_logger
@@ -113,7 +113,7 @@ class AsyncLLM:
 
     async def generate(
         self, request: EngineCoreRequest, parent: ParentRequest | None = None
-    ) -> AsyncGenerator[RequestOutput, None]:
+    ) -> AsyncGenerator[RequestDelta, None]:
         """Run one request; outputs carry what is new since the previous one.
 
         Closing or cancelling the generator aborts the request. Raises EngineDeadError when

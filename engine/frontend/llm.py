@@ -293,8 +293,8 @@ async def _answer_one(engine: StartedEngine, ask: _Ask, progress: _Progress) -> 
 
 async def _whole_answer(
     engine: StartedEngine, request: EngineCoreRequest, parent: ParentRequest
-) -> outputs.RequestOutput:
-    whole: outputs.RequestOutput | None = None
+) -> outputs.RequestDelta:
+    whole: outputs.RequestDelta | None = None
     async with aclosing(engine.llm.generate(request, parent)) as pieces:
         async for piece in pieces:
             if whole is None:

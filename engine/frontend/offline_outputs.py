@@ -69,7 +69,7 @@ def request_output(
     request_id: str,
     prompt: str | None,
     prompt_token_ids: list[int],
-    answers: Sequence[outputs.RequestOutput],
+    answers: Sequence[outputs.RequestDelta],
 ) -> RequestOutput:
     """The samples of one prompt, each with all of its tokens, in one object."""
     first = answers[0]
@@ -87,7 +87,7 @@ def request_output(
     )
 
 
-def _completion(index: int, answer: outputs.RequestOutput) -> CompletionOutput:
+def _completion(index: int, answer: outputs.RequestDelta) -> CompletionOutput:
     positions = answer.logprobs
     return CompletionOutput(
         index=index,

@@ -18,7 +18,7 @@ from engine.frontend.iteration_stats import (
     RequestTimes,
 )
 from engine.frontend.logprobs import LogprobsList
-from engine.frontend.outputs import OutputBox, RequestOutput
+from engine.frontend.outputs import OutputBox, RequestDelta
 from engine.frontend.stop_strings import StopStringMatcher
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -97,7 +97,7 @@ class OutputProcessor:
                 step.stats.num_failed += 1
                 state.box.fail(GenerationError(output.error or _FAILED))
                 continue
-            result = _to_request_output(state, output)
+            result = _to_delta(state, output)
             if output.logprobs is not None:
                 result.logprobs = LogprobsList.of_tokens(self._tokenizer, output.logprobs)
             if output.prompt_logprobs is not None:
@@ -130,8 +130,8 @@ class OutputProcessor:
         self._states.clear()
 
 
-def _to_request_output(state: _RequestState, output: EngineCoreOutput) -> RequestOutput:
-    result = RequestOutput(
+def _to_delta(state: _RequestState, output: EngineCoreOutput) -> RequestDelta:
+    result = RequestDelta(
         request_id=output.request_id,
         token_ids=output.new_token_ids,
         num_cached_tokens=state.num_cached_tokens,
@@ -185,7 +185,7 @@ def _note_progress(
 
 
 def _note_finish(
-    state: _RequestState, result: RequestOutput, now: float, stats: IterationStats
+    state: _RequestState, result: RequestDelta, now: float, stats: IterationStats
 ) -> None:
     assert result.finish_reason is not None
     if result.finish_reason is FinishReason.ABORT:

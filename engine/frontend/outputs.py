@@ -1,4 +1,4 @@
-"""RequestOutput: what a request produced since its consumer last looked; the box it waits in."""
+"""RequestDelta: what a request produced since its consumer last looked; the box it waits in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.messages import FinishReason
 
 
 @dataclass(slots=True)
-class RequestOutput:
+class RequestDelta:
     """New text and tokens of one request; `stop_reason` is the stop string or token that ended it.
 
     `text` may be empty: a character may be incomplete, or a stop string may have begun. `logprobs`
@@ -38,7 +38,7 @@ class RequestOutput:
         """True on the last output of a request."""
         return self.finish_reason is not None
 
-    def absorb(self, newer: RequestOutput) -> None:
+    def absorb(self, newer: RequestDelta) -> None:
         """Append a later output, so that a slow consumer gets both at once."""
         self.text += newer.text
         self.token_ids.extend(newer.token_ids)
@@ -56,11 +56,11 @@ class OutputBox:
     """
 
     def __init__(self) -> None:
-        self._output: RequestOutput | None = None
+        self._output: RequestDelta | None = None
         self._error: EngineError | None = None
         self._filled = asyncio.Event()
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: RequestDelta) -> None:
         """Add an output; never blocks."""
         if self._output is None:
             self._output = output
@@ -73,7 +73,7 @@ class OutputBox:
         self._error = error
         self._filled.set()
 
-    async def get(self) -> RequestOutput:
+    async def get(self) -> RequestDelta:
         """Wait for the next output; raises what `fail` was given."""
         await self._filled.wait()
         if self._error is not None:

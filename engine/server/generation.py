@@ -20,7 +20,7 @@ from engine.errors import RequestError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.logprobs import LogprobsList
-from engine.frontend.outputs import RequestOutput
+from engine.frontend.outputs import RequestDelta
 from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
@@ -32,7 +32,7 @@ from engine.server.thinking import ThinkingPlan, generate_thinking
 
 logger = get_logger(__name__)
 
-ChoiceOutput = tuple[int, RequestOutput]
+ChoiceOutput = tuple[int, RequestDelta]
 
 MAX_LOGPROBS = 1 << 20
 """Log probabilities of one API request: tokens times tokens shown for each.
@@ -70,7 +70,7 @@ class Job:
         """Prompt tokens; a prompt that is sampled n times counts once."""
         return sum(len(request.prompt_token_ids) for request in self.requests[:: self.n])
 
-    def shown_logprobs(self, part: Choice | RequestOutput) -> LogprobsList | None:
+    def shown_logprobs(self, part: Choice | RequestDelta) -> LogprobsList | None:
         """The positions of the answer's text: an echoed prompt's come first."""
         if part.logprobs is None or part.prompt_logprobs is None or not self.has_echo:
             return part.logprobs
@@ -94,7 +94,7 @@ class Job:
         ids = msgspec.json.encode(self.requests[index].prompt_token_ids)
         return b',"prompt_token_ids":' + ids
 
-    def visible(self, output: RequestOutput) -> RequestOutput:
+    def visible(self, output: RequestDelta) -> RequestDelta:
         """The output as the client may see it."""
         if not self.is_prompt_only:
             return output
@@ -117,7 +117,7 @@ class Choice:
     logprobs: LogprobsList | None = None
     prompt_logprobs: LogprobsList | None = None
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: RequestDelta) -> None:
         if self.logprobs is None:
             self.logprobs = output.logprobs
         elif output.logprobs is not None:
@@ -298,16 +298,16 @@ async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]
 
 def _outputs(
     llm: AsyncLLM, job: Job, request: EngineCoreRequest, parent: ParentRequest
-) -> AsyncGenerator[RequestOutput, None]:
+) -> AsyncGenerator[RequestDelta, None]:
     if job.thinking is None:
         return llm.generate(request, parent)
     return generate_thinking(llm, request, parent, job.thinking)
 
 
 def _next_output(
-    outputs: AsyncGenerator[RequestOutput, None],
-) -> asyncio.Task[RequestOutput]:
-    async def step() -> RequestOutput:
+    outputs: AsyncGenerator[RequestDelta, None],
+) -> asyncio.Task[RequestDelta]:
+    async def step() -> RequestDelta:
         return await anext(outputs)
 
     return asyncio.create_task(step())

@@ -33,7 +33,7 @@ from engine.server.http_log import http_event, setup_http_logging
 from engine.server.metrics import create_registry
 from engine.server.startup import RunningEngine, start_engine
 from engine.server.state import ApiState, ServerPhase
-from engine.server.stop_signals import StopSignals
+from engine.server.stop_signals import StopEvents
 from engine.version import __version__
 
 logger = get_logger(__name__)
@@ -77,7 +77,7 @@ def _fail(error: EngineError) -> int:
 async def _serve(
     model: str, args: EngineArgs, listener: socket.socket, client_factory: ClientFactory
 ) -> int:
-    stop = StopSignals()
+    stop = StopEvents()
     stop.install()
     asyncio.get_running_loop().set_exception_handler(exception_handler())
     _log_invocation(model, args)
@@ -138,7 +138,7 @@ def _announce(app: FastAPI, engine: RunningEngine, state: ApiState, url: str) ->
 
 
 async def _run_until_end(
-    engine: RunningEngine, state: ApiState, stop: StopSignals, timeout_s: float
+    engine: RunningEngine, state: ApiState, stop: StopEvents, timeout_s: float
 ) -> int:
     tasks = [asyncio.create_task(_log_stats(engine)), asyncio.create_task(_give_back_memory())]
     try:
@@ -171,7 +171,7 @@ async def _give_back_memory() -> None:
         heap.give_back()
 
 
-async def _stop_engine(engine: RunningEngine, stop: StopSignals, timeout_s: float) -> None:
+async def _stop_engine(engine: RunningEngine, stop: StopEvents, timeout_s: float) -> None:
     logger.info("[shutdown] API server: shutdown triggered")
     logger.info(
         "[shutdown] API server: stopping engine client mode=%s timeout=%gs",
@@ -186,7 +186,7 @@ async def _stop_engine(engine: RunningEngine, stop: StopSignals, timeout_s: floa
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: StopSignals decides when it ends."""
+    """uvicorn without its signal handlers: StopEvents decides when it ends."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

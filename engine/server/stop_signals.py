@@ -8,7 +8,7 @@ import signal
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class StopSignals:
+class StopEvents:
     """Two events that the handlers set; nothing happens inside a handler."""
 
     def __init__(self) -> None:

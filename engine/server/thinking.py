@@ -17,7 +17,7 @@ import msgspec
 from engine.errors import RequestError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.iteration_stats import ParentRequest
-from engine.frontend.outputs import RequestOutput
+from engine.frontend.outputs import RequestDelta
 from engine.messages import EngineCoreRequest, FinishReason
 from engine.server.reasoning import ReasoningSplitter, ReasoningTags, Start, start_of
 
@@ -76,7 +76,7 @@ def plan_thinking(
 
 async def generate_thinking(
     llm: AsyncLLM, request: EngineCoreRequest, parent: ParentRequest, plan: ThinkingPlan
-) -> AsyncGenerator[RequestOutput, None]:
+) -> AsyncGenerator[RequestDelta, None]:
     """The outputs of one sample, `text` being its answer alone. Closing it aborts the request."""
     reader = _Reader(plan, plan.start)
     if not plan.needs_two_requests(request):
@@ -96,7 +96,7 @@ async def generate_thinking(
     if thought.is_none:
         reader = _Reader(plan, Start.OUTSIDE)
     if answer.sampling_params.max_tokens == 0:
-        yield RequestOutput(request.request_id, finish_reason=FinishReason.LENGTH)
+        yield RequestDelta(request.request_id, finish_reason=FinishReason.LENGTH)
         return
     async with aclosing(llm.generate(answer, parent)) as outputs:
         async for output in outputs:
@@ -121,7 +121,7 @@ async def _think(
     plan: ThinkingPlan,
     reader: _Reader,
     thought: _Thought,
-) -> AsyncGenerator[RequestOutput, None]:
+) -> AsyncGenerator[RequestDelta, None]:
     """The first request, up to the end of the thought; a finished part ends the whole answer."""
     limit = _thought_limit(request, plan)
     if limit == 0:
@@ -146,8 +146,8 @@ async def _think(
 
 
 def _without_stop(
-    output: RequestOutput, request: EngineCoreRequest, plan: ThinkingPlan
-) -> RequestOutput:
+    output: RequestDelta, request: EngineCoreRequest, plan: ThinkingPlan
+) -> RequestDelta:
     """The client's own stop strings are not shown, unless it wants to see them."""
     reason = output.stop_reason
     is_shown = request.sampling_params.include_stop_str_in_output
@@ -207,7 +207,7 @@ class _Reader:
         self._plan = plan
         self._splitter = ReasoningSplitter(plan.tags, start)
 
-    def read(self, output: RequestOutput) -> RequestOutput:
+    def read(self, output: RequestDelta) -> RequestDelta:
         """The output with its text told apart."""
         was_inside = self._splitter.is_inside
         part = self._splitter.feed(output.text)

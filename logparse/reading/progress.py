@@ -1,4 +1,4 @@
-"""Progress bars: vLLM's shard bar, tqdm's own form, and lines that a carriage return overwrites."""
+"""BarState bars: vLLM's shard bar, tqdm's own form, and lines that a carriage return overwrites."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BAR = re.compile(
 _MAX_TITLE = 200
 
 
-class Progress(NamedTuple):
+class BarState(NamedTuple):
     """The state of one bar."""
 
     text: str
@@ -29,7 +29,7 @@ def is_bar(text: str) -> bool:
     return ("%" in text and ("% Completed |" in text or "%|" in text)) or "it/s]" in text
 
 
-def read_bar(text: str) -> Progress | None:
+def read_bar(text: str) -> BarState | None:
     """The last state in `text`, which may hold several states glued together."""
     last, before = None, 0
     at = text.find("%") if text.count("%") == 1 else 0
@@ -40,7 +40,7 @@ def read_bar(text: str) -> Progress | None:
     if last is None:
         return None
     title = text[max(before, last.start() - _MAX_TITLE) : last.start()]
-    return Progress(_safe_title(title.strip(" :")), int(last["done"]), int(last["total"]))
+    return BarState(_safe_title(title.strip(" :")), int(last["done"]), int(last["total"]))
 
 
 @functools.lru_cache(maxsize=64)

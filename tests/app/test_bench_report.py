@@ -12,14 +12,14 @@ import pytest
 from app.bench.checks import Expected, findings_of, notes_of, unequal_work
 from app.bench.compare import compare
 from app.bench.report import parse_slo, ratio_documents, result_document
-from app.bench.round import Amount, Load, Round, Target
+from app.bench.round import Amount, BenchTarget, Load, Round
 from app.bench.run import find_knees
 from app.bench.stream import RequestResult
 from app.cli import run
 from app.client.metrics.sample import MetricsSample
 from app.errors import StokerError
 
-TARGET = Target("http://127.0.0.1:1", "m")
+TARGET = BenchTarget("http://127.0.0.1:1", "m")
 LOAD = Load("concurrency", 2)
 BEFORE = MetricsSample(
     0, "vllm", prompt_tokens=100, generation_tokens=50, prefix_hits=10, preemptions=1

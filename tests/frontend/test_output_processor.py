@@ -5,7 +5,7 @@ import pytest
 from engine.errors import EngineDeadError, GenerationError
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.output_processor import OutputProcessor, ProcessedStep
-from engine.frontend.outputs import OutputBox, RequestOutput
+from engine.frontend.outputs import OutputBox, RequestDelta
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import (
     EngineCoreEvent,
@@ -180,8 +180,8 @@ async def test_aborts_count_but_give_no_latencies(bench: _Bench) -> None:
 
 async def test_box_keeps_order_of_text() -> None:
     box = OutputBox()
-    box.put(RequestOutput("r", "a", [1]))
+    box.put(RequestDelta("r", "a", [1]))
     assert (await box.get()).text == "a"
-    box.put(RequestOutput("r", "b", [2]))
-    box.put(RequestOutput("r", "c", [3]))
+    box.put(RequestDelta("r", "b", [2]))
+    box.put(RequestDelta("r", "c", [3]))
     assert (await box.get()).text == "bc"
