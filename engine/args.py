@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+from engine.compilation_config import merged_compilation
 from engine.config import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_UTILIZATION,
@@ -212,15 +213,17 @@ class EngineArgs:
         "auto", "Number format of the KV cache; fp8 halves its bytes.", choices=_CACHE_DTYPES
     )
     enable_prefix_caching: bool = _flag(True, "Reuse KV blocks of equal prompt beginnings.")
-    enforce_eager: bool = _flag(False, "No CUDA graphs; so far no step replays one in any case.")
+    enforce_eager: bool = _flag(False, "No CUDA graphs.")
     optimization_level: int = _flag(
-        2, "-O0: no CUDA graphs, -O1: piecewise, -O2, -O3: full too; checked only.", short="-O"
+        2, "-O0: no CUDA graphs, -O1: piecewise, -O2, -O3: full ones too.", short="-O"
     )
     cudagraph_capture_sizes: tuple[int, ...] | None = _flag(
-        None, "Batch sizes of CUDA graphs, e.g. 1 2 4 8; checked only.", parse=int, nargs="+"
+        None, "Batch sizes of CUDA graphs, e.g. 1 2 4 8.", parse=int, nargs="+"
     )
-    max_cudagraph_capture_size: int | None = _flag(
-        None, "Largest batch size of a CUDA graph; checked only."
+    max_cudagraph_capture_size: int | None = _flag(None, "Largest batch size of a CUDA graph.")
+    compilation_config: str | None = _flag(
+        None,
+        'CUDA graphs as JSON: {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [1, 2]}.',
     )
     runner: str = _flag(
         "auto",
@@ -433,20 +436,24 @@ class EngineArgs:
         return self.max_model_len
 
     def _compilation(self, max_num_batched_tokens: int, max_num_seqs: int) -> CompilationConfig:
+        asked = merged_compilation(
+            self.compilation_config,
+            CompilationConfig(
+                enforce_eager=self.enforce_eager,
+                optimization_level=self.optimization_level,
+                cudagraph_capture_sizes=self.cudagraph_capture_sizes,
+                max_cudagraph_capture_size=self.max_cudagraph_capture_size,
+            ),
+        )
         capture_sizes(
             CaptureRules(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
-                capture_sizes=self.cudagraph_capture_sizes,
-                max_capture_size=self.max_cudagraph_capture_size,
+                capture_sizes=asked.cudagraph_capture_sizes,
+                max_capture_size=asked.max_cudagraph_capture_size,
             )
         )  # refuses sizes that cannot work
-        return CompilationConfig(
-            enforce_eager=self.enforce_eager,
-            optimization_level=self.optimization_level,
-            cudagraph_capture_sizes=self.cudagraph_capture_sizes,
-            max_cudagraph_capture_size=self.max_cudagraph_capture_size,
-        )
+        return asked
 
     def _check_ranges(self) -> None:
         for flag, value, low, high in (

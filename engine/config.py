@@ -97,15 +97,13 @@ class DeviceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilationConfig:
-    """What the user asked about CUDA graphs; `engine.cuda_graph_sizes` turns it into sizes.
-
-    No step replays a graph yet, so the engine itself only checks these values.
-    """
+    """What the user asked about CUDA graphs; `engine.cuda_graph_sizes` turns it into sizes."""
 
     enforce_eager: bool = False
     optimization_level: int = 2  # -O0 to -O3
     cudagraph_capture_sizes: tuple[int, ...] | None = None  # None = vLLM's default list
     max_cudagraph_capture_size: int | None = None
+    cudagraph_mode: str | None = None  # --compilation-config; None = what the level stands for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

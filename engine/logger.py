@@ -71,11 +71,22 @@ class ProgressBar:
         elapsed = self._clock() - self._start
         left = elapsed / done * (self._total - done) if done else None
         print(
-            f"{self._head}: {100 * done // self._total:3d}% Completed | {done}/{self._total} "
+            f"{self._head}: {self._share(done)} {done}/{self._total} "
             f"[{_clock(elapsed)}<{_clock(left)}, {_rate(done, elapsed)}]\n",
             end="",  # in one piece: other processes write there too
             flush=True,
         )
+
+    def _share(self, done: int) -> str:
+        return f"{100 * done // self._total:3d}% Completed |"
+
+
+class CaptureBar(ProgressBar):
+    """The bar of CUDA graphs, drawn as tqdm does in plain text: `desc:  40%|####      | 2/5`."""
+
+    def _share(self, done: int) -> str:
+        tenths = 10 * done // self._total
+        return f"{100 * done // self._total:3d}%|{'#' * tenths}{' ' * (10 - tenths)}|"
 
 
 def _clock(seconds: float | None) -> str:

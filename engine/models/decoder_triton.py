@@ -58,6 +58,11 @@ class TritonDecoder(DecoderModel):
         return len(self._layers)
 
     @property
+    def num_groups(self) -> int:
+        """Of layers that share a block table."""
+        return len(self._spec.groups)
+
+    @property
     def device(self) -> torch.device:
         return self._device
 
@@ -94,9 +99,9 @@ class TritonDecoder(DecoderModel):
         return torch.empty(shape, dtype=torch.float32, device=self._device)
 
     def new_attended(self, num_tokens: int) -> Tensor:
-        """Room for what attention returns, [T, q heads x head_dim]; padding stays zero."""
+        """Room for what attention returns, [T, q heads x head_dim]."""
         shape = num_tokens, self._q_heads * self._spec.head_dim
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     @torch.inference_mode()
     def start(self, token_ids: Tensor, residual: Tensor) -> Tensor:
@@ -139,10 +144,11 @@ class TritonDecoder(DecoderModel):
         x = kernels.add_normed(x, residual, following, eps, layer.mlp_norm, dtype)
         return x if is_last else self._layers[number + 1].attention.qkv.run(x)
 
-    def run_layers(self, step: StepInputs, kv_cache: KVCache, residual: Tensor) -> Tensor:
-        """A whole step without graphs: float32 [T, hidden] after the final norm."""
+    def run_layers(
+        self, step: StepInputs, kv_cache: KVCache, residual: Tensor, attended: Tensor
+    ) -> Tensor:
+        """A whole step: float32 [T, hidden] after the final norm."""
         x = self.start(step.token_ids, residual)
-        attended = self.new_attended(len(residual))
         for number in range(self.num_layers):
             self.attend(number, x, attended, step, kv_cache)
             x = self.proceed(number, attended, residual)
@@ -154,13 +160,19 @@ class TritonDecoder(DecoderModel):
             return hidden
         return hidden.index_select(0, step.rows)
 
+    @torch.inference_mode()
+    def chosen_states(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """A step without graphs: float32 [R, hidden] of the rows that need logits."""
+        return self._run(batch, kv_cache)
+
     def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         size = StepSize(
             len(batch.token_ids), len(batch.num_computed), self.is_uniform_decode(batch)
         )
         packed = self.pack(batch, size)
         step = self.unpack(packed, torch.from_numpy(packed).to(self._device), size)
-        hidden = self.run_layers(step, kv_cache, self.new_residual(size.tokens))
+        room = self.new_residual(size.tokens), self.new_attended(size.tokens)
+        hidden = self.run_layers(step, kv_cache, *room)
         return self.chosen_rows(hidden, step)
 
     def _rotary_tables(self, num_positions: int) -> list[RotaryTable]:

@@ -66,8 +66,11 @@ def _describe(holder: GpuHolder) -> str:
     return f"pid {label} ({size})"
 
 
-def gpu_available_bytes(profile: GpuMemoryProfile, cache: CacheConfig) -> int:
-    """requested share - (held by this process + transient peak); an explicit size wins."""
+def gpu_available_bytes(profile: GpuMemoryProfile, cache: CacheConfig, graph_bytes: int = 0) -> int:
+    """requested share - (held by this process + transient peak) - what CUDA graphs will take.
+
+    An explicit size wins.
+    """
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes
     if profile.free_after_profile > profile.free_at_init:
@@ -78,7 +81,7 @@ def gpu_available_bytes(profile: GpuMemoryProfile, cache: CacheConfig) -> int:
         )
     consumed = profile.free_at_init - profile.free_after_profile
     requested = requested_memory(profile.total, cache.gpu_memory_utilization)
-    return requested - consumed - profile.transient_peak
+    return requested - consumed - profile.transient_peak - graph_bytes
 
 
 def cpu_available_bytes(

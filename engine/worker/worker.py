@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,6 +26,8 @@ from engine.models.transformers_config import with_transformers_facts
 from engine.models.transformers_fallback import load_transformers_model
 from engine.models.weights import DecoderWeights
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.worker.graph_device import CudaGraphDevice, GraphDevice
+from engine.worker.graph_settings import configured_graphs
 from engine.worker.kv_cache import cache_spec, torch_dtype
 from engine.worker.memory import (
     GpuMemoryProfile,
@@ -35,6 +38,9 @@ from engine.worker.memory import (
 from engine.worker.model_runner import ModelRunner
 from engine.worker.rank_channels import LEAST_TOKENS
 from engine.worker.rank_links import RankLinks
+
+if TYPE_CHECKING:
+    from engine.worker.cuda_graphs import GraphedDecoder
 
 logger = get_logger(__name__)
 
@@ -74,6 +80,7 @@ class Worker:
         start = time.monotonic()
         try:
             self._model = self._build_model(kernels)
+            self._graphed = self._with_graphs(kernels)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise MemoryBudgetError(
                 f"The weights of {self._config.model.served_name} do not fit into the memory of "
@@ -84,7 +91,8 @@ class Worker:
             format_gib(self._model.weight_bytes),
             time.monotonic() - start,
         )
-        self._runner = ModelRunner(self._config, self._model, len(self._spec.groups), self._links)
+        model = self._graphed or self._model
+        self._runner = ModelRunner(self._config, model, len(self._spec.groups), self._links)
 
     def warm_up(self) -> int:
         """On a CPU run a small step, so that all is there that steps need; bytes of the weights."""
@@ -105,7 +113,9 @@ class Worker:
         scheduler, cache = self._config.scheduler, self._config.cache
         if self._device.type == "cpu":
             return cpu_available_bytes(ram_bytes, cache, self._spec, scheduler.max_model_len)
-        return gpu_available_bytes(self._profile_gpu(), cache)
+        profile = self._profile_gpu()
+        graph_bytes = 0 if self._graphed is None else self._graphed.estimate_bytes()
+        return gpu_available_bytes(profile, cache, graph_bytes)
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the cache; known without the model."""
@@ -117,7 +127,10 @@ class Worker:
         On a CPU its pages come on first use. On a GPU they are taken now, and the result is 0.
         """
         try:
-            self._runner.set_kv_cache(self._model.create_kv_cache(num_blocks))
+            kv_cache = self._model.create_kv_cache(num_blocks)
+            self._runner.set_kv_cache(kv_cache)
+            if self._graphed is not None:
+                self._graphed.capture(kv_cache)
         except (torch.OutOfMemoryError, MemoryError) as error:
             wanted = format_gib(num_blocks * self._spec.bytes_per_block)
             raise MemoryBudgetError(
@@ -184,6 +197,21 @@ class Worker:
             ranks,
         )
 
+    def _with_graphs(self, kernels: KernelSet | NativeKernels) -> GraphedDecoder | None:
+        """The model with steps from graphs, where the device, its code and the flags allow them."""
+        config = self._config
+        device = _graph_device(self._device)
+        if device is None or kernels.name != "triton":
+            return None
+        if config.compilation.enforce_eager:
+            logger.info("Enforce eager set, disabling CUDAGraphs")
+        plan = configured_graphs(config, _compute_capability(self._device))
+        if not plan.captures or config.model.implementation == "transformers":
+            return None
+        from engine.worker.cuda_graphs import graphed_decoder  # which imports the kernels
+
+        return graphed_decoder(self._model, device, plan, config, self._spec)
+
     def _load_weights(self) -> DecoderWeights:
         start = time.monotonic()
         on_shard = self._shard_progress()
@@ -221,6 +249,17 @@ class Worker:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return GpuMemoryProfile(total, self._free_at_init, free, peak - held)
+
+
+def _graph_device(device: torch.device) -> GraphDevice | None:
+    """None where nothing can be recorded."""
+    return CudaGraphDevice(device) if device.type == "cuda" else None
+
+
+def _compute_capability(device: torch.device) -> tuple[int, int] | None:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    return torch.cuda.get_device_capability(device)
 
 
 def _completed(config: EngineConfig) -> EngineConfig:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kernels.conftest import logged
 from tests.kernels.native_models import native_library
 from tests.tiny_model import write_tiny_llama
 from tests.worker.kernel_choices import choice
 
-__all__ = ["choice"]
+__all__ = ["choice", "logged"]
 
 
 @pytest.fixture

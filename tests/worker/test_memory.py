@@ -25,6 +25,8 @@ def test_gpu_share_minus_consumed_minus_peak() -> None:
     profile = GpuMemoryProfile(24 * GIB, int(23.5 * GIB), int(7.94 * GIB), int(1.2 * GIB))
     available = gpu_available_bytes(profile, CacheConfig(gpu_memory_utilization=0.92))
     assert format_gib(available) == "5.32"
+    with_graphs = gpu_available_bytes(profile, CacheConfig(), int(0.35 * GIB))
+    assert format_gib(with_graphs) == "4.97"
     explicit = CacheConfig(kv_cache_memory_bytes=3 * GIB)
     assert gpu_available_bytes(profile, explicit) == 3 * GIB
 

@@ -41,6 +41,14 @@ class DecodeScratch:
             torch.zeros(sequences * kv_heads, dtype=torch.int32, device=device),
         )
 
+    def has_room(
+        self, sequences: int, q_heads: int, kv_heads: int, head_dim: int, splits: int
+    ) -> bool:
+        """Whether a launch of this size may use it."""
+        rows, width = self.parts.shape
+        is_enough = rows >= sequences * q_heads * splits and width == head_dim + 2
+        return splits == 1 or (is_enough and len(self.counters) >= sequences * kv_heads)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

@@ -244,13 +244,9 @@ class TritonKernels:
     ) -> None:
         kv_heads, head_dim = page.shape[3:]
         splits = self._splits(rows.count * kv_heads)
-        needed = rows.count * shape.q_heads * splits
-        if not self._scratch or len(self._scratch[-1].parts) < needed:
-            self._scratch.append(
-                DecodeScratch.allocate(
-                    rows.count, shape.q_heads, kv_heads, head_dim, splits, qkv.device
-                )
-            )
+        sizes = rows.count, shape.q_heads, kv_heads, head_dim, splits
+        if not self._scratch or not self._scratch[-1].has_room(*sizes):
+            self._scratch.append(DecodeScratch.allocate(*sizes, qkv.device))
         scratch = self._scratch[-1]
         tiles = self.target.tiles
         decode_attention(
