@@ -265,16 +265,22 @@ def _models(
     words: list[str], engine: str | None, version: tuple[int, ...] | None, ctx: typer.Context
 ) -> list[str]:
     """The words that are no flags; those of `serve` are read as that command reads them."""
+    from app.command_line import build_command
+    from app.commands import serve
     from app.launch.engines import VLLM
     from app.launch.launch_specs import models_of_plan
     from app.output import say
 
     if not any(word.startswith("-") and word != "-" for word in words):
         return words
+    inner = build_command(serve.app).make_context("stoker serve", list(words))
+    sources = {name: inner.get_parameter_source(name) for name in inner.params}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     options = [name for param in ctx.command.params for name in param.opts]
-    models, passed = models_of_plan(words, engine or VLLM, version, options)
+    models, flags = models_of_plan(inner.args, engine or VLLM, version, options)
+    passed = [*(f"--{name.replace('_', '-')}" for name in given), *flags]
     if passed:
-        say(f"note: not part of a plan: {', '.join(passed)}")
+        say(f"note: not part of a plan: {', '.join(sorted(passed))}")
     return models
 
 

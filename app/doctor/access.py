@@ -138,7 +138,7 @@ def _refused(title: str, model: ModelAccess, *, has_token: bool) -> Check:
     if model.status in (401, 403) and has_token:
         seen = f"refused (HTTP {model.status}): gated or private"
         todo = "accept the terms on the model's page with the account of the token"
-        commands = ("hf auth whoami", _download_config(model))
+        commands = ("stoker models whoami", _download_config(model))
     elif model.status in (401, 403):
         seen = f"refused (HTTP {model.status}): gated, private, or no such model"
         todo = "accept the terms on the model's page, then log in"

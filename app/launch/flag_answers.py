@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from app.errors import UsageError
 from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 
-_SHORT_FORMS = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size"}
+_TOKEN_FLAG = "--hf-token"
+_SHORT_FORMS = {
+    "-hft": _TOKEN_FLAG,
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+}
 Version = tuple[int, ...]
 
 
@@ -39,6 +44,8 @@ class FlagReader:
         from logparse.problems.flags import GONE_FLAGS, OWN_ANSWERS, VLLM_FLAGS
 
         flag = _SHORT_FORMS.get(flag, flag)
+        if flag == _TOKEN_FLAG:  # its value is for nobody to see, behind `--` neither
+            return OWN_ANSWERS[flag]
         gone = GONE_FLAGS.get(flag)
         if self.engine == LLAMA_CPP and (gone or flag in VLLM_FLAGS):
             return "a flag of vLLM that llama-server has no equal of: leave it out"

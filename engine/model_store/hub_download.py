@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,17 +161,50 @@ def _hub_file(entry: Any, folder: Path) -> HubFile | None:
 
 
 def _fetch_weights(snapshot: HubSnapshot, on_progress: OnProgress) -> None:
-    missing = [file for file in snapshot.files if file.sha256 and not file.blob.exists()]
+    from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE  # above, the library has its way
+
+    missing = [
+        file
+        for file in snapshot.files
+        if file.sha256 and not file.blob.exists() and file.size <= MAX_HTTP_DOWNLOAD_SIZE
+    ]
     if not missing:
         return
     total = sum(file.size for file in missing)
     counter = _Counter(total - sum(file.missing_bytes for file in missing), total, on_progress)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        try:
-            list(pool.map(lambda file: _fetch(snapshot, file, counter), missing))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    try:
+        _at_once(lambda file: _fetch(snapshot, file, counter), missing)
+    except BaseException:
+        counter.stop()
+        raise
+
+
+def _at_once(fetch: Callable[[HubFile], None], files: Sequence[HubFile]) -> None:
+    """Some at a time; the first error is raised, and an interrupt waits for no network.
+
+    A pool of concurrent.futures would be waited for at the end of the process.
+    """
+    todo: queue.SimpleQueue[HubFile] = queue.SimpleQueue()
+    done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    for file in files:
+        todo.put(file)
+
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                file = todo.get_nowait()
+                try:
+                    fetch(file)
+                except BaseException as error:  # raised again by whoever waits
+                    done.put(error)
+                    return
+                done.put(None)
+
+    for _ in files[:_AT_ONCE]:
+        threading.Thread(target=work, daemon=True).start()
+    for _ in files:
+        if (error := done.get()) is not None:
+            raise error
 
 
 def _fetch(snapshot: HubSnapshot, file: HubFile, counter: _Counter) -> None:
@@ -231,13 +264,24 @@ class _Counter:
     def __init__(self, done: int, total: int, on_progress: OnProgress) -> None:
         self._done, self._total, self._on_progress = done, total, on_progress
         self._lock = threading.Lock()
+        self._is_stopped = False
         self.add(0)
 
     def add(self, count: int) -> None:
-        """`count` is negative when a server sends a file from its beginning again."""
+        """`count` is negative when a server sends a file from its beginning again.
+
+        Raises ConnectionAbortedError in a download that nobody waits for any more.
+        """
         with self._lock:
+            if self._is_stopped:
+                raise ConnectionAbortedError("another part of the download failed")
             self._done += count
             self._on_progress(StoreProgress("download", min(self._done, self._total), self._total))
+
+    def stop(self) -> None:
+        """Let what still runs end with its next bytes."""
+        with self._lock:
+            self._is_stopped = True
 
     def bar(self, **_: object) -> _Bar:
         """What huggingface_hub takes for the progress bar of one download."""

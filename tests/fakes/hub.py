@@ -39,7 +39,7 @@ class FakeHub:
 
     `claimed_sizes` are told of files in place of their own.
 
-    After `stop_after` bytes of a file an answer waits until `go_on` is set.
+    After `stop_after` bytes any answer waits until `go_on` is set.
     """
 
     repositories: dict[str, Path] = field(default_factory=dict)

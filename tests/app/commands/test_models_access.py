@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.fakes.hub import FakeHub, running_hub
 from tests.fakes.programs import program
 from tests.fakes.terminal import Terminal
 from tests.tiny_model import write_tiny_llama
+from tests.waiting import wait_for
 
 STOKER = str(Path(sys.executable).with_name("stoker"))
 REPO = "org/tiny"
@@ -215,3 +217,13 @@ def test_a_server_that_fetches_its_model_itself_has_the_room_looked_for(
         assert f"needs {figures}." in done.stderr
         assert f"{place} has " in done.stderr
     assert sum(one.sent for one in hub.requests if "/resolve/" in one.path) == 0
+
+
+def test_ctrl_c_ends_a_download_that_stands_still(hub: FakeHub, tmp_path: Path) -> None:
+    hub.stop_after = 1 << 16
+    process = subprocess.Popen([STOKER, "models", "pull", REPO], stderr=subprocess.DEVNULL)
+    with process:
+        wait_for(lambda: any("/storage/" in one.path for one in hub.requests))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert not hub.go_on.is_set()

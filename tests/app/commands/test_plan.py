@@ -429,3 +429,13 @@ def _logged_tokens(process: subprocess.Popen[bytes], log: Path) -> int:
             return int(found[1].replace(",", ""))
         assert not has_ended, log.read_text()
         time.sleep(0.1)
+
+
+def test_a_command_line_of_serve_can_be_planned() -> None:
+    words = ["--name", "it", "--port", "9000", "--trust-remote-code", "--drain", "5", "-d"]
+    done = stoker("plan", "llama-3.1-8b", "--gpu", "24GiB", "--max-model-len", "8192", *words)
+
+    assert done.returncode == 0, done.stderr
+    assert "not part of a plan: --detach, --drain, --name, --port, --trust-remote-code" in (
+        done.stderr
+    )

@@ -122,6 +122,14 @@ def test_a_plan_passes_over_what_it_does_not_depend_on() -> None:
     )
 
 
+@pytest.mark.parametrize("engine", [STOKER, VLLM, LLAMA_CPP])
+def test_a_token_is_never_repeated(engine: str) -> None:
+    for words in (["--hf-token", "hf_secret"], ["--hf-token=hf_secret"], ["-hft", "hf_secret"]):
+        message, hint = refusal(*words, engine=engine)
+        assert "hf_secret" not in message + hint
+        assert "stoker models login" in hint
+
+
 def test_releases() -> None:
     assert version_of("v0.8.5.post1") == (0, 8, 5)
     assert version_of("0.30") == (0, 30, 0)
