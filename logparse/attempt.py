@@ -33,6 +33,7 @@ _FIRST, _LAST, _EACH, _LAST_PER_PROCESS = Keep.FIRST, Keep.LAST, Keep.EACH, Keep
 _CACHE = Keep.CACHE
 _MAX_VALUES = 64  # ranks, devices or models with a value of their own
 _MAX_ARGUMENTS = 20000
+_MAX_UNTAKEN = 256
 
 
 class AttemptState:
@@ -64,6 +65,8 @@ class AttemptState:
         self._ranks: dict[str, int] = {}
         # The last line of each rule that tells a state: its values are read when asked for.
         self._newest: dict[str, tuple[Rule, re.Match[str], str | None]] = {}
+        # Lines whose values are read when they are asked for: of most starts in a log nobody asks.
+        self._untaken: list[tuple[tuple[Take, ...], re.Match[str], str | None]] = []
 
     # -- lines ---------------------------------------------------------------
 
@@ -95,7 +98,13 @@ class AttemptState:
         if rule.is_state and events is None:
             self._newest[rule.id] = (rule, match, process)
         elif rule.takes:
-            self._take_all(rule.takes, match, process, line_number, events)
+            if events is None and rule.takes[0].keep is not _CACHE:
+                self._untaken.append((rule.takes, match, process))
+                if len(self._untaken) > _MAX_UNTAKEN:
+                    self._take_untaken()
+            else:
+                self._take_untaken()
+                self._take_all(rule.takes, match, process, line_number, events)
         if rule.phase is not None and not self.is_ready:
             told = self._advance(rule, owner, line_number)
             if told and events is not None:
@@ -106,6 +115,11 @@ class AttemptState:
                 events += told
         if rule.feeds:
             self.insight.note_line(rule.id, match, process, self.last_stamp, line_number)
+
+    def _take_untaken(self) -> None:
+        for takes, match, process in self._untaken:
+            self._take_all(takes, match, process, 0, None)
+        self._untaken.clear()
 
     def _take_all(
         self,
@@ -118,7 +132,7 @@ class AttemptState:
         for take in takes:
             value = self._take(take, match, process)
             if value is not None and events is not None:
-                shown = value if take.keep is _LAST else self._shown(take.key)
+                shown = _safe(value) if take.keep is _LAST else self._shown(take.key)
                 if shown is not None:
                     events.append(FactFound(line_number, take.key, shown))
         if self._is_window and takes[0].keep is _CACHE:
@@ -150,8 +164,8 @@ class AttemptState:
         value = take.constant or convert(take.unit, texts)
         if value is None or value == "None":
             return None
-        if isinstance(value, str):
-            value = take.prefix + safe_text(value, _MAX_ARGUMENTS)
+        if take.prefix and isinstance(value, str):
+            value = take.prefix + value
         return value if self._keep(take, value, process, rank) else None
 
     def _keep(self, take: Take, value: Value, process: str | None, rank: int) -> bool:
@@ -185,7 +199,7 @@ class AttemptState:
         kept = self._values.get(key)
         if not kept:
             return None
-        values = list(dict.fromkeys(kept.values()))
+        values = list(dict.fromkeys(map(_safe, kept.values())))
         if len(values) == 1:
             return values[0]
         numbers = tuple(value for value in values if isinstance(value, int | float))
@@ -292,6 +306,7 @@ class AttemptState:
         return self._clock(self._first_stamp)
 
     def facts(self) -> Facts:
+        self._take_untaken()
         for rule, match, process in self._newest.values():
             self._take_all(rule.takes, match, process, 0, None)
         values: dict[str, Any] = {key: self._shown(key) for key in self._values}
@@ -317,6 +332,11 @@ class AttemptState:
         if self.is_cut or not self.has_beginning:
             return Outcome.TRUNCATED
         return Outcome.RUNNING
+
+
+def _safe(value: Value) -> Value:
+    """As it may be shown; asked for what was kept in the end, since a long text takes its time."""
+    return safe_text(value, _MAX_ARGUMENTS) if isinstance(value, str) else value
 
 
 def _slot(keep: Keep, value: Value, process: str | None) -> Hashable:

@@ -99,13 +99,16 @@ class LogParser:
         if not line:
             self._without_level += 1
             self.newest = None
-            return ()
+            return _NOTHING
         if "\r" in line:
             return self._feed_joined(line) if WRAP in line else self._feed_overwritten(line)
         self.newest = parsed = split_line(line)
-        events: list[Event] | None = [] if self._tells_events else None
+        if not self._tells_events:
+            self._read(parsed, None)
+            return _NOTHING
+        events: list[Event] = []
         self._read(parsed, events)
-        return tuple(events) if events else _NOTHING
+        return tuple(events)
 
     def _feed_joined(self, line: str) -> tuple[Event, ...]:
         """A line that was cut at the width of a terminal; its number is that of the first piece."""

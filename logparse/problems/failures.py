@@ -71,6 +71,7 @@ _WORDS = (
 
 Owner = tuple[str | None, str | None]  # process and pid; two of one name are kept apart
 _Writer = tuple[Owner, str | None]  # and the level
+_LONGEST_BARE = len(TRACEBACK) + 3  # with its colon; a longer one says more
 _MAX_NAME = 223
 _MAX_CANDIDATES = 60
 _MAX_ERROR_LINES = 300
@@ -153,7 +154,8 @@ class FailureTracker:
             )
             self._ignore_next = False
             self._continued.pop(key, None)
-            if announces_end(message, level):
+            is_bare = message.startswith(TRACEBACK) and len(message) < _LONGEST_BARE
+            if not is_bare and announces_end(message, level):
                 return self._add(line_number, key, message, "announcement", None)
             return None
         text = message.lstrip()

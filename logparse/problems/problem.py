@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from logparse.problems.clues import CluedPattern, clued, compiled
+from logparse.problems.clues import CluedAlternatives, CluedPattern, clued, compiled
 
 Values = dict[str, str]
 
@@ -118,20 +118,34 @@ _WRAPPER_TEXTS = (
     "Ninja build failed",
     "Error building extension",
 )
-_WRAPPER_CLASSES = re.compile(
-    r"(?:[\w.]{0,200}\.)?(?:ValidationError: \d+ validation errors? for|SystemExit\b|"
-    r"KeyboardInterrupt\b|CancelledError\b|ChildFailedError\b|RuntimeError: [Cc]ancelled$|"
-    r"BrokenPipeError\b|ConnectionResetError\b|EOFError$|ContextTerminated\b|"
-    r"RayTaskError\(|ProcessRaisedException\b)"
+_MODULE = r"(?:[\w.]{0,200}\.)?"
+_WRAPPER_CLASSES = CluedAlternatives(
+    _MODULE + r"ValidationError: \d+ validation errors? for",
+    _MODULE + r"SystemExit\b",
+    _MODULE + r"KeyboardInterrupt\b",
+    _MODULE + r"CancelledError\b",
+    _MODULE + r"ChildFailedError\b",
+    _MODULE + r"RuntimeError: [Cc]ancelled$",
+    _MODULE + r"BrokenPipeError\b",
+    _MODULE + r"ConnectionResetError\b",
+    _MODULE + r"EOFError$",
+    _MODULE + r"ContextTerminated\b",
+    _MODULE + r"RayTaskError\(",
+    _MODULE + r"ProcessRaisedException\b",
 )
 
 
 def is_wrapper(text: str) -> bool:
     """Whether the line points to a cause elsewhere instead of naming one."""
     head = text[:2000]
-    return (
-        any(known in head for known in _WRAPPER_TEXTS) or _WRAPPER_CLASSES.match(head) is not None
-    )
+    return _holds_wrapper(head) or _WRAPPER_CLASSES.begin(head)
+
+
+def _holds_wrapper(text: str) -> bool:
+    for known in _WRAPPER_TEXTS:  # noqa: SIM110 - any() is slower, and many lines ask this
+        if known in text:
+            return True
+    return False
 
 
 # Wrappers that quote what they wrap.
@@ -170,29 +184,29 @@ _ANNOUNCED = (  # compiled when it is needed, as those below
     r"|[^\n]{0,120}?Engine process failed to start"
 )
 _NOT_ZERO = r"(?:code|status)[ =:]{1,3}[1-9]\d{0,9}\b"
-_LAUNCHERS = (
-    r"[\w.-]{1,100} (?:\S{1,60} )?exited with "
-    + _NOT_ZERO
-    + r"|(?:##\[error\])?(?:Error: )?[Pp]rocess "
-    r"(?:completed|exited|failed|terminated) with (?:exit )?"
-    + _NOT_ZERO
-    + r"|ERROR: Job failed: exit "
-    + _NOT_ZERO
-    + r"|make(?:\[\d{1,3}\])?: \*\*\* .{1,200} Error [1-9]"
-    r"|srun: error: .{1,200}: (?:Exited with exit " + _NOT_ZERO + r"|Out Of Memory|Killed|Aborted"
-    r"|Segmentation fault)|slurmstepd: error: .{0,200}(?:CANCELLED|oom[-_]kill)"
-    r"|mpi(?:run|exec)\S{0,40} (?:noticed that process|detected that one or more processes exited)"
-    r"|\S{1,200}: Main process exited, code=exited, status=[1-9]"
-    r"|\S{1,200}: Failed with result '(?:exit-code|signal|core-dump)'"
-    r"|(?:\S{1,40} )?exited: \S{1,100} \((?:exit status [1-9]\d{0,4}; not expected|terminated by )"
-    r"|(?:Back-off restarting failed container|.{0,100}\bCrashLoopBackOff\b)"
+_LAUNCHERS = CluedAlternatives(
+    r"[\w.-]{1,100} (?:\S{1,60} )?exited with " + _NOT_ZERO,
+    r"(?:##\[error\])?(?:Error: )?[Pp]rocess (?:completed|exited|failed|terminated) with (?:exit )?"
+    + _NOT_ZERO,
+    r"ERROR: Job failed: exit " + _NOT_ZERO,
+    r"make(?:\[\d{1,3}\])?: \*\*\* .{1,200} Error [1-9]",
+    r"srun: error: .{1,200}: (?:Exited with exit " + _NOT_ZERO + r"|Out Of Memory|Killed|Aborted"
+    r"|Segmentation fault)",
+    r"slurmstepd: error: .{0,200}(?:CANCELLED|oom[-_]kill)",
+    r"mpi(?:run|exec)\S{0,40} noticed that process",
+    r"mpi(?:run|exec)\S{0,40} detected that one or more processes exited",
+    r"\S{1,200}: Main process exited, code=exited, status=[1-9]",
+    r"\S{1,200}: Failed with result '(?:exit-code|signal|core-dump)'",
+    r"(?:\S{1,40} )?exited: \S{1,100} \((?:exit status [1-9]\d{0,4}; not expected|terminated by )",
+    r"Back-off restarting failed container",
+    r".{0,100}\bCrashLoopBackOff\b",
 )
 
 
 def announces_end(text: str, level: str | None) -> bool:
     """Whether an ERROR line, or one without a level, tells that a start or a part of it ended."""
     head = text[:600]
-    if level is None and compiled(_LAUNCHERS).match(head):
+    if level is None and _LAUNCHERS.begin(head):
         return True
     if level is None and not _is_said_by_engine(head):
         return False
@@ -209,28 +223,45 @@ _NAMED_SERVER = (
 def _is_said_by_engine(text: str) -> bool:
     return (
         " hit an exception" in text
-        or any(known in text for known in _WRAPPER_TEXTS)
+        or _holds_wrapper(text)
         or (" failed to start" in text and compiled(_NAMED_SERVER).match(text) is not None)
     )
 
 
 # What a compiler, a linker or a build prints when it fails: alone no failure of a start, but the
 # reason when a start fails with it.
-_TOOL_FAILURES = (
-    r"(?:\S{0,200}[/\\])?(?:ld|lld|gold|mold|collect2|as|cc|gcc|g\+\+|c\+\+|cc1plus|clang|clang\+\+|nvcc"
-    r"|cicc|hipcc|ptxas|fatbinary|icpx|cl|link|ninja|cmake|CMake|make)(?:[.-][\w.]{1,20})?"
+_TOOLS = (
+    *("ld", "lld", "gold", "mold", "collect2", "as", "cc", "gcc", "g++", "c++", "cc1plus", "clang"),
+    *("clang++", "nvcc", "cicc", "hipcc", "ptxas", "fatbinary", "icpx", "cl", "link", "ninja"),
+    *("cmake", "CMake", "make"),
+)
+_TOOL_FAILS = (
+    rf"(?:\S{{0,200}}[/\\])?(?:{'|'.join(map(re.escape, _TOOLS))})(?:[.-][\w.]{{1,20}})?"
     r"\s{0,4}:?\s{0,4}(?:fatal|error|Error|cannot find|build stopped|\*\*\*)\b"
     r"|(?:\S{0,200}[/\\])?(?:ld|lld)(?:\.\w{1,10})?: \S{0,200}"
     r"(?:cannot find|undefined reference|unable to find library)"
-    r"|\S{1,300}\(?:?\d{1,7}(?::\d{1,5})?\)?: (?:fatal )?error(?: \S{1,12})?: "
-    r"|(?:\[\w{1,20}\] ?){0,3}\[FATAL\b[^\]\n]{0,20}\]|\S{1,200}: Check failed: |Check failed: "
-    r"|FAILED: (?:\[code=\d{1,5}\] )?\S"
+)
+_LONGEST_PROGRAM = 300  # characters
+_BUILD_FAILURES = CluedAlternatives(
+    r"\S{1,300}\(?:?\d{1,7}(?::\d{1,5})?\)?: (?:fatal )?error(?: \S{1,12})?: ",
+    r"(?:\[\w{1,20}\] ?){0,3}\[FATAL\b[^\]\n]{0,20}\]",
+    r"\S{1,200}: Check failed: ",
+    r"Check failed: ",
+    r"FAILED: (?:\[code=\d{1,5}\] )?\S",
 )
 
 
 def is_tool_failure(text: str) -> bool:
     """Whether a line without a level is a compiler's, a linker's or a build's complaint."""
-    return compiled(_TOOL_FAILURES).match(text) is not None
+    first = text[:_LONGEST_PROGRAM].partition(" ")[0].replace("\\", "/")
+    is_tool = first.startswith(_TOOLS) or ("/" in first and _names_tool(first))
+    return (is_tool and compiled(_TOOL_FAILS).match(text) is not None) or _BUILD_FAILURES.begin(
+        text
+    )
+
+
+def _names_tool(path: str) -> bool:
+    return any(part.startswith(_TOOLS) for part in path.split("/"))
 
 
 # Who refuses a command line and is a server; others do so beside one.
@@ -284,36 +315,50 @@ def is_death(text: str) -> bool:
 
 
 # Lines without a level that end a start: llama-server's own, and those of compiled code.
-_PLAIN_FAILURES = (
-    r"(?:[\w.()]{1,80}:? {1,4}){0,3}"
-    r"(?:error loading model\b|failed to load model\b|exiting due to model loading error"
-    r"|failed to (?:open GGUF|allocate |initialize (?:the context|router models)|"
-    r"create (?:llama_)?context|"
-    r"download model)|couldn't bind HTTP server socket|invalid magic (?:characters|number)"
-    r"|Device memory allocation of size \d{1,15} failed|vk::[\w:]{1,80}: Error"
-    r"|allocating [\d.]{1,14} MiB on device \d{1,3}: cudaMalloc failed|no backends are loaded)"
-    r"|error: (?:invalid|unknown) argument: |error while handling argument "
-    r"|error: (?:--model is required|expected value for argument|the argument )"
-    r"|(?:CUDA|ROCm|HIP|MUSA|SYCL|Vulkan) error: |(?:\S{1,300}:\d{1,6}: )?GGML_ASSERT\("
-    r"|error: Insufficient Memory \("
-    r"|Failed: Cuda error |.{0,200}Watchdog caught collective operation timeout"
-    r"|nvidia-container-cli: "
-    r"|(?:\S{1,200}: )?error while loading shared libraries: "
-    r"|(?:error: )?(?:built without (?:CURL|SSL)|error from HF API|HTTPS is not supported)"
-    r"|(?:error: )?[^\n]{0,60}chat template is not supported"
-    r"|.{0,300}failed (?:startup|liveness) probe, will be restarted"
+_NAMED = r"(?:[\w.()]{1,80}:? {1,4}){0,3}"  # by llama-server's functions
+_PLAIN_FAILURES = CluedAlternatives(
+    _NAMED + r"error loading model\b",
+    _NAMED + r"failed to load model\b",
+    _NAMED + r"exiting due to model loading error",
+    _NAMED + r"failed to (?:open GGUF|allocate |initialize (?:the context|router models)"
+    r"|create (?:llama_)?context|download model)",
+    _NAMED + r"couldn't bind HTTP server socket",
+    _NAMED + r"invalid magic (?:characters|number)",
+    _NAMED + r"Device memory allocation of size \d{1,15} failed",
+    _NAMED + r"vk::[\w:]{1,80}: Error",
+    _NAMED + r"allocating [\d.]{1,14} MiB on device \d{1,3}: cudaMalloc failed",
+    _NAMED + r"no backends are loaded",
+    r"error: (?:invalid|unknown) argument: ",
+    r"error while handling argument ",
+    r"error: (?:--model is required|expected value for argument|the argument )",
+    r"(?:CUDA|ROCm|HIP|MUSA|SYCL|Vulkan) error: ",
+    r"(?:\S{1,300}:\d{1,6}: )?GGML_ASSERT\(",
+    r"error: Insufficient Memory \(",
+    r"Failed: Cuda error ",
+    r".{0,200}Watchdog caught collective operation timeout",
+    r"nvidia-container-cli: ",
+    r"(?:\S{1,200}: )?error while loading shared libraries: ",
+    r"(?:error: )?built without (?:CURL|SSL)",
+    r"(?:error: )?error from HF API",
+    r"(?:error: )?HTTPS is not supported",
+    r"(?:error: )?[^\n]{0,60}chat template is not supported",
+    r".{0,300}failed (?:startup|liveness) probe, will be restarted",
 )
 
 
 def is_plain_failure(text: str) -> bool:
     """Whether a line without a level ends a start."""
-    return compiled(_PLAIN_FAILURES).match(text) is not None
+    return _PLAIN_FAILURES.begin(text)
+
+
+_LOUD_STARTS = ("nvidia-container-cli", "FAILED: ", "mpi", "Back-off", "built without")
 
 
 def is_loud(text: str) -> bool:
     """A cheap test of a line without a level: False if no sort of failure can be in it."""
-    # One of these is in each line that ends a start, or tells why. To look for them costs a tenth
-    # of the patterns, and written out like this a third of a loop.
+    # One of these is in each line that ends a start, or tells why, or it begins with one of the
+    # others. To look for them costs a tenth of the patterns, and written out like this a third of a
+    # loop.
     return (
         "rror" in text
         or "ail" in text
@@ -321,27 +366,18 @@ def is_loud(text: str) -> bool:
         or "died" in text
         or "dead" in text
         or "fatal" in text
-        or "termin" in text
-        or "crash" in text
         or "cannot find" in text
         or "bind" in text
         or "magic" in text
         or "no backends" in text
-        or "NOT connected" in text
         or "Watchdog" in text
-        or "nvidia-c" in text
-        or "ptxas" in text
         or "ASSERT(" in text
-        or "FAILED: " in text
         or "build stopped" in text
         or "undefined ref" in text
         or "hit an exc" in text
-        or "noticed" in text
-        or "detected" in text
-        or "ack-off" in text
         or "BackOff" in text
         or "sigquit" in text
         or "not supported" in text
-        or "built without" in text
-        or "probe," in text
+        or text.startswith(_LOUD_STARTS)
+        or (text[:1] == "[" and "NOT connected" in text)
     )

@@ -29,6 +29,7 @@ _RAW = re.compile(r"[<>\"']")
 # Escape characters as other programs write them, in front of a colour or a command.
 _VISIBLE = re.compile(rf"{ESCAPES}(?=[\[(][0-9;?]{{0,20}}[A-Za-z])")
 _VISIBLE_END = re.compile(r"(?:#015|#012|\\r|\\n|\^M)+(?=[\"']?[\r\n]*$)")
+_VISIBLE_STARTS = ("#0", "\\", "\u241b", "<ESC>")
 _VISIBLE_MARKS = ("#033", "#015", "\\033", "\\x1b", "\\x1B", "\\u001b", "\\e[", "\u241b", "<ESC>")
 _CUT_HEAD = re.compile(
     r"(?!INFO|ERROR|DEBUG|[WC])[A-Z]{0,7} ?(\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]{1,60}:\d+\] )"
@@ -40,6 +41,8 @@ _OTHER_OWNER = re.compile(r"[\[<](\w[\w.-]{0,40})(?:\]\[|[ :,]{1,2})pid[=: ](\d{
 _BAR_END = re.compile(r" {1,200}\|\s*$")
 
 _VALUE_FIRSTS = frozenset("{\"'")
+_VALUE_MARKS = frozenset("{}[]\"'b0123456789")
+_OWNER_FIRSTS = ("[", "<")
 
 Layer = Callable[[str], str]
 
@@ -86,7 +89,7 @@ def _together(layers: list[Layer]) -> Layer:
 
 def _outermost(lines: list[str]) -> Layer | None:
     """What undoes the last thing that was done to all of these; None when nothing was."""
-    if any(map(_may_be_a_value, lines[:20])):
+    if any(map(_may_be_a_value, lines[:20])) and _are_mostly_values(lines):
         from logparse.reading.envelopes import envelope_of  # most logs are none
 
         if (envelope := envelope_of(lines)) is not None:
@@ -98,10 +101,11 @@ def _outermost(lines: list[str]) -> Layer | None:
         return lambda line: _without(prefix, line)
     if _has_visible_escapes(lines):
         return _with_escapes
-    coloured = [line for line in lines if "0m" in line or "m(" in line]
+    coloured = [line for line in lines if ")0" in line or ("m(" in line and line[0].isdigit())]
     if sum(_HALF_COLOUR.search(line) is not None for line in coloured) >= _FEWEST:
         return _without_half_colours
-    if sum(_OTHER_OWNER.match(line) is not None for line in lines) >= _FEWEST:
+    bracketed = [line for line in lines if line[:1] in _OWNER_FIRSTS]
+    if sum(_OTHER_OWNER.match(line) is not None for line in bracketed) >= _FEWEST:
         return _with_usual_owner
     return _without_bar if _is_in_a_table(lines) else None
 
@@ -115,6 +119,13 @@ def _may_be_a_value(line: str) -> bool:
         return "," in start
     key, equals, _ = start.partition("=")
     return bool(equals) and " " not in key
+
+
+def _are_mostly_values(lines: list[str]) -> bool:
+    """A cheap test, with what closes a value: each envelope is on four fifths of the lines."""
+    texts = [start for line in lines if (start := line.strip()[:200])]
+    marked = sum(text[0] in _VALUE_MARKS or _may_be_a_value(text) for text in texts)
+    return 2 * marked >= len(texts)
 
 
 def _is_run_together(line: str) -> bool:
@@ -153,9 +164,12 @@ def _from_a_page(line: str) -> str:
 
 
 def _has_visible_escapes(lines: list[str]) -> bool:
-    return any(
-        any(mark in line for mark in _VISIBLE_MARKS)
-        and (_VISIBLE.search(line) or _VISIBLE_END.search(line))
+    text = "\n".join(lines)
+    if not any(start in text for start in _VISIBLE_STARTS):
+        return False
+    marks = [mark for mark in _VISIBLE_MARKS if mark in text]
+    return bool(marks) and any(
+        any(mark in line for mark in marks) and (_VISIBLE.search(line) or _VISIBLE_END.search(line))
         for line in lines
     )
 

@@ -12,6 +12,8 @@ from logparse.redact import safe_text, shortened
 
 SHORTEST_S = 5.0
 _MAX_PARTS = 32
+_MAX_UNNAMED = 64
+_NAMED_AFTER = 400  # characters that are made safe: more than a name, and a secret in it
 
 _WEIGHTS = "weights from disk"
 _DOWNLOAD = "download of the weights"
@@ -95,9 +97,21 @@ class GapTracker:
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[float, int]] = {}  # seconds, the last line
+        # What was noted and not yet named: of most starts in a log nobody asks.
+        self._unnamed: list[tuple[str, str, str | None, str, int]] = []
 
     def note(self, last: str, stamp: str, before: str | None, after: str, line_number: int) -> None:
         """The clock moved from `last` to `stamp`; `before` and `after` are the messages there."""
+        self._unnamed.append((last, stamp, before, after, line_number))
+        if len(self._unnamed) > _MAX_UNNAMED:
+            self._name_all()
+
+    def _name_all(self) -> None:
+        for noted in self._unnamed:
+            self._add(*noted)
+        self._unnamed.clear()
+
+    def _add(self, last: str, stamp: str, before: str | None, after: str, line_number: int) -> None:
         start, end = stamp_seconds(last), stamp_seconds(stamp)
         if start is None or end is None:
             return
@@ -113,6 +127,7 @@ class GapTracker:
 
     def parts(self, facts: Facts) -> tuple[TimePart, ...]:
         """Those that took long, in order; the server's own figures where it printed some."""
+        self._name_all()
         measured = {
             _WEIGHTS: _weights_s(facts),
             _DOWNLOAD: facts.download_s,
@@ -137,7 +152,9 @@ def _name(before: str | None, after: str) -> str:
         for start, name in _BEGUN_BY_HEAD.get(before[:_HEAD], ()):
             if before.startswith(start):
                 return name
-    return f"after: {shortened(safe_text(before), 60)}" if before else "before the first line"
+    if not before:
+        return "before the first line"
+    return f"after: {shortened(safe_text(before, _NAMED_AFTER), 60)}"
 
 
 def _weights_s(facts: Facts) -> float | None:

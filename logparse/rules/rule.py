@@ -16,6 +16,7 @@ from dataclasses import dataclass
 Value = str | int | float | bool
 
 
+Find = Callable[[str], re.Match[str] | None]
 _LONGEST_SEARCH = 20_000
 
 
@@ -85,8 +86,8 @@ class Rule:
     id: str
     engine: str
     starts: tuple[str, ...]  # the message begins with one of these
-    pattern: str
-    find: Callable[[str], re.Match[str] | None]  # in a message that begins with one of the starts
+    rest: str  # a regular expression for what follows; or for any part, with `is_anywhere`
+    find: Find  # in a message that begins with one of the starts
     meaning: str
     takes: tuple[Take, ...] = ()
     phase: int | None = None  # 1 to 5: a line of it begins the phase
@@ -98,6 +99,14 @@ class Rule:
     shows: tuple[Take, ...] = ()  # values worth showing that are not kept as facts
     feeds: bool = False  # each such line goes into a history, see `insight`
     is_state: bool = False  # it feeds, and of its values only those of the last line count
+    is_anywhere: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """The whole as one regular expression, to be shown."""
+        if self.is_anywhere:
+            return self.rest
+        return f"(?:{'|'.join(map(re.escape, self.starts))}){self.rest}"
 
     @property
     def belongs_to(self) -> int | None:
@@ -122,29 +131,62 @@ def rule(
     shows: tuple[Take, ...] = (),
     feeds: bool = False,
     is_anywhere: bool = False,
+    clues: tuple[str, ...] = (),
 ) -> Rule:
     """A Rule whose pattern is one of the literal starts, then the regular expression `rest`.
 
     With `is_anywhere`, `rest` is searched for; it should begin with literal text, which is fast.
+    Of `clues`, one is in every such message: worth saying where many others begin alike.
     """
     literals = (starts,) if isinstance(starts, str) else starts
-    head = "|".join(re.escape(text) for text in literals)
-    pattern = rest if is_anywhere else f"(?:{head}){rest}"
     is_state = feeds and bool(takes) and all(take.keep is Keep.LAST for take in takes)
 
     def compile_and_find(message: str) -> re.Match[str] | None:
         # Few rules are ever needed, and to compile them all takes longer than a short log.
-        find: Callable[[str], re.Match[str] | None] = re.compile(pattern).match
-        if is_anywhere:
-            find = functools.partial(re.compile(pattern).search, pos=0, endpos=_LONGEST_SEARCH)
-        object.__setattr__(entry, "find", find)
+        find = _search(rest) if is_anywhere else _match_behind(literals, rest)
+        object.__setattr__(entry, "find", _with_clues(clues, find))
         return find(message)
 
+    find_first = _with_clues(clues, compile_and_find)
     entry = Rule(
-        id, engine, literals, pattern, compile_and_find, meaning, takes, phase, ends_phase, mark,
-        about, source, versions, shows, feeds, is_state,
+        id, engine, literals, rest, find_first, meaning, takes, phase, ends_phase, mark,
+        about, source, versions, shows, feeds, is_state, is_anywhere,
     )  # fmt: skip
     return entry
+
+
+def _with_clues(clues: tuple[str, ...], find: Find) -> Find:
+    if not clues:
+        return find
+
+    def find_by_clue(message: str) -> re.Match[str] | None:
+        for clue in clues:
+            if clue in message:
+                return find(message)
+        return None
+
+    return find_by_clue
+
+
+def _search(pattern: str) -> Find:
+    search = re.compile(pattern).search
+    return lambda message: search(message, 0, _LONGEST_SEARCH)
+
+
+def _match_behind(starts: tuple[str, ...], rest: str) -> Find:
+    """Matches `rest` behind the start: the start in the pattern would be most of its price."""
+    match = re.compile(rest).match
+    if len(starts) == 1:
+        size = len(starts[0])
+        return lambda message: match(message, size)
+
+    def find(message: str) -> re.Match[str] | None:
+        for start in starts:
+            if message.startswith(start) and (found := match(message, len(start))):
+                return found
+        return None
+
+    return find
 
 
 def known_line(
@@ -160,11 +202,12 @@ def known_line(
     engine: str = "vllm",
     mark: Mark | None = None,
     feeds: bool = False,
+    clues: tuple[str, ...] = (),
 ) -> Rule:
     """A line that is explained and counted, but does not move the start on."""
     return rule(
         id, starts, rest, meaning, source=source, about=about, shows=shows, takes=takes,
-        versions=versions, engine=engine, mark=mark, feeds=feeds,
+        versions=versions, engine=engine, mark=mark, feeds=feeds, clues=clues,
     )  # fmt: skip
 
 

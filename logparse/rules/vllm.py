@@ -129,6 +129,7 @@ _CONFIGURATION = (
         "Using ",
         r"[^\n]{0,120}?\b(?:ROCm|AITER|aiter|RCCL|rccl)\b",
         "AMD's libraries are used; the configuration line calls their devices cuda.",
+        clues=("ROCm", "AITER", "aiter", "RCCL", "rccl"),
         engine="",
         takes=(_ROCM,),
         source="platforms/rocm.py",
@@ -260,6 +261,7 @@ _ENGINE_AND_WEIGHTS = (
         "Using ",
         r"([A-Z][A-Z0-9_]{2,60}) attention backend out of potential backends",
         "The attention implementation, chosen from those that fit.",
+        clues=(" attention backend out of ",),
         takes=(Take("attention_backend", Unit.TEXT, keep=Keep.FIRST, rank=2),),
         phase=2,
         source="platforms/cuda.py",
@@ -271,6 +273,7 @@ _ENGINE_AND_WEIGHTS = (
         r"(Flash Attention|FlashInfer|XFormers|Torch SDPA|Triton|[A-Z][A-Z0-9_]{4,60}) backend(?: "
         r"on V\d engine)?\.",
         "The attention implementation (user's choice, or before 0.11).",
+        clues=(" backend",),
         takes=(Take("attention_backend", Unit.TEXT, keep=Keep.FIRST),),
         phase=2,
         source="platforms/cuda.py",

@@ -18,6 +18,7 @@ _SERVING = (
         _LOGGERS,
         5,
         Take("blocks", Unit.COUNT),
+        clues=("with initialization after",),
     ),
     known_line(
         "scale-out-off",
@@ -109,6 +110,7 @@ _RUNTIME = (
         "v1/metrics/perf.py",
         None,
         Take("tflops", Unit.NUMBER),
+        clues=(": MFU: ",),
     ),
     known_line(
         "kv-transfer",
@@ -136,6 +138,7 @@ _RUNTIME = (
         None,
         Take("step", Unit.COUNT),
         Take("seconds", Unit.MILLISECONDS, (2,)),
+        clues=(": Iteration(",),
     ),
     known_line(
         "request-received",

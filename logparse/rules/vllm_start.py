@@ -135,6 +135,7 @@ _CONFIGURATION = (
         "config/cache.py",
         1,
         takes=(Take("kv_cache_dtype", Unit.TEXT, keep=Keep.FIRST),),
+        clues=(" data type to store",),
     ),
     known_line(
         "budget-above-need",
@@ -438,6 +439,7 @@ _PROCESSES = (
         "v1/attention/backends/utils.py",
         2,
         _NAME,
+        clues=(" KV cache layout",),
     ),
     known_line(
         "sampler",
