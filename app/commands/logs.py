@@ -279,24 +279,21 @@ def _open(target: LogTarget) -> Iterator[BinaryIO]:
 
 def _follow(targets: list[LogTarget], form: str) -> int:
     from app.views.logs import EventPrinter
-    from logparse import LogParser
+    from logparse.live import LiveReader
 
     target = _only(targets, "--follow")
     if form == "plain":
         raise _usage("--follow has no --plain", "give --json for one document a line")
-    parser, printer = LogParser(), EventPrinter(as_json=form == "json")
+    reader, printer = LiveReader(), EventPrinter(as_json=form == "json")
     with contextlib.suppress(KeyboardInterrupt):
-        for line in _lines(target) if target.path is None else _growing(target):
-            printer.show(parser.feed(line))
-    report = parser.report()
+        for batch in [_lines(target)] if target.path is None else _growing_batches(target):
+            for line in batch:
+                printer.show(reader.feed(line))
+            printer.show(reader.rest())
+    printer.show(reader.rest())
+    report = reader.report()
     printer.finish(report)
     return _exit_code([report])
-
-
-def _growing(target: LogTarget) -> Iterator[str]:
-    """Lines as they come; ends only with the interrupt, and then gives a last unfinished one."""
-    for batch in _growing_batches(target):
-        yield from batch
 
 
 def _growing_batches(target: LogTarget) -> Generator[Iterable[str], None, None]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from logparse.reading.prefixes import ESCAPES, common_prefix
 from logparse.reading.wraps import joined, wrap_width
 
-_LOOKED_AT = 400  # lines
+LOOKED_AT = 400  # lines; what is done to a log is learnt from its first
 _FEWEST = 3
 _FIRST_LINES = 8
 _MAX_LAYERS = 6
@@ -47,11 +48,25 @@ _OWNER_FIRSTS = ("[", "<")
 Layer = Callable[[str], str]
 
 
-def restored_lines(lines: Iterable[str]) -> Iterator[str]:
-    """The lines as the server wrote them; of a joined line, `wraps.WRAP` marks the cuts."""
-    rest = iter(lines)
-    head = list(itertools.islice(rest, _LOOKED_AT))
-    head[:_FIRST_LINES] = map(_with_head, head[:_FIRST_LINES])
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """What undoes all that was done to a log: the layers from the outermost on, and the width that
+    its lines were cut at, if they were.
+    """
+
+    layers: tuple[Layer, ...]
+    width: int | None
+
+    def undo(self, line: str) -> str:
+        """One line without its layers."""
+        for layer in self.layers:
+            line = layer(line)
+        return line
+
+
+def learnt(head: list[str]) -> tuple[Restoration, list[str]]:
+    """What was done to a log that begins with these lines, and the lines with its layers undone."""
+    head = [*map(_with_head, head[:_FIRST_LINES]), *head[_FIRST_LINES:]]
     layers: list[Layer] = []
     for _ in range(_MAX_LAYERS):
         layer = _outermost(head)
@@ -62,29 +77,21 @@ def restored_lines(lines: Iterable[str]) -> Iterator[str]:
     if any(map(_is_run_together, head)):
         layers.append(_apart)
         head = list(map(_apart, head))
-    everything = itertools.chain(head, _through(layers, rest))
-    width = wrap_width(head)
-    return everything if width is None else joined(everything, width)
+    return Restoration(tuple(layers), wrap_width(head)), head
+
+
+def restored_lines(lines: Iterable[str]) -> Iterator[str]:
+    """The lines as the server wrote them; of a joined line, `wraps.WRAP` marks the cuts."""
+    rest = iter(lines)
+    restoration, head = learnt(list(itertools.islice(rest, LOOKED_AT)))
+    through = map(restoration.undo, rest) if restoration.layers else rest
+    everything = itertools.chain(head, through)
+    return everything if restoration.width is None else joined(everything, restoration.width)
 
 
 def _with_head(line: str) -> str:
     """A line of a copy's beginning, with the level that was cut off its header."""
     return _CUT_HEAD.sub(r"INFO \1", line) if _CUT_HEAD.match(line) else line
-
-
-def _through(layers: list[Layer], lines: Iterator[str]) -> Iterator[str]:
-    if not layers:
-        return lines
-    return map(_together(layers), lines)
-
-
-def _together(layers: list[Layer]) -> Layer:
-    def read(line: str) -> str:
-        for layer in layers:
-            line = layer(line)
-        return line
-
-    return read
 
 
 def _outermost(lines: list[str]) -> Layer | None:

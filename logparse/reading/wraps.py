@@ -40,24 +40,44 @@ def wrap_width(lines: list[str]) -> int | None:
     return width if 5 * begun <= len(full) else None
 
 
+class Joiner:
+    """Makes the pieces of lines that were cut at a width one again, as they come."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._pieces: list[str] = []  # of the line that may go on
+
+    def add(self, line: str) -> Iterator[str]:
+        """The whole lines that this one ends or is, with `WRAP` where they were cut."""
+        text = line.rstrip("\r\n")
+        if self._pieces and not _goes_on(self._pieces, text, self._width):
+            yield from self.rest()
+        self._pieces.append(text)
+        if not _may_go_on(self._pieces, self._width):
+            yield from self.rest()
+
+    def rest(self) -> Iterator[str]:
+        """The line that waited for its next piece."""
+        if self._pieces:
+            yield _whole(self._pieces, self._width)
+            self._pieces = []
+
+
 def joined(lines: Iterable[str], width: int) -> Iterator[str]:
     """The lines; those cut at `width` become one again, with `WRAP` where they were cut."""
-    pieces: list[str] = []
+    joiner = Joiner(width)
     for line in lines:
-        text = line.rstrip("\r\n")
-        if pieces and not _goes_on(pieces, text, width):
-            yield _whole(pieces, width)
-            pieces = []
-        pieces.append(text)
-    if pieces:
-        yield _whole(pieces, width)
+        yield from joiner.add(line)
+    yield from joiner.rest()
+
+
+def _may_go_on(pieces: list[str], width: int) -> bool:
+    return width - len(pieces[-1]) in (0, 1) and len(pieces) < _MAX_PIECES
 
 
 def _goes_on(pieces: list[str], text: str, width: int) -> bool:
     """Whether `text` is the next piece; where a cut fell on a space, a copy may have lost it."""
     missing = width - len(pieces[-1])
-    if missing not in (0, 1) or len(pieces) >= _MAX_PIECES:
-        return False
     if _begins(text) or (text.startswith("  ") and (missing or pieces[0].startswith(" "))):
         return False
     return not missing or len(pieces) > 1 or split_line(pieces[0]).level is not None

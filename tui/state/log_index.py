@@ -11,12 +11,14 @@ import tempfile
 import threading
 from array import array
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from logparse import LogParser, LogReport, safe_text
+from logparse.live import LiveReader
 from logparse.reading.line import TRACEBACK
 from logparse.reading.log_parts import open_parts
 from logparse.reading.source import decoded_lines
@@ -71,10 +73,21 @@ class LogIndex:
 
     def _begin(self) -> None:
         self._lines = _Lines()
-        self._parser = LogParser(tells_events=False)
+        self._unread: deque[int] = deque()  # bytes of each line that the reader has not read yet
+        self._reader = LiveReader(
+            tells_events=False, on_read=self._add_read, on_again=self._read_again
+        )
         self._read_to = 0
         self._partial = b""
         self._number_of_starts = getattr(self, "_number_of_starts", 0) + 1
+
+    def _read_again(self) -> None:
+        """The reader has learnt what was done to the log: all that was told of its lines goes."""
+        starts = self._lines.starts
+        lengths = [after - before for before, after in itertools.pairwise(starts)]
+        self._unread.extendleft(reversed(lengths))
+        self._lines = _Lines()
+        self._number_of_starts += 1
 
     def close(self) -> None:
         with self._lock:
@@ -95,6 +108,8 @@ class LogIndex:
             data = self._text.read(_CHUNK, self._read_to)
             self._read_to += len(data)
             self._take(data)
+            if not data:
+                self._reader.rest()
             return bool(data)
 
     def _unpack(self) -> None:
@@ -132,12 +147,12 @@ class LogIndex:
         self._partial = rest
         if newline:
             for line in whole.split(b"\n"):
-                self._add(line)
+                self._unread.append(len(line) + 1)
+                self._reader.feed(line.decode("utf-8", "replace"))
 
-    def _add(self, raw: bytes) -> None:
-        lines, parser = self._lines, self._parser
-        parser.feed(raw.decode("utf-8", "replace"))
-        newest = parser.newest
+    def _add_read(self, parser: LogParser, num_lines: int) -> None:
+        """What the parser says of the lines that it read last; several are pieces of one."""
+        lines, newest = self._lines, parser.newest
         process = newest.process if newest is not None else None
         owner = lines.codes.get(process)
         if owner is None:
@@ -145,10 +160,11 @@ class LogIndex:
         level = LEVELS.get(newest.level or "", LogLevel.OTHER) if newest else LogLevel.OTHER
         if newest is not None and newest.level is None:
             level = self._level_of_plain(owner, newest.message)
-        lines.levels.append(level)
-        lines.owners.append(owner)
-        lines.phases.append(parser.phase)
-        lines.starts.append(lines.starts[-1] + len(raw) + 1)
+        for _ in range(num_lines):
+            lines.levels.append(level)
+            lines.owners.append(owner)
+            lines.phases.append(parser.phase)
+            lines.starts.append(lines.starts[-1] + self._unread.popleft())
 
     def _new_owner(self, process: str | None) -> int:
         lines = self._lines
@@ -190,7 +206,7 @@ class LogIndex:
     def report(self) -> LogReport:
         """What the lines so far tell."""
         with self._lock:
-            return self._parser.report()
+            return self._reader.report()
 
     def level(self, line: int) -> LogLevel:
         """Of a line, counted from 0."""

@@ -314,6 +314,20 @@ def test_following_across_a_rotation_until_ctrl_c(tmp_path: Path) -> None:
     assert "example-org/Coder-8B-Instruct is ready" in rest
 
 
+def test_following_lines_behind_a_prefix_that_nobody_knows(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    lines = [b"~ gpu-node-7 ~ " + line for line in [*LINES, STARTED]]
+    log.write_bytes(b"".join(lines[:4]))
+    with Following(str(log)) as follow:
+        with log.open("ab") as file:
+            file.write(b"".join(lines[4:]))
+        follow.read_until("ready at http://0.0.0.0:8000")
+        rest, code = follow.interrupt()
+    assert code == 0
+    log.write_bytes(b"".join([*LINES, STARTED]))
+    assert rest.strip() == stoker_logs(str(log)).stdout.decode().strip()
+
+
 def test_following_a_start_that_fails_as_json_lines(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(STARTING)

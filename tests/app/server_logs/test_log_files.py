@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.commands.logs import _growing, _lines
+from app.commands.logs import _growing_batches, _lines
 from app.server_logs.log_files import HEAD_LINES, RotatingLog
 from app.server_logs.log_sink import LogSink
 from app.targets.logs import LogTarget
@@ -110,13 +110,14 @@ def test_stoker_logs_reads_all_parts_and_follows_the_last(log: RotatingLog) -> N
     assert len(log_parts(log.path)) > 2
 
     read = "".join(_lines(target))
-    followed = _growing(target)
+    batches = _growing_batches(target)
+    followed = itertools.chain.from_iterable(batches)
     seen = list(itertools.islice(followed, 2000))
     log.write(b"one more\n")
 
     assert read.encode() == "".join(seen).encode() == data
     assert next(followed) == "one more\n"
-    cast(Generator[str, None, None], followed).close()
+    batches.close()
 
 
 def test_a_disk_that_is_full_for_a_while_leaves_a_word(log: RotatingLog) -> None:

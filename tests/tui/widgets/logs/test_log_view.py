@@ -366,6 +366,29 @@ def test_many_lines_over_many_pieces(tmp_path: Path) -> None:
     index.close()
 
 
+@pytest.mark.parametrize("prefix", ["~ gpu-node-7 ~ ", "2026-01-02 03:04:05.678 web/7: "])
+def test_what_is_learnt_of_a_log_tells_of_its_first_lines_too(tmp_path: Path, prefix: str) -> None:
+    lines = FAILED.splitlines()
+    bare, wrapped = tmp_path / "bare.log", tmp_path / "wrapped.log"
+    bare.write_text("\n".join(lines) + "\n")
+    with wrapped.open("w") as file:
+        file.write(f"{prefix}{lines[0]}\n")
+        file.flush()
+        index = indexed(wrapped)
+        file.write("".join(f"{prefix}{line}\n" for line in lines[1:]))
+    while index.grow():
+        pass
+    expected = indexed(bare)
+    numbers = range(expected.num_lines)
+    assert index.num_lines == len(lines)
+    assert [index.level(n) for n in numbers] == [expected.level(n) for n in numbers]
+    assert index.processes == expected.processes
+    assert index.report() == expected.report()
+    assert [index.text(n) for n in numbers] == [prefix + expected.text(n) for n in numbers]
+    index.close()
+    expected.close()
+
+
 async def test_all_parts_of_a_rotated_log_are_one(tmp_path: Path) -> None:
     path = tmp_path / "long.log"
     (tmp_path / "long.log.head").write_text("INFO the beginning\n")
