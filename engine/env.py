@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.machine.device_starts import DeviceStarts
 
+DEVICES_VARIABLE = "STOKER_DEVICES_DIR"
 STATE_VARIABLE = "STOKER_STATE_DIR"
 
 
@@ -59,7 +60,10 @@ def user_runtime_dir() -> tuple[Path, str]:
 
 
 def device_starts(device: str) -> DeviceStarts:
-    """The starts of this user's engines on `cpu`, whose memory is the RAM, or on `cuda`."""
+    """The starts of this user's engines on `cpu`, whose memory is the RAM, or on `cuda`.
+
+    Services have a state folder each, and are told of one place that they share.
+    """
     from engine.machine.device_starts import DeviceStarts
 
     if device == "cpu":
@@ -68,7 +72,9 @@ def device_starts(device: str) -> DeviceStarts:
         from engine.machine.gpus import first_gpu_uuid
 
         name = first_gpu_uuid() or "gpu"
-    return DeviceStarts(user_runtime_dir()[0] / "devices" / name)
+    shared = os.environ.get(DEVICES_VARIABLE)
+    folder = Path(shared) if shared else user_runtime_dir()[0] / "devices"
+    return DeviceStarts(folder / name)
 
 
 def detect_device() -> HostDevice:

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from engine.machine.ports import is_uds_served
 _FOLDER = re.compile(r"stoker-(\d+)-\w+")
 _SEGMENT = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+")
 _SHARED_MEMORY = Path("/dev/shm")
+_EMPTY_S = 600.0  # no start takes so long to its first socket
 _NO_LINK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -50,17 +52,21 @@ def _of_dead_processes(base: Path, glob: str, name: re.Pattern[str]) -> Iterator
 def _remove_folder(folder: Path) -> bool:
     """False for one that is not ours, holds more than sockets, or has one that answers.
 
-    Its process may live in another container.
+    Its process may live in another container: an empty folder may have been made just now.
     """
     try:
         descriptor = os.open(folder, _NO_LINK)
     except OSError:
         return False
     try:
-        if os.fstat(descriptor).st_uid != os.getuid():
+        status = os.fstat(descriptor)
+        if status.st_uid != os.getuid():
             return False
         names = os.listdir(descriptor)
-        if not all(_is_dead_socket(folder, name, descriptor) for name in names):
+        is_young = time.time() - status.st_mtime < _EMPTY_S
+        if (not names and is_young) or not all(
+            _is_dead_socket(folder, name, descriptor) for name in names
+        ):
             return False
         for name in names:
             os.unlink(name, dir_fd=descriptor)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import shlex
 from pathlib import PurePosixPath
 
@@ -18,6 +19,7 @@ from app.units.deployment import (
     GeneratedFile,
 )
 from app.units.words import environment_file, one_flag_a_line
+from engine.env import DEVICES_VARIABLE
 
 # Everything that is closed leaves /dev/nvidia*, /dev/kfd and /dev/dri reachable: a PrivateDevices
 # or a DeviceAllow list would hide the cards, whose names differ from machine to machine.
@@ -119,7 +121,19 @@ def _identity(deployment: Deployment, is_user: bool) -> list[str]:
     if is_user:
         return []
     name = deployment.unit_name
-    return [f"User={deployment.user}", f"StateDirectory={name}", f"CacheDirectory={name}"]
+    return [
+        f"User={deployment.user}",
+        f"StateDirectory={name}",
+        f"CacheDirectory={name}",
+        f"RuntimeDirectory={_shared_folder(deployment)}",
+        "RuntimeDirectoryMode=0700",
+        "RuntimeDirectoryPreserve=yes",
+    ]
+
+
+def _shared_folder(deployment: Deployment) -> str:
+    """Below /run, for all services of a user: there they take turns to measure a device."""
+    return "stoker-of-" + re.sub(r"[^\w.-]", "-", deployment.user)
 
 
 def _environment_lines(deployment: Deployment, is_user: bool, cache: str) -> list[str]:
@@ -127,6 +141,7 @@ def _environment_lines(deployment: Deployment, is_user: bool, cache: str) -> lis
     if not is_user:
         found |= deployment.caches(cache)
         found["STOKER_STATE_DIR"] = f"/var/lib/{deployment.unit_name}"
+        found[DEVICES_VARIABLE] = f"/run/{_shared_folder(deployment)}/devices"
     return [
         f'Environment="{key}={value if key in found else escaped(value)}"'
         for key, value in {**found, **deployment.environment}.items()

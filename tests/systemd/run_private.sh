@@ -2,7 +2,7 @@
 # Boots Debian's systemd as the first process of namespaces of its own: its processes, mounts, control
 # groups and network are not the machine's, and nothing of the machine is changed.
 #
-#   run_private.sh FOLDER     FOLDER is /srv in there, beside copies of /etc and an empty /var
+#   run_private.sh FOLDER     FOLDER is /srv in there, beside a copy of /etc; /tmp and /var are empty
 #
 #   run_private.sh --try      ends with 0 where that is possible: as root, with CAP_SYS_ADMIN
 #
@@ -77,6 +77,9 @@ inside() {
   for folder in /var/lib /var/cache /var/log; do
     mount -t tmpfs -o mode=755 tmpfs "$folder"
   done
+  # Numbers of processes mean others in there: nothing that bears one is shared.
+  mount -t tmpfs -o mode=1777 tmpfs /tmp
+  mount -t tmpfs -o mode=1777 tmpfs /var/tmp
   mount -t proc proc /proc
   mount -t sysfs -o ro sysfs /sys
   mount -t tmpfs -o mode=755 tmpfs /sys/fs/cgroup

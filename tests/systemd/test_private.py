@@ -101,6 +101,8 @@ def test_it_starts_is_killed_restarts_hangs_and_stops(systemd: PrivateSystemd) -
     assert status.startswith(("ready", "idle"))
     systemd.run(_STOKER, "chat", ":8000", "-m", "hello", "--max-tokens", "3")
     _check_hardening(service)
+    shared = f"/run/stoker-of-{user_for_services()}/devices/ram"
+    assert systemd.run("find", shared, "-name", "*.json"), "other services see what it holds"
 
     systemd.run("systemctl", "reload", service.name)
     before = service.processes()

@@ -87,3 +87,11 @@ def test_segments_of_openmp_go_with_their_process(tmp_path: Path) -> None:
     assert set(remove_ownerless_files(tmp_path)) & {dead, mine, link} == {dead}
     assert mine.exists()
     assert not dead.exists()
+
+
+def test_a_folder_that_was_made_just_now_may_be_another_containers(base: Path) -> None:
+    folder = base / f"stoker-{_NO_PID}-new"
+    folder.mkdir()
+    assert folder not in remove_ownerless_files()
+    os.utime(folder, (0, 0))
+    assert folder in remove_ownerless_files()

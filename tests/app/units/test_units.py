@@ -344,4 +344,6 @@ def test_what_an_engine_keeps_lies_where_a_closed_in_service_may_write(
     text = _service("org/model", "--engine", engine, "--name", "it")
     found = dict(re.findall(r'^Environment="(\w+)=(.*)"$', text, re.MULTILINE))
     assert variables <= set(found)
-    assert all(value.startswith(("/var/cache/stoker-it", "/var/lib/")) for value in found.values())
+    own = ("/var/cache/stoker-it", "/var/lib/stoker-it", "/run/stoker-of-root/")
+    assert all(value.startswith(own) for value in found.values())
+    assert "RuntimeDirectory=stoker-of-root\n" in text

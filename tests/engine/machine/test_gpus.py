@@ -175,3 +175,12 @@ def test_a_name_cannot_move_the_cursor(tmp_path: Path) -> None:
     (process,) = others({9: None, 1: 5}, 1, tmp_path)
 
     assert process.name == "?[2Jpy\N{REPLACEMENT CHARACTER}"
+
+
+def test_services_with_folders_of_their_own_share_the_starts_on_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "mine"))
+    assert device_starts("cpu").folder.is_relative_to(tmp_path / "mine")
+    monkeypatch.setenv("STOKER_DEVICES_DIR", str(tmp_path / "ours"))
+    assert device_starts("cpu").folder == tmp_path / "ours" / "ram"
