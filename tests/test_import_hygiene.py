@@ -77,7 +77,7 @@ def test_help_of_sub_commands(name: str) -> None:
 
 
 def test_logparse_is_the_standard_library_alone() -> None:
-    modules = loaded_by("import logparse")
+    modules = loaded_by("from logparse import *")
 
     assert third_party(modules) == set()
     assert top_level(modules) & {"app", "engine", "tui"} == set()
@@ -117,3 +117,8 @@ def test_doctor_runs_without_heavy_modules() -> None:
     )
 
     assert top_level(modules) & set(HEAVY) == set()
+
+
+def test_the_tables_of_flags_load_no_log_parser() -> None:
+    modules = loaded_by("import logparse.problems.flags")
+    assert not {name for name in modules if name.startswith(("logparse.parser", "logparse.rules"))}
