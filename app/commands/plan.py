@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,11 @@ from app.commands.shared_options import AsJson
 from engine.machine.sizes import human_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from app.errors import UsageError
     from app.planning.gpu_catalogue import PlannedGpu
+    from app.planning.joint_plan import JointStart
     from app.planning.memory_estimates import Calibration
     from app.planning.plan_models import PlannedModel
     from app.planning.plan_request import PlanRequest
@@ -23,17 +27,54 @@ _STEPS = "Scheduling and graphs"
 _ASSUMED = "Assumptions (each is estimated where it is not given)"
 
 
+_BETWEEN_SERVERS = "+"
+_OF_ALL_SERVERS = f"{__name__}.servers"
+
+
+class PlanCommand(PassThroughCommand):
+    """`A --max-model-len 4096 + B` is two servers, each with the options that stand beside it."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """The first server's, which keeps the options of all."""
+        groups = _split(args)
+        if len(groups) > 1 and not all(groups):
+            raise _missing_beside_plus()
+        make = super().make_context
+        contexts = [make(info_name, group, parent, **extra) for group in groups]
+        contexts[0].meta[_OF_ALL_SERVERS] = contexts
+        return contexts[0]
+
+
+def _split(args: list[str]) -> list[list[str]]:
+    groups: list[list[str]] = [[]]
+    for word in args:
+        if word == _BETWEEN_SERVERS:
+            groups.append([])
+        else:
+            groups[-1].append(word)
+    return groups
+
+
+def _missing_beside_plus() -> UsageError:
+    from app.errors import UsageError
+
+    return UsageError("a model is missing beside +", hint="stoker plan A --max-model-len 4096 + B")
+
+
 app = new_app()
 
 
-@app.command(cls=PassThroughCommand, context_settings=PASS_THROUGH_SETTINGS)
+@app.command(cls=PlanCommand, context_settings=PASS_THROUGH_SETTINGS)
 def plan(
     ctx: typer.Context,
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A folder, a .gguf file, a Hugging Face id, or a built-in shape.",
-            metavar="[MODEL|SHAPE] | verify LOG|SERVER [MODEL]",
+            help="A folder, a .gguf file, a Hugging Face id, or a built-in shape; several are "
+            "planned on one device.",
+            metavar="[MODEL|SHAPE [+ MODEL ...]] | verify LOG|SERVER [MODEL]",
         ),
     ] = None,
     gpu: Annotated[
@@ -182,8 +223,17 @@ def plan(
     graph_gib: Annotated[
         float | None, typer.Option(min=0.0, help="CUDA graphs.", rich_help_panel=_ASSUMED)
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, metavar="N", help="Of several servers: where this one listens."
+        ),
+    ] = None,
 ) -> int:
     """Predict how much of a model fits: memory, KV cache, concurrency, processes, CUDA graphs.
+
+    Of several models it says how they share one device, with options for all or, around a +, for
+    each, and with which commands they are started.
 
     Nothing is loaded or started. Exit code 1 when it does not fit; then it says what would.
     Flags of `stoker serve` on which no plan depends are passed over, which is said.
@@ -193,29 +243,27 @@ def plan(
       stoker plan llama-3.1-8b --gpu 24GiB --max-model-len 8192
       stoker plan Qwen/Qwen3-32B --gpu h100 --tp 2 --kv-cache-dtype fp8
       stoker plan model.gguf --gpu rtx4090
+      stoker plan gemma-3-270m qwen3-0.6b --gpu 8GiB --max-model-len 2048
+      stoker plan qwen3-4b --max-model-len 8k + qwen3-0.6b --port 8001 --gpu rtx4090
       stoker plan llama-3.1-8b --gpu 24GiB --from-log server.log
       stoker plan verify smollm2-135m     (the last start of that server)
       stoker plan --history
     """
-    import dataclasses
-
     from app.errors import UsageError
-    from app.planning.lora_weights import LoraSlots
-    from app.planning.memory_estimates import GivenGib
     from app.planning.plan_models import find_planned_model
-    from app.planning.plan_request import PlanRequest
-    from app.planning.vllm_versions import parse_version, version_rules
 
     if shapes:
         return _print_shapes(as_json)
     if gpus:
         return _print_gpus(as_json)
-    version = None if vllm_version is None else parse_version(vllm_version)
-    words = _models([*(what or []), *ctx.args], engine, version, ctx)
+    servers: list[typer.Context] = ctx.meta[_OF_ALL_SERVERS]
+    if len(servers) > 1:
+        return _plan_together(servers)
+    words = _models(ctx)
     if words[:1] == ["verify"]:
         from_log, words = _log_to_verify(words, from_log)
     if len(words) > 1:
-        raise UsageError(f"one model is planned, not {len(words)}")
+        return _plan_together(servers)
     model = words[0] if words else None
     if history:
         return _print_history(model, as_json, plain)
@@ -228,60 +276,146 @@ def plan(
         )
     found = None if model is None else find_planned_model(model)
     device = None if from_log is not None and gpu == "auto" else _device(gpu)
-    request = PlanRequest(
-        gpu=device,
-        engine=_engine(engine, device, found),
-        cpu_dtype=_cpu_dtype(found),
-        free_ram_bytes=_free_ram() if device is None and from_log is None else 0,
-        tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel_size,
-        data_parallel_size=data_parallel_size,
-        max_model_len=_length("--max-model-len", max_model_len),
-        kv_cache_dtype=kv_cache_dtype,
-        quantization=quantization,
-        gpu_memory_utilization=version_rules(version).default_utilization
-        if gpu_memory_utilization is None
-        else gpu_memory_utilization,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=_size("--max-num-batched-tokens", max_num_batched_tokens),
-        block_size=block_size,
-        num_speculative_tokens=num_speculative_tokens,
-        enforce_eager=enforce_eager,
-        kv_memory_bytes=_size("--kv-cache-memory-bytes", kv_cache_memory_bytes),
-        lora=LoraSlots(max_loras, max_lora_rank) if enable_lora else None,
-        vllm_version=version,
-        given=GivenGib(non_torch_gib, peak_gib, graph_gib),
-    )
+    free_ram_bytes = _free_ram() if device is None and from_log is None else 0
+    request = _request(ctx.params, found, device, free_ram_bytes)
     if from_log is not None:
         return _compare(from_log, found, request, as_json, plain)
     assert found is not None
     if not no_calibration:
-        request = dataclasses.replace(request, calibration=_calibration(found, request))
+        request = _calibrated(request, found)
     lengths, batches = _sizes("--request-len", request_len), _sizes("--batch", batch)
     return _print_plan(found, request, lengths, batches, as_json=as_json, plain=plain)
 
 
-def _models(
-    words: list[str], engine: str | None, version: tuple[int, ...] | None, ctx: typer.Context
-) -> list[str]:
+def _models(ctx: typer.Context) -> list[str]:
     """The words that are no flags; those of `serve` are read as that command reads them."""
     from app.command_line import build_command
     from app.commands import serve
     from app.launch.engines import VLLM
     from app.launch.launch_specs import models_of_plan
     from app.output import say
+    from app.planning.vllm_versions import parse_version
 
+    words = [*(ctx.params["what"] or []), *ctx.args]
     if not any(word.startswith("-") and word != "-" for word in words):
         return words
-    inner = build_command(serve.app).make_context("stoker serve", list(words))
+    inner = build_command(serve.app).make_context("stoker serve", words)
     sources = {name: inner.get_parameter_source(name) for name in inner.params}
     given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    text, engine = ctx.params["vllm_version"], ctx.params["engine"] or VLLM
     options = [name for param in ctx.command.params for name in param.opts]
-    models, flags = models_of_plan(inner.args, engine or VLLM, version, options)
+    version = None if text is None else parse_version(text)
+    models, flags = models_of_plan(inner.args, engine, version, options)
     passed = [*(f"--{name.replace('_', '-')}" for name in given), *flags]
     if passed:
         say(f"note: not part of a plan: {', '.join(sorted(passed))}")
     return models
+
+
+def _request(
+    options: Mapping[str, Any],
+    model: PlannedModel | None,
+    device: PlannedGpu | None,
+    free_ram_bytes: int,
+) -> PlanRequest:
+    """What the options of one server ask for."""
+    from app.planning.lora_weights import LoraSlots
+    from app.planning.memory_estimates import GivenGib
+    from app.planning.plan_request import PlanRequest
+    from app.planning.vllm_versions import parse_version, version_rules
+
+    text, share = options["vllm_version"], options["gpu_memory_utilization"]
+    version = None if text is None else parse_version(text)
+    default_share = version_rules(version).default_utilization
+    slots = LoraSlots(options["max_loras"], options["max_lora_rank"])
+    return PlanRequest(
+        gpu=device,
+        engine=_engine(options["engine"], device, model),
+        cpu_dtype=_cpu_dtype(model),
+        free_ram_bytes=free_ram_bytes,
+        tensor_parallel_size=options["tensor_parallel_size"],
+        pipeline_parallel_size=options["pipeline_parallel_size"],
+        data_parallel_size=options["data_parallel_size"],
+        max_model_len=_length("--max-model-len", options["max_model_len"]),
+        kv_cache_dtype=options["kv_cache_dtype"],
+        quantization=options["quantization"],
+        gpu_memory_utilization=default_share if share is None else share,
+        max_num_seqs=options["max_num_seqs"],
+        max_num_batched_tokens=_size("--max-num-batched-tokens", options["max_num_batched_tokens"]),
+        block_size=options["block_size"],
+        num_speculative_tokens=options["num_speculative_tokens"],
+        enforce_eager=options["enforce_eager"],
+        kv_memory_bytes=_size("--kv-cache-memory-bytes", options["kv_cache_memory_bytes"]),
+        lora=slots if options["enable_lora"] else None,
+        vllm_version=version,
+        given=GivenGib(options["non_torch_gib"], options["peak_gib"], options["graph_gib"]),
+    )
+
+
+def _calibrated(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    import dataclasses
+
+    return dataclasses.replace(request, calibration=_calibration(model, request))
+
+
+def _plan_together(servers: Sequence[typer.Context]) -> int:
+    """Several models on one device."""
+    from app import output
+    from app.errors import ExitCode
+    from app.planning.joint_plan import share_out
+    from app.views.joint_plan import joint_document, joint_rows, joint_text
+
+    device = _device(_one_device(servers))
+    free_ram_bytes = _free_ram() if device is None else 0
+    starts = [one for ctx in servers for one in _joint_starts(ctx, device, free_ram_bytes)]
+    joint = share_out(starts)
+    if any(ctx.params["as_json"] for ctx in servers):
+        lengths = _sizes("--request-len", servers[0].params["request_len"])
+        output.print_json("stoker.plan.joint", joint_document(joint, lengths))
+    elif any(ctx.params["plain"] for ctx in servers):
+        output.print_plain(joint_rows(joint))
+    else:
+        print(joint_text(joint))
+    if device is not None and joint.shortfall is None and device.used_bytes > joint.left_bytes:
+        held = human_bytes(device.used_bytes)
+        output.say(f"warning: {held} of {device.name} are held by others now; a start would refuse")
+    return ExitCode.OK if joint.shortfall is None else ExitCode.NO
+
+
+def _joint_starts(
+    ctx: typer.Context, device: PlannedGpu | None, free_ram_bytes: int
+) -> list[JointStart]:
+    """The servers of one side of a +, which have their options in common."""
+    from app.errors import UsageError
+    from app.planning.joint_plan import JointStart
+    from app.planning.plan_models import find_planned_model
+
+    options, names = ctx.params, _models(ctx)
+    if options["from_log"] is not None or options["history"] or names[:1] == ["verify"]:
+        raise UsageError("logs and earlier starts are looked at one model at a time")
+    if not names:
+        raise _missing_beside_plus()
+    if len(names) > 1 and options["port"] is not None:
+        raise UsageError("--port is one server's", hint="put a + between the servers")
+    starts = []
+    for name in names:
+        found = find_planned_model(name)
+        request = _request(options, found, device, free_ram_bytes)
+        if not options["no_calibration"]:
+            request = _calibrated(request, found)
+        has_share = options["gpu_memory_utilization"] is not None
+        starts.append(JointStart(found, request, has_share, options["port"]))
+    return starts
+
+
+def _one_device(servers: Sequence[typer.Context]) -> str:
+    """--gpu, which may stand beside any of them."""
+    from app.errors import UsageError
+
+    given = {ctx.params["gpu"] for ctx in servers} - {"auto"}
+    if len(given) > 1:
+        raise UsageError(f"one device is shared out, and --gpu says {' and '.join(sorted(given))}")
+    return str(next(iter(given), "auto"))
 
 
 def _print_plan(

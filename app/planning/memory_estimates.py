@@ -214,5 +214,12 @@ def _graphs(start: ProfiledStart) -> Assumption:
     return _estimate("CUDA graphs", low, likely, high, basis)
 
 
+def graphs_beside_share(graphs: GraphPlan, rules: VersionRules) -> int:
+    """Bytes that the graphs of a release take beside its share; 0 where they lie in it."""
+    if rules.takes_graphs_from_share is not False:
+        return 0
+    return int(len(graphs.captures) * _GRAPH[1])
+
+
 def _estimate(name: str, low: float, likely: float, high: float, basis: str) -> Assumption:
     return Assumption(name, int(likely), int(low), int(high), f"estimated: {basis}")

@@ -163,6 +163,20 @@ def _small_gemma3(hidden: int, feed_forward: int, layers: int) -> dict[str, Any]
     return _decoder(name, hidden, feed_forward, layers, (4, 1), 262_144, 32_768, **more)
 
 
+_EMBEDDING_GEMMA = _decoder(
+    "Gemma3TextModel",
+    768,
+    1152,
+    24,
+    (3, 1),
+    262_144,
+    2048,
+    head_dim=256,
+    sliding_window=512,
+    tie_word_embeddings=True,
+)
+
+
 def _qwen3_moe(hidden: int, expert: int, layers: int, heads: tuple[int, int]) -> dict[str, Any]:
     more = {
         **_HEAD_128,
@@ -291,6 +305,7 @@ BUILTIN_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "qwen3-30b-a3b": BuiltinShape("Qwen/Qwen3-30B-A3B", _qwen3_moe(2048, 768, 48, (32, 4))),
     "gemma-3-270m": BuiltinShape("google/gemma-3-270m-it", _small_gemma3(640, 2048, 18)),
+    "embeddinggemma-300m": BuiltinShape("google/embeddinggemma-300m", _EMBEDDING_GEMMA),
     "gemma-3-1b": BuiltinShape("google/gemma-3-1b-it", _small_gemma3(1152, 6912, 26)),
     "gemma-3-4b": BuiltinShape("google/gemma-3-4b-it", _gemma3(2560, 10_240, 34, (8, 4), 256)),
     "gemma-3-12b": BuiltinShape("google/gemma-3-12b-it", _gemma3(3840, 15_360, 48, (16, 8), 256)),

@@ -5,6 +5,7 @@ Only architectures whose attention layers are known are read. Owns no files and 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,10 @@ _LOADABLE = frozenset(
 _OTHER_STATE = ("mamba", "ssm", "linear_attention", "recurrent", "conv", "chunked_attention")
 
 
+# Models for embeddings that are a decoder without its head.
+_DECODERS_OF = {"Gemma3TextModel": "Gemma3ForCausalLM"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Family:
     """How an architecture differs from Llama; `windows` gives one window for each layer."""
@@ -48,6 +53,9 @@ def read_shape(raw: RawConfig, name: str) -> ModelShape:
     """The shape in a config.json; StokerError names what cannot be counted, and why."""
     architecture = (raw.get("architectures") or ["(none named)"])[0]
     text = text_part(raw)
+    if (decoder := _DECODERS_OF.get(architecture)) is not None:
+        shape = read_shape({**text, "architectures": [decoder]}, name)
+        return dataclasses.replace(shape, architecture=architecture, support=find_support(raw))
     _refuse_other_state(text, architecture, name)
     family = _FAMILIES.get(architecture)
     is_plain = family is None

@@ -89,6 +89,22 @@ def _stoker(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     return StartCommand(STOKER, shlex.join(words), note)
 
 
+def serve_command(model: PlannedModel, plan: MemoryPlan, port: int) -> StartCommand:
+    """`stoker serve` with the plan's engine and flags; it returns once the server is ready."""
+    engine = plan.request.engine
+    found = {VLLM: _vllm, STOKER: _stoker, LLAMA_CPP: _llama_cpp}[engine](model, plan)
+    if found.command is None:
+        return found
+    words = shlex.split(found.command)
+    name, flags = words[2], words[3:]
+    if engine == LLAMA_CPP:
+        flags = ["--max-model-len", str(plan.max_model_len)]
+        flags += ["--", "--n-gpu-layers", "999"] if plan.request.gpu is not None else []
+    own = ["--engine", engine] if engine != STOKER else []
+    start = ["stoker", "serve", "--detach", *own, name, "--port", str(port), *flags]
+    return StartCommand(engine, shlex.join(start), found.note)
+
+
 def support_of(model: PlannedModel) -> Support:
     """How our own engine serves the model, a GGUF file included."""
     if not model.is_gguf:

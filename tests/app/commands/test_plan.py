@@ -294,7 +294,7 @@ def test_verify_takes_a_log_and_knows_its_model(ledger: MemoryLedger, tmp_path: 
     assert "weights_gib" in done.stdout, done.stderr
     assert done.stdout == stoker("plan", "verify", str(log), "smollm2-135m").stdout
     assert done.stdout == stoker("plan", "smollm2-135m", "--from-log", str(log)).stdout
-    for words in (("verify",), ("verify", "none.log"), ("qwen3-8b", "qwen3-4b")):
+    for words in (("verify",), ("verify", "none.log")):
         assert stoker("plan", *words).returncode == 2
 
 
@@ -436,6 +436,85 @@ def test_a_command_line_of_serve_can_be_planned() -> None:
     done = stoker("plan", "llama-3.1-8b", "--gpu", "24GiB", "--max-model-len", "8192", *words)
 
     assert done.returncode == 0, done.stderr
-    assert "not part of a plan: --detach, --drain, --name, --port, --trust-remote-code" in (
-        done.stderr
+    assert "not part of a plan: --detach, --drain, --name, --trust-remote-code" in (done.stderr)
+
+
+def joint(*arguments: str) -> dict[str, Any]:
+    done = stoker("plan", *arguments, "--json")
+    assert done.returncode in (0, 1), done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert (document["schema"], document["schema_version"]) == ("stoker.plan.joint", 1)
+    return document
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gemma-3-270m", "qwen3-0.6b", "--max-model-len", "2048", "--gpu", "8GiB"),
+        (
+            "qwen3-4b",
+            *["--max-model-len", "8k", "+", "qwen3-0.6b", "--port", "9001", "--gpu", "rtx4090"],
+        ),
+        ("smollm2-135m", "gemma-3-270m", "--gpu", "cpu", "--max-model-len", "512"),
+    ],
+)
+def test_the_commands_of_several_servers_can_be_planned_as_they_are(words: tuple[str, ...]) -> None:
+    document = joint(*words)
+    device = words[words.index("--gpu") + 1]
+    commands = [server["command"] for server in document["servers"]]
+    typed = " + ".join(command.removeprefix("stoker serve --detach ") for command in commands)
+    again = joint(*typed.split(), "--gpu", device)
+
+    assert document["fits"]
+    assert again["fits"]
+    assert [one["plan"]["fits"] for one in again["servers"]] == [True, True]
+    assert [one["port"] for one in again["servers"]] == [s["port"] for s in document["servers"]]
+    for command in commands:
+        alone = command.removeprefix("stoker serve --detach ").split()
+        assert stoker("plan", *alone, "--gpu", device).returncode == 0
+
+
+def test_several_servers_are_shown_with_their_shares_and_commands() -> None:
+    done = stoker("plan", "gemma-3-270m", "+", "qwen3-0.6b", "--gpu", "rtx4090")
+    lines = done.stdout.splitlines()
+
+    assert done.returncode == 0
+    assert lines[0].startswith("They fit together on rtx4090")
+    assert lines[3].split()[:2] == ["A", "gemma-3-270m"]
+    assert 0 < float(lines[3].split()[2]) < 1
+    assert lines[-2].startswith(
+        "  stoker serve --detach --engine vllm google/gemma-3-270m-it --port 8000 "
     )
+    assert "--port 8001" in lines[-1]
+    plain = stoker("plan", "gemma-3-270m", "+", "qwen3-0.6b", "--gpu", "rtx4090", "--plain").stdout
+    assert [line.split("\t")[1] for line in plain.splitlines()] == ["8000", "8001"]
+
+
+def test_servers_that_do_not_fit_say_what_would() -> None:
+    document = joint("qwen3-8b", "+", "qwen3-4b", "--gpu", "rtx4090")
+
+    assert not document["fits"]
+    assert document["shortfall"].startswith("Together they need at least")
+    assert document["advice"]
+    assert stoker("plan", "qwen3-8b", "qwen3-4b", "--gpu", "rtx4090").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("qwen3-0.6b", "+"), "a model is missing beside +"),
+        (("+", "qwen3-0.6b"), "a model is missing beside +"),
+        (("qwen3-0.6b", "+", "--port", "9000"), "a model is missing beside +"),
+        (("qwen3-0.6b", "--gpu", "8GiB", "+", "qwen3-0.6b", "--gpu", "cpu"), "one device"),
+        (("qwen3-0.6b", "qwen3-4b", "--port", "9000"), "--port is one server's"),
+        (("qwen3-0.6b", "--port", "9000", "+", "qwen3-4b", "--port", "9000"), "on one port"),
+        (("qwen3-0.6b", "+", "qwen3-4b", "--tp", "2", "--gpu", "h200"), "on one device"),
+        (("verify", "x.log", "+", "qwen3-4b"), "one model at a time"),
+        (("qwen3-0.6b", "+", "qwen3-4b", "--history"), "one model at a time"),
+    ],
+)
+def test_what_several_servers_cannot_have_is_refused(words: tuple[str, ...], said: str) -> None:
+    done = stoker("plan", *words)
+
+    assert done.returncode == 2
+    assert said in done.stderr

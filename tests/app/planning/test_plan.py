@@ -59,6 +59,7 @@ PARAMETERS = {  # as the checkpoints' safetensors headers add up
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "gemma-3-270m": 268_098_176,
+    "embeddinggemma-300m": 302_863_104,
     "gemma-3-1b": 999_885_952,
     "gemma-3-4b": 4_300_079_472,
     "gemma-3-12b": 12_187_325_040,
