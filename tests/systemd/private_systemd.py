@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import subprocess
 import sys
@@ -88,7 +89,11 @@ class PrivateSystemd:
             pids = (group / "cgroup.procs").read_text().split()
         except FileNotFoundError:  # it goes with the last process
             return []
-        return [psutil.Process(int(pid)) for pid in pids]
+        found = []
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(int(pid)))
+        return found
 
     def _is_there(self) -> bool:
         return self._script.poll() is None
