@@ -74,11 +74,9 @@ class GraphedDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Those of the model."""
         return self._model.weight_bytes
 
     def create_kv_cache(self, num_blocks: int) -> KVCache:
-        """The model's."""
         return self._model.create_kv_cache(num_blocks)
 
     @torch.inference_mode()
