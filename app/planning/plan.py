@@ -111,6 +111,18 @@ class MemoryPlan:
 def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> MemoryPlan:
     """Predict; StokerError with exit code 2 for flags that cannot work."""
     require_possible(shape, request)
+    plan = _planned(shape, weights, _counted_together(request))
+    return dataclasses.replace(plan, request=request)
+
+
+def _counted_together(request: PlanRequest) -> PlanRequest:
+    """Ranks of our engine on a CPU share its RAM: all of them together take what one would."""
+    if request.engine != STOKER or request.gpu is not None:
+        return request
+    return dataclasses.replace(request, tensor_parallel_size=1, pipeline_parallel_size=1)
+
+
+def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> MemoryPlan:
     if shape.quantization is None:
         weights = weights.loaded_as(run_dtype(shape, request))
     if request.quantization == "fp8":

@@ -74,7 +74,7 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
         raise UsageError(
             f"--pp {pipeline} is more than the {shape.num_layers} layers of {shape.name}"
         )
-    if request.engine != VLLM and tensor * pipeline > 1:
+    if request.engine == LLAMA_CPP and tensor * pipeline > 1:
         raise UsageError(
             f"{request.engine} is planned on one device only", hint="leave --tp and --pp out"
         )

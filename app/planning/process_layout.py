@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.launch.engines import LLAMA_CPP, VLLM
 from app.planning.plan_request import PlanRequest
 from engine.config import ParallelConfig
+from engine.rank_layout import rank_places
 
 
 def processes(request: PlanRequest) -> tuple[str, ...]:
@@ -32,26 +33,34 @@ def processes(request: PlanRequest) -> tuple[str, ...]:
 
 
 def _own_processes(request: PlanRequest) -> tuple[str, ...]:
-    """Of an engine that is not vLLM, on one device."""
+    """Of an engine that is not vLLM."""
     if request.engine == LLAMA_CPP:
         return ("llama-server  everything in one process",)
-    front = "APIServer   HTTP, chat template, tokenizer, detokenizer"
-    duty = "scheduler, KV cache manager and model runner"
-    replicas = request.data_parallel_size
-    names = [
-        ParallelConfig(data_parallel_size=replicas, data_parallel_rank=rank).engine_name
-        for rank in range(replicas)
-    ]
-    return (front, *(f"{name}  {duty}" for name in names))
+    lines = ["APIServer   HTTP, chat template, tokenizer, detokenizer"]
+    for replica in range(request.data_parallel_size):
+        parallel = _parallel(request, replica)
+        if parallel.world_size == 1:
+            lines += [f"{parallel.engine_name}  scheduler, KV cache manager and model runner"]
+        else:
+            lines += [f"{parallel.engine_name}  scheduler and KV cache manager (MultiprocExecutor)"]
+            lines += _workers(request, replica)
+    return tuple(lines)
 
 
 def _workers(request: PlanRequest, replica: int) -> list[str]:
-    pipeline, tensor = request.pipeline_parallel_size, request.tensor_parallel_size
-    lines = []
-    for stage in range(pipeline):
-        for rank in range(tensor):
-            name = "Worker" + (f"_DP{replica}" if request.data_parallel_size > 1 else "")
-            name += (f"_PP{stage}" if pipeline > 1 else "") + (f"_TP{rank}" if tensor > 1 else "")
-            gpu = (replica * pipeline + stage) * tensor + rank
-            lines.append(f"  {name}  model runner on GPU {gpu}")
-    return lines
+    parallel = _parallel(request, replica)
+    first = replica * parallel.world_size
+    return [
+        f"  {place.name}  model runner"
+        + ("" if request.gpu is None else f" on GPU {first + place.rank}")
+        for place in rank_places(parallel)
+    ]
+
+
+def _parallel(request: PlanRequest, replica: int) -> ParallelConfig:
+    return ParallelConfig(
+        tensor_parallel_size=request.tensor_parallel_size,
+        pipeline_parallel_size=request.pipeline_parallel_size,
+        data_parallel_size=request.data_parallel_size,
+        data_parallel_rank=replica,
+    )

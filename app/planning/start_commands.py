@@ -118,8 +118,9 @@ def _own_obstacle(model: PlannedModel, support: Support, request: PlanRequest) -
         return f"it does not serve this model: {support.obstacle}"
     if request.gpu is not None and request.gpu.platform != CUDA:
         return "of GPUs it runs on those with CUDA"
-    if max(request.tensor_parallel_size, request.pipeline_parallel_size) > 1:
-        return "one copy of a model runs on one device"
+    is_split = max(request.tensor_parallel_size, request.pipeline_parallel_size) > 1
+    if is_split and support.implementation == "transformers":
+        return "it splits only what its own code runs"
     if request.quantization is not None and support.implementation == "transformers":
         return "it quantises only what its own code runs"
     if request.quantization is not None and request.gpu is not None:

@@ -164,7 +164,7 @@ def _process_lines(plan: MemoryPlan) -> Iterator[str]:
     word = "process" if len(lines) == 1 else "processes"
     yield f"{sizes}: {len(lines)} {word}, GPUs used: {gpus}"
     yield from (f"  {line}" for line in lines)
-    if request.pipeline_parallel_size > 1:
+    if len(plan.stages) > 1:
         for number, stage in enumerate(plan.stages):
             yield (
                 f"  stage {number}: layers {stage.layers.start} to {stage.layers.stop - 1}, "
