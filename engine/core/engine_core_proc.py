@@ -110,6 +110,11 @@ class EngineCoreProc:
         """Loop until told to stop; a step that fails ends the process with code 1."""
         try:
             self._busy_loop()
+        except EngineError as error:  # it says all: where it was raised would only hide that
+            logger.error("EngineCore encountered a fatal error.")
+            logger.error("%s: %s", type(error).__name__, error)
+            self._send(EngineCoreOutputs(engine_dead=True))
+            return 1
         except Exception:
             logger.exception("EngineCore encountered a fatal error.")
             self._send(EngineCoreOutputs(engine_dead=True))

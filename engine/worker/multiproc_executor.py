@@ -31,7 +31,7 @@ from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.ram import ram_for_cache, ram_reserved
 from engine.worker.rank_channels import ChannelMap, Channels
 from engine.worker.rank_memory import Inbox, Outbox, PeerGoneError, SharedMemory
-from engine.worker.worker_messages import Call, Failure, Step, WorkerInit
+from engine.worker.worker_messages import Call, Failure, RankLost, Step, WorkerInit
 from engine.worker.worker_proc import LENGTH
 
 logger = get_logger(__name__)
@@ -179,9 +179,12 @@ class MultiprocExecutor:
         return [worker for worker in self._workers if worker.socket.fileno() in descriptors]
 
     def _answer(self, worker: _WorkerProcess) -> object:
+        answer: object
         try:
             answer = worker.answers.receive()
         except PeerGoneError:
+            answer = RankLost()
+        if isinstance(answer, RankLost):
             self._fail_with_ended()
         if not isinstance(answer, Failure):
             return answer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,13 @@ from engine.layers.parallel import OneRank, RankGroup, TorchRanks
 from engine.logger import get_logger
 from engine.rank_layout import WHOLE, RankPlace
 from engine.worker.rank_channels import Channels
-from engine.worker.rank_memory import Inbox, Outbox, inherited_socket
+from engine.worker.rank_memory import (
+    Inbox,
+    Outbox,
+    PeerGoneError,
+    RankLostError,
+    inherited_socket,
+)
 from engine.worker.worker_messages import WorkerInit
 
 logger = get_logger(__name__)
@@ -84,10 +92,21 @@ class RankLinks:
         """Float32 [T, hidden] for the next stage; the first tensor rank's are those of all."""
         if self.states_out is not None:
             flat: FloatArray = states.contiguous().cpu().numpy()
-            self.states_out.send_bytes(flat.data.cast("B"))
+            with _lost_when_gone():
+                self.states_out.send_bytes(flat.data.cast("B"))
 
     def receive_states(self, num_tokens: int) -> FloatArray:
         """Float32 [T, hidden] of the stage before."""
         assert self.states_in is not None, "the first stage begins with the tokens"
-        data = bytearray(self.states_in.receive_bytes())  # torch wants memory that can be written
+        with _lost_when_gone():
+            data = bytearray(self.states_in.receive_bytes())  # torch wants to be able to write
         return np.frombuffer(data, dtype=np.float32).reshape(num_tokens, -1)
+
+
+@contextlib.contextmanager
+def _lost_when_gone() -> Iterator[None]:
+    """A neighbour's end is not EngineCore's."""
+    try:
+        yield
+    except PeerGoneError as error:
+        raise RankLostError("a neighbour in the pipeline") from error

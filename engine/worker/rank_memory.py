@@ -30,6 +30,10 @@ class PeerGoneError(Exception):
     """The process at the other end of a socket has ended."""
 
 
+class RankLostError(Exception):
+    """Another rank, which this one needs, has ended; EngineCore knows which."""
+
+
 @dataclass(frozen=True, slots=True)
 class RingShape:
     """`num_slots` pieces of a message can be under way. Untouched slots take no memory."""

@@ -47,6 +47,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class RankLost:
+    """An answer: the rank waits in vain for another one, which must have ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """An answer: the rank cannot go on. `kind` is the class of the error."""
 

@@ -16,20 +16,22 @@ from pathlib import Path
 from engine.errors import EngineError
 from engine.logger import get_logger, setup_logging
 from engine.machine.cores import pin_to_cores
+from engine.machine.secrets import masked
 from engine.worker.rank_channels import Channels
 from engine.worker.rank_memory import (
     Inbox,
     LastLines,
     Outbox,
     PeerGoneError,
+    RankLostError,
     SharedMemory,
     inherited_socket,
 )
-from engine.worker.worker_messages import Call, Failure, Step, WorkerInit
+from engine.worker.worker_messages import Call, Failure, RankLost, Step, WorkerInit
 
 logger = get_logger(__name__)
 
-_NUM_LAST_LINES = 12
+_NUM_LAST_LINES = 4
 LENGTH = struct.Struct("<I")
 """Stands before the first message, which comes through the socket."""
 
@@ -64,9 +66,12 @@ def _run(source: socket.socket) -> int:
     while (message := inbox.receive()) is not None:
         try:
             answer = proc.handle(message)
-        except PeerGoneError:
-            raise
         except Exception as error:
+            if _is_lost_rank(error):
+                # EngineCore names the rank that ended, and ends this one.
+                logger.info("Another rank is gone: %s", str(error).partition(". ")[0])
+                answers.send(RankLost())
+                continue
             answers.send(_failure(error, _title(message)))
             return 1
         if answer is not None:
@@ -122,6 +127,11 @@ def _take_name(name: str) -> None:
     Path("/proc/self/comm").write_text(name)
 
 
+def _is_lost_rank(error: Exception) -> bool:
+    """Also what torch says of a connection that the other side has dropped."""
+    return isinstance(error, RankLostError) or "gloo/transport" in str(error)
+
+
 def _failure(error: Exception, title: str) -> Failure:
     is_expected = isinstance(error, EngineError)
     kind = type(error).__name__
@@ -152,8 +162,8 @@ class _LastLinesHandler(logging.Handler):
         super().__init__()
         self._last_lines = last_lines
         self._lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
-        self.setFormatter(logging.getLogger("engine").handlers[0].formatter)
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.extend(self.format(record).splitlines())
+        self._lines.extend(masked(self.format(record), ()).splitlines())
         self._last_lines.write(list(self._lines))

@@ -326,6 +326,15 @@ _RANKS = (
         Take("process", Unit.TEXT),
     ),
     _line(
+        "stoker-rank-lost",
+        "Another rank is gone: ",
+        r"(.{0,400})",
+        "A worker process waits for one that has ended; the engine says which.",
+        "engine/worker/worker_proc.py",
+        None,
+        _WHY,
+    ),
+    _line(
         "stoker-rank-still",
         "Worker proc ",
         r"(.{1,200}?) has not moved for ([\d.]{1,9}) s",

@@ -174,7 +174,7 @@ def test_a_killed_rank_is_named_and_the_others_end(
         with pytest.raises(RankError, match=r"Worker proc Worker_TP1 died .*exit code: -9"):
             executor.check_health()
         wait_for(lambda: not any(map(is_running, workers.values())))
-    assert "last lines of Worker_TP1: (Worker_TP1 pid=" in caplog.text
+    assert "last lines of Worker_TP1: " in caplog.text
 
 
 def test_a_stopped_rank_is_named(folder: Path) -> None:
