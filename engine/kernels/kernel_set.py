@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import ConfigError
@@ -26,6 +27,17 @@ KVCache: TypeAlias = list[Tensor]
 """One tensor per page of a block, laid out as the kernel set likes it.
 
 Layers of different KV groups share a tensor; the blocks in it belong to one group each.
+"""
+
+FloatArray: TypeAlias = NDArray[np.float32]
+
+Draw: TypeAlias = Callable[
+    [Tensor, FloatArray, IntArray, FloatArray, FloatArray, FloatArray], Tensor
+]
+"""One token [R] per row of float32 logits [R, vocabulary], which it leaves as they are.
+
+The arrays [R] are temperature (0: the most likely token), top-k (0: off), top-p, min-p, and a
+uniform number in [0, 1). A row with a NaN gets NO_TOKEN.
 """
 
 AttentionPlan: TypeAlias = Any

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import CorruptModelError
-from engine.kernels.kernel_set import KVCache, ModelStep, StageStep, most_likely
+from engine.kernels.kernel_set import Draw, KVCache, ModelStep, StageStep, most_likely
 from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.input_batch import InputBatch
@@ -40,7 +40,9 @@ class ModelRunner:
         model: ModelStep,
         num_groups: int = 1,
         links: RankLinks = _ALONE,
+        draw: Draw | None = None,
     ) -> None:
+        self._draw = draw
         scheduler = config.scheduler
         self._num_groups = num_groups
         self._model = model
@@ -181,7 +183,7 @@ class ModelRunner:
         asking = np.flatnonzero(num_logprobs >= 0)
         # The sampler overwrites the logits; the log probabilities are of the raw ones.
         raw = logits[asking] if len(asking) else None
-        tokens = sample(logits, settings)
+        tokens = sample(logits, settings, self._draw)
         self._keep(tokens, rows, places, output)
         if raw is not None:
             entries = token_logprobs(raw, tokens[asking], num_logprobs[asking])

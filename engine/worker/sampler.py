@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.kernel_set import most_likely
+from engine.kernels.kernel_set import Draw, most_likely
 from engine.kernels.step_batch import NO_TOKEN, IntArray
 from engine.sched.scheduler_output import GrammarBitmask
 from engine.worker.grammar_mask import GrammarMask
@@ -57,12 +57,19 @@ class SamplingBatch:
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, batch: SamplingBatch) -> IntArray:
-    """Token id of each row, NO_TOKEN where one is NaN. `logits` [R, vocabulary] is overwritten."""
+def sample(logits: Tensor, batch: SamplingBatch, draw: Draw | None = None) -> IntArray:
+    """Token id of each row, NO_TOKEN where one is NaN. `logits` [R, vocabulary] is overwritten.
+
+    `draw` is a kernel that filters and draws; without one torch does.
+    """
     if batch.edits is not None:
         batch.edits.apply(logits)
     if batch.grammar is not None:
         batch.grammar.apply(logits)
+    if draw is not None:
+        settings = batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.uniforms
+        found: IntArray = draw(logits, *settings).cpu().numpy()
+        return found
     tokens = most_likely(logits)
     random = np.flatnonzero(batch.temperature > 0)
     if len(random):

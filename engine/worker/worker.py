@@ -11,7 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import MemoryBudgetError
-from engine.kernels.kernel_set import KernelSet, ModelStep
+from engine.kernels.kernel_set import Draw, KernelSet, ModelStep
 from engine.kernels.native.model_step import NativeKernels
 from engine.kernels.native.packed_cache import PackedCache
 from engine.kernels.quantized_reference import quantized
@@ -92,7 +92,9 @@ class Worker:
             time.monotonic() - start,
         )
         model = self._graphed or self._model
-        self._runner = ModelRunner(self._config, model, len(self._spec.groups), self._links)
+        self._runner = ModelRunner(
+            self._config, model, len(self._spec.groups), self._links, _draw_of(kernels)
+        )
 
     def warm_up(self) -> int:
         """On a CPU run a small step, so that all is there that steps need; bytes of the weights."""
@@ -254,6 +256,16 @@ class Worker:
 def _graph_device(device: torch.device) -> GraphDevice | None:
     """None where nothing can be recorded."""
     return CudaGraphDevice(device) if device.type == "cuda" else None
+
+
+def _draw_of(kernels: KernelSet | NativeKernels) -> Draw | None:
+    """The kernel that samples, of a set that has one."""
+    if kernels.name != "triton":
+        return None
+    from engine.kernels.triton.kernels import TritonKernels
+
+    assert isinstance(kernels, TritonKernels), kernels.name
+    return kernels.draw
 
 
 def _compute_capability(device: torch.device) -> tuple[int, int] | None:

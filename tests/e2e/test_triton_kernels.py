@@ -26,7 +26,7 @@ def continued(model: ModelStep, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def completed(url: str, prompts: list[list[int]]) -> list[list[int]]:
+def completed(url: str, prompts: list[list[int]], **settings: float) -> list[list[int]]:
     """Token ids of the completions of all prompts, asked for in one request."""
     body = {
         "model": "tiny",
@@ -35,6 +35,7 @@ def completed(url: str, prompts: list[list[int]]) -> list[list[int]]:
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
+        **settings,
     }
     request = urllib.request.Request(
         f"{url}/v1/completions",
@@ -52,9 +53,14 @@ def test_greedy_tokens_are_those_of_plain_torch(tmp_path: Path) -> None:
     flags = ["--kernels", "triton", "--dtype", "float32", "--max-model-len", "64"]
     with started([*command, *flags], port) as server:
         found = completed(server.url, PROMPTS)
+        drawn = [
+            completed(server.url, PROMPTS[:1], temperature=2.0, top_k=40, top_p=0.95, seed=seed)
+            for seed in (1, 1, 2)
+        ]
         text = server.text
     model = reference_model(folder)
     assert found == [continued(model, prompt) for prompt in PROMPTS]
+    assert drawn[0] == drawn[1] != drawn[2]
     assert len({tuple(tokens) for tokens in found}) == len(PROMPTS)
     assert "Using TRITON attention backend out of potential backends: ['TRITON'" in text
     assert "Triton kernels run in Triton's interpreter on this CPU" in text

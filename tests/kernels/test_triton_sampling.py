@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,10 @@ from torch import Tensor
 
 import tests.interpreted_triton  # noqa: F401  (before any kernel)
 from engine.kernels.step_batch import NO_TOKEN
+from engine.kernels.triton.kernels import TritonKernels
 from engine.kernels.triton.runtime import launch
 from engine.kernels.triton.sampling import sample
+from engine.kernels.triton.targets import INTERPRETED
 from engine.worker.sampler import SamplingBatch, filter_logits
 from engine.worker.sampler import sample as torch_sample
 
@@ -74,6 +78,15 @@ def test_the_first_and_the_last_kept_token_can_be_drawn() -> None:
             continue
         places = torch.isfinite(kept[row]).nonzero().flatten()
         assert (least[row], most[row]) == (int(places[0]), int(places[-1]))
+
+
+def test_the_engines_sampler_draws_with_the_kernel() -> None:
+    torch.manual_seed(8)
+    logits = torch.randn(ROWS, 60) * 2
+    batch = dataclasses.replace(settings(4), top_k=np.array([0, 1, 5, 2**40] * 2))
+    draw = TritonKernels(INTERPRETED).draw
+    found = torch_sample(logits.clone(), batch, draw)
+    assert found.tolist() == torch_sample(logits.clone(), batch).tolist()
 
 
 def test_rows_that_are_no_numbers_get_no_token() -> None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.kernel_set import KVCache, PackedLinear
+from engine.kernels.kernel_set import FloatArray, KVCache, PackedLinear
 from engine.kernels.reference import ReferenceKernels
-from engine.kernels.step_batch import StepBatch
-from engine.kernels.triton import activation, argmax, embedding, norm
+from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.triton import activation, argmax, embedding, norm, sampling
 from engine.kernels.triton.decode_attention import (
     AttentionShape,
     DecodeRows,
@@ -33,6 +34,7 @@ from engine.kernels.triton.targets import Target
 from engine.kv_sizing import KVCacheSpec
 
 _MOST_SPLITS = 32
+_MOST_COUNTED = 2**31 - 1
 _PROGRAMS_PER_PROCESSOR = 2  # that decode attention wants at least
 
 
@@ -133,6 +135,34 @@ class TritonKernels:
         tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
         return argmax.argmax(
             self._launch, tokens, logits, scratch, splits, tiles.row, tiles.row_warps
+        )
+
+    def draw(
+        self,
+        logits: Tensor,
+        temperature: FloatArray,
+        top_k: IntArray,
+        top_p: FloatArray,
+        min_p: FloatArray,
+        uniforms: FloatArray,
+    ) -> Tensor:
+        """A `kernel_set.Draw` in one launch, its settings in one copy."""
+        counts = np.minimum(top_k, _MOST_COUNTED).astype(np.int32).view(np.float32)
+        settings = np.stack((temperature, top_p, min_p, uniforms, counts))
+        heat, share, floor, numbers, kept = torch.from_numpy(settings).to(logits.device)
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        tiles = self.target.tiles
+        return sampling.sample(
+            self._launch,
+            tokens,
+            logits,
+            heat,
+            kept.view(torch.int32),
+            share,
+            floor,
+            numbers,
+            tiles.row,
+            tiles.row_warps,
         )
 
     def create_kv_cache(
