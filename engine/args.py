@@ -401,8 +401,6 @@ class EngineArgs:
     def _parallel(self, model: ModelConfig) -> ParallelConfig:
         parallel = self.likely_parallel
         backend, num_ranks = parallel.executor_backend, parallel.world_size
-        if backend == "ray":
-            raise ConfigError("--distributed-executor-backend ray is not there yet; use mp.")
         if backend == "uni" and num_ranks > 1:
             raise ConfigError(
                 f"--distributed-executor-backend uni runs one rank, and {num_ranks} are asked for; "

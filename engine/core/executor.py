@@ -1,7 +1,8 @@
 """The Executor protocol: EngineCore's view of whatever runs the model, found by name at run time.
 
 Owns the names; does not import torch. `uni` runs the worker inside the EngineCore process
-(vLLM's UniProcExecutor), `mp` each rank's in a process of its own (MultiprocExecutor).
+(vLLM's UniProcExecutor), `mp` each rank's in a process of its own (MultiprocExecutor), `ray` each
+rank's in an actor of a Ray cluster, which may span machines (RayExecutor).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 _EXECUTORS = {
     "uni": "engine.worker.uniproc_executor:UniProcExecutor",
     "mp": "engine.worker.multiproc_executor:MultiprocExecutor",
+    "ray": "engine.worker.ray_executor:RayExecutor",
 }
 
 

@@ -41,6 +41,11 @@ class RankLinks:
     states_out: Outbox | None = None
     sums: RankMemory | None = None  # of the tensor ranks of this stage
 
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank's device among those that its process sees."""
+        return self.place.rank
+
     @classmethod
     def open(cls, init: WorkerInit, channels: Channels, num_cores: int) -> RankLinks:
         """Of a worker process, from the descriptors that it was given."""

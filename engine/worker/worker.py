@@ -57,7 +57,7 @@ class Worker:
         self._place = links.place
         self._device = torch.device(config.device.device)
         if self._device.type == "cuda":
-            self._device = torch.device("cuda", links.place.rank)
+            self._device = torch.device("cuda", links.local_rank)
         self._dtype = torch_dtype(config.device.dtype)
         self._spec = cache_spec(config, links.place)
         self._free_at_init = 0

@@ -1,0 +1,261 @@
+"""RayExecutor: one Ray actor per rank, on the machines of a Ray cluster that runs already.
+
+Owns the placement group and the actors; the ranks speak to each other over TCP
+(`engine/worker/ray_rank.py`). No torch here. Ray is imported when the executor is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from engine.config import EngineConfig
+from engine.core.handshake import error_from_name
+from engine.errors import ConfigError, EngineError
+from engine.kv_sizing import KVCacheSpec
+from engine.logger import get_logger
+from engine.rank_layout import RankPlace, rank_places
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.worker.multiproc_executor import RankError
+from engine.worker.worker_messages import Step
+
+logger = get_logger(__name__)
+
+_PLACEMENT_S = 60.0
+_START_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    place: RankPlace
+    actor: Any
+    address: str  # of its machine
+    node: str  # Ray's name for it
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.place.name} (node {self.address}, {self.node[:8]}, pid {self.pid})"
+
+
+class RayExecutor:
+    """The Executor of ranks on the machines of a Ray cluster (vLLM's `ray`)."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._ray = ray = _connect()
+        self._group = _place(ray, config)
+        self._sampled: list[tuple[str, int]] = []
+        self._tightest = 0
+        self._dead: str | None = None
+        self._is_over = False
+        self._wake, self._waker = socket.socketpair()
+        self._ranks: list[_Rank] = []
+        try:
+            self._ranks = self._start(rank_places(config.parallel))
+        except BaseException:
+            self.shutdown()
+            raise
+        for rank in self._ranks:
+            threading.Thread(
+                target=self._watch, args=(rank,), name=f"watch-{rank.place.name}", daemon=True
+            ).start()
+
+    def _start(self, places: Sequence[RankPlace]) -> list[_Rank]:
+        """Actors in their places; the first one's machine is where all of them meet."""
+        from engine.worker.ray_rank import RayRank
+
+        on_gpu = self._config.device.device != "cpu"
+        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        actor_class = self._ray.remote(RayRank)
+        actors = [
+            actor_class.options(
+                num_cpus=0 if on_gpu else 1,
+                num_gpus=1 if on_gpu else 0,
+                max_concurrency=2,  # a step, and the call that lasts as long as the actor
+                scheduling_strategy=strategy(self._group, placement_group_bundle_index=place.rank),
+            ).remote(self._config, place)
+            for place in places
+        ]
+        homes = self._get([actor.home.remote() for actor in actors], places)
+        ranks = [
+            _Rank(place, actor, *home)
+            for place, actor, home in zip(places, actors, homes, strict=True)
+        ]
+        for rank in ranks:
+            logger.info("%s is an actor of Ray.", rank)
+        meeting = self._get([ranks[0].actor.meeting_point.remote()], places)[0]
+        nodes = [rank.node for rank in ranks]
+        self._get(
+            [rank.actor.join.remote(meeting, nodes.count(rank.node)) for rank in ranks], places
+        )
+        return ranks
+
+    def load_model(self) -> None:
+        """Every rank prepares its device and loads its part of the weights."""
+        self._call_all("init_device")
+        self._call_all("load_model")
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache of the rank that has room for the fewest blocks."""
+        self._call_all("warm_up")
+        available = self._call_all("determine_available_memory")
+        specs = self._call_all("get_kv_cache_spec")
+        blocks = [room // spec.bytes_per_block for room, spec in zip(available, specs, strict=True)]
+        self._tightest = blocks.index(min(blocks))
+        return int(available[self._tightest])
+
+    def get_kv_cache_spec(self) -> KVCacheSpec:
+        """Of the rank that has room for the fewest blocks, once the memory was measured."""
+        spec = self._call_all("get_kv_cache_spec")[self._tightest]
+        assert isinstance(spec, KVCacheSpec), spec
+        return spec
+
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """As many blocks on every rank; no RAM of this machine is counted for them."""
+        self._call_all("initialize_kv_cache", num_blocks)
+        return 0
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Tell all ranks; the future waits for the output rank when its result is asked for."""
+        self.check_health()
+        sampled, self._sampled = self._sampled, []
+        step = self._ray.put(Step(scheduler_output, sampled))
+        answers = [rank.actor.execute_model.remote(step) for rank in self._ranks]
+        return _RayStep(lambda: self._take_step(answers))
+
+    def _take_step(self, answers: list[Any]) -> ModelRunnerOutput:
+        outputs = self._get(answers, [rank.place for rank in self._ranks])
+        (output,) = [found for found in outputs if found is not None]
+        assert isinstance(output, ModelRunnerOutput), output
+        for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            self._sampled += [(req_id, token) for token in tokens]
+        return output
+
+    def check_health(self) -> None:
+        """RankError when a rank or its machine is gone."""
+        if self._dead is not None:
+            self._fail(self._dead)
+
+    @property
+    def wake_descriptors(self) -> Sequence[int]:
+        """Readable when a rank has gone."""
+        return [self._wake.fileno()]
+
+    def shutdown(self) -> None:
+        """End the actors and give their places back; may be called more than once."""
+        if self._is_over:
+            return
+        self._is_over = True
+        with contextlib.suppress(Exception):  # a cluster that is gone has nothing to give back
+            for rank in self._ranks:
+                self._ray.kill(rank.actor)
+            self._ray.util.remove_placement_group(self._group)
+            self._ray.shutdown()
+        self._wake.close()
+        self._waker.close()
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _call_all(self, method: str, *arguments: object) -> list[Any]:
+        calls = [getattr(rank.actor, method).remote(*arguments) for rank in self._ranks]
+        return self._get(calls, [rank.place for rank in self._ranks])
+
+    def _get(self, calls: list[Any], places: Sequence[RankPlace]) -> list[Any]:
+        """The answers in order; the first rank that fails, in time, is named."""
+        left = list(calls)
+        while left:
+            done, left = self._ray.wait(left, num_returns=1)
+            try:
+                self._ray.get(done[0])
+            except Exception as error:
+                self._fail_of(places[calls.index(done[0])], error)
+        return list(self._ray.get(calls))
+
+    def _fail_of(self, place: RankPlace, error: Exception) -> NoReturn:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, EngineError):
+            raise error_from_name(type(cause).__name__, str(cause)) from None
+        known = [rank for rank in self._ranks if rank.place == place]
+        name = str(known[0]) if known else place.name
+        if isinstance(error, self._ray.exceptions.RayActorError):
+            self._fail(f"{name} is gone: {_first_line(error)}")
+        self._fail(f"{name} failed: {_first_line(cause or error)}")
+
+    def _fail(self, reason: str) -> NoReturn:
+        logger.error("Ray rank %s", reason)
+        self.shutdown()
+        raise RankError(reason)
+
+    def _watch(self, rank: _Rank) -> None:
+        """Waits as long as the rank lives; its end, or its machine's, is seen without a step."""
+        with contextlib.suppress(Exception):
+            try:
+                self._ray.get(rank.actor.live.remote())
+            except self._ray.exceptions.RayActorError as error:
+                if not self._is_over:
+                    self._dead = self._dead or f"{rank} is gone: {_first_line(error)}"
+                    self._waker.send(b".")
+
+
+class _RayStep(Future[ModelRunnerOutput]):
+    """A step that is under way; who asks for the result does the waiting."""
+
+    def __init__(self, take: Callable[[], ModelRunnerOutput]) -> None:
+        super().__init__()
+        self._take = take
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        if not self.done():
+            self.set_result(self._take())
+        return super().result(timeout)
+
+
+def _connect() -> Any:
+    """Ray, joined to the cluster that runs; ConfigError says how to have one."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ConfigError(
+            "--distributed-executor-backend ray needs Ray: pip install 'stoker[ray]'."
+        ) from error
+    if not ray.is_initialized():
+        try:
+            ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.WARNING)
+        except ConnectionError as error:
+            raise ConfigError(
+                "There is no Ray cluster that this machine belongs to. Type `ray start --head` "
+                "here and `ray start --address HEAD:6379` on the others, or set RAY_ADDRESS."
+            ) from error
+    return ray
+
+
+def _place(ray: Any, config: EngineConfig) -> Any:
+    """A bundle per rank, close together; ConfigError when the cluster has no room for them."""
+    unit = "CPU" if config.device.device == "cpu" else "GPU"
+    num_ranks = config.parallel.world_size
+    group = ray.util.placement_group([{unit: 1}] * num_ranks, strategy="PACK")
+    ready, _ = ray.wait([group.ready()], timeout=_PLACEMENT_S)
+    if not ready:
+        has = ray.cluster_resources().get(unit, 0)
+        ray.util.remove_placement_group(group)
+        raise ConfigError(
+            f"The Ray cluster has {has:g} {unit}s and not {num_ranks} free ones, one for each rank "
+            "of this engine. Add machines, stop what runs there, or lower "
+            "--tensor-parallel-size and --pipeline-parallel-size."
+        )
+    return group
+
+
+def _first_line(error: object) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

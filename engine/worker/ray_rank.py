@@ -1,0 +1,137 @@
+"""RayRank: one rank as an actor of Ray, and its way to the others: TCP, also between machines."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.kernels.step_batch import FloatArray
+from engine.kv_sizing import KVCacheSpec
+from engine.layers.parallel import OneRank, RankGroup, TorchRanks
+from engine.logger import setup_logging
+from engine.machine.memory import free_ram_bytes
+from engine.rank_layout import RankPlace
+from engine.sched.scheduler_output import ModelRunnerOutput
+from engine.worker.rank_links import RankLinks
+from engine.worker.worker import Worker
+from engine.worker.worker_messages import Step
+
+
+@dataclass(frozen=True, slots=True)
+class TcpLinks(RankLinks):
+    """Links between machines: everything goes through torch.distributed.
+
+    `hidden_size` is the length of a state that a stage hands on.
+    """
+
+    hidden_size: int = 0
+
+    @property
+    def local_rank(self) -> int:
+        """Ray shows an actor the devices that are its own."""
+        return 0
+
+    def join(self, device: torch.device) -> RankGroup:
+        """The process group is there already; the tensor ranks of this stage out of it."""
+        place = self.place
+        firsts = range(0, place.world_size, place.tensor_size)
+        groups = [
+            torch.distributed.new_group(range(first, first + place.tensor_size)) for first in firsts
+        ]
+        return OneRank() if place.tensor_size == 1 else TorchRanks(groups[place.stage])
+
+    def send_states(self, states: Tensor) -> None:
+        """From the first tensor rank to all ranks of the next stage."""
+        if self.place.is_last_stage or self.place.tensor_rank:
+            return
+        following = (self.place.stage + 1) * self.place.tensor_size
+        for rank in range(following, following + self.place.tensor_size):
+            torch.distributed.send(states.float().contiguous().cpu(), rank)
+
+    def receive_states(self, num_tokens: int) -> FloatArray:
+        """Of the first tensor rank of the stage before."""
+        states = torch.empty(num_tokens, self.hidden_size)
+        torch.distributed.recv(states, (self.place.stage - 1) * self.place.tensor_size)
+        found: FloatArray = np.asarray(states.numpy())
+        return found
+
+
+class RayRank:
+    """What the executor calls, in the order that stands here; `live` lasts beside the others."""
+
+    def __init__(self, config: EngineConfig, place: RankPlace) -> None:
+        setup_logging(place.name)
+        self._config = config
+        self._place = place
+        self._num_neighbours = 1
+
+    def home(self) -> tuple[str, str, int]:
+        """The address of this machine in the cluster, Ray's name for it, and this process."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return _address(), node, os.getpid()
+
+    def live(self) -> None:
+        """Wait for the end of this process."""
+        threading.Event().wait()
+
+    def meeting_point(self) -> str:
+        """A free port of this machine, for all ranks to meet."""
+        with socket.socket() as found:
+            found.bind((_address(), 0))
+            host, port = found.getsockname()
+        return f"tcp://{host}:{port}"
+
+    def join(self, meeting_point: str, num_neighbours: int) -> None:
+        """Meet the other ranks; `num_neighbours` of this engine are on this machine."""
+        place = self._place
+        self._num_neighbours = num_neighbours
+        torch.distributed.init_process_group(
+            "gloo" if self._config.device.device == "cpu" else "cpu:gloo,cuda:nccl",
+            init_method=meeting_point,
+            rank=place.rank,
+            world_size=place.world_size,
+        )
+        links = TcpLinks(place, num_cores=1, hidden_size=self._config.model.hidden_size)
+        self._worker = Worker(self._config, links)
+
+    def init_device(self) -> None:
+        self._worker.init_device()
+
+    def load_model(self) -> None:
+        self._worker.load_model()
+
+    def warm_up(self) -> int:
+        """A small step of all stages; bytes of this rank's weights."""
+        return self._worker.warm_up()
+
+    def determine_available_memory(self) -> int:
+        """Of the RAM that is free on this machine every rank of the engine gets as much."""
+        return self._worker.determine_available_memory(free_ram_bytes() // self._num_neighbours)
+
+    def get_kv_cache_spec(self) -> KVCacheSpec:
+        return self._worker.get_kv_cache_spec()
+
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """What this rank may come to hold, bytes."""
+        return self._worker.initialize_kv_cache(num_blocks)
+
+    def execute_model(self, step: Step) -> ModelRunnerOutput | None:
+        """The tokens, from the rank that samples."""
+        output = self._worker.execute_model(step.scheduler_output, step.sampled)
+        return output if self._place.is_output else None
+
+
+def _address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
