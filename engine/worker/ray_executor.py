@@ -29,7 +29,7 @@ from engine.worker.worker_messages import Step
 logger = get_logger(__name__)
 
 _PLACEMENT_S = 60.0
-_START_S = 600.0
+_ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +185,11 @@ class RayExecutor:
         known = [rank for rank in self._ranks if rank.place == place]
         name = str(known[0]) if known else place.name
         if isinstance(error, self._ray.exceptions.RayActorError):
-            self._fail(f"{name} is gone: {_first_line(error)}")
-        self._fail(f"{name} failed: {_first_line(cause or error)}")
+            self._fail(_died(name, error))
+        self._fail(f"Worker proc {name} failed: {_first_line(cause or error)}")
 
     def _fail(self, reason: str) -> NoReturn:
-        logger.error("Ray rank %s", reason)
+        logger.error("%s", reason)
         self.shutdown()
         raise RankError(reason)
 
@@ -200,7 +200,7 @@ class RayExecutor:
                 self._ray.get(rank.actor.live.remote())
             except self._ray.exceptions.RayActorError as error:
                 if not self._is_over:
-                    self._dead = self._dead or f"{rank} is gone: {_first_line(error)}"
+                    self._dead = self._dead or _died(str(rank), error)
                     self._waker.send(b".")
 
 
@@ -229,14 +229,25 @@ def _connect() -> Any:
             "--distributed-executor-backend ray needs Ray: pip install 'stoker[ray]'."
         ) from error
     if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS", "auto")
         try:
-            ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.WARNING)
-        except ConnectionError as error:
+            _require_answer(address)
+            ray.init(address=address, logging_level=logging.WARNING)
+        except OSError as error:
+            where = "" if address == "auto" else f" at RAY_ADDRESS={address}"
             raise ConfigError(
-                "There is no Ray cluster that this machine belongs to. Type `ray start --head` "
-                "here and `ray start --address HEAD:6379` on the others, or set RAY_ADDRESS."
+                f"There is no Ray cluster{where} that this machine belongs to. Type "
+                "`ray start --head` here and `ray start --address HEAD:6379` on the others, or set "
+                "RAY_ADDRESS."
             ) from error
     return ray
+
+
+def _require_answer(address: str) -> None:
+    """OSError where nobody listens: Ray itself would try for two minutes and end the process."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "://" not in address:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
 
 
 def _place(ray: Any, config: EngineConfig) -> Any:
@@ -254,6 +265,10 @@ def _place(ray: Any, config: EngineConfig) -> Any:
             "--tensor-parallel-size and --pipeline-parallel-size."
         )
     return group
+
+
+def _died(name: str, error: Exception) -> str:
+    return f"Worker proc {name} died unexpectedly ({_first_line(error)}), shutting down executor."
 
 
 def _first_line(error: object) -> str:

@@ -264,6 +264,16 @@ _SERVING = (
         Take("reason", Unit.TEXT, (3,)),
     ),
     _line(
+        "stoker-ray-rank",
+        "Worker",
+        r"(_\S{1,60}|) \(node (\S{1,60}), (\S{1,40}), pid (\d{1,10})\) is an actor of Ray",
+        "Which machine of the Ray cluster runs this rank.",
+        "engine/worker/ray_executor.py",
+        2,
+        Take("rank", Unit.TEXT),
+        Take("node", Unit.TEXT, (2,)),
+    ),
+    _line(
         "stoker-replica",
         "Replica ",
         r"(\S{1,60})(?: \(pid \S{1,10}\))? (died: .{1,400}|did not start: .{1,400}"
