@@ -81,7 +81,7 @@ class JointPlan:
 
     @property
     def left_bytes(self) -> int:
-        """What nobody takes."""
+        """Bytes of the device that none of the servers takes."""
         return self.total_bytes - sum(member.held_bytes for member in self.members)
 
 
