@@ -83,6 +83,7 @@ def _serve(model: str, args: object) -> int:
 
     from engine.args import MOST_REPLICAS, EngineArgs
     from engine.core.core_process import start_processes
+    from engine.env import device_starts
     from engine.quick_imports import no_collections
 
     assert isinstance(args, EngineArgs)
@@ -93,6 +94,7 @@ def _serve(model: str, args: object) -> int:
     _start_build(args)
     is_possible = 1 <= args.data_parallel_size <= MOST_REPLICAS  # else the start will say so
     processes = start_processes(args.likely_parallel) if is_possible else []
+    device_starts("cpu").announce()  # before torch is loaded: whose memory that will be
     try:
         with no_collections():  # takes half a second, while the processes import torch
             from engine.core.replicas import create_client

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from app.errors import StokerError
+from app.launch.engines import STOKER
 from app.launch.launch_specs import LaunchSpec
 from app.server_logs.log_sink import LogSink
 from app.supervise.child_process import spawn_server, start_guard, tell_guard
@@ -24,6 +25,7 @@ from app.supervise.gpu_release import GpuWitness
 from app.supervise.process_tree import ProcessTree, new_mark
 from app.supervise.shared_files import SharedFiles
 from app.supervise.waiting import wait_until
+from engine.env import device_starts
 from engine.machine.ports import remove_stale_uds
 from engine.machine.processes import is_stopped, process_identity
 
@@ -58,6 +60,8 @@ class Supervisor:
     def start(self) -> None:
         """Start the server and the thread that drains its output."""
         self._gpus.begin()
+        if self._spec.engine == STOKER:
+            device_starts("cpu").announce()
         uds = self._spec.uds
         if uds is not None:
             remove_stale_uds(uds)

@@ -19,7 +19,7 @@ def memory_turn(device: str) -> Iterator[Callable[[int], None]]:
     Where there is no folder to agree in, a warning is logged and the start goes on.
     """
     if device != "cpu":
-        device_starts("cpu").leave()
+        device_starts("cpu").leave_with_server()
     with contextlib.ExitStack() as stack:
         turn = _enter(stack, device)
 

@@ -99,15 +99,26 @@ class DeviceStarts:
                 self.leave()
 
     def announce(self) -> None:
-        """This process will want a turn: until then, what it holds is no loss to who measures."""
+        """This process, or one that it starts, will want a turn.
+
+        Until then, what they hold is no loss to who measures.
+        """
         with contextlib.suppress(OSError):
             self._prepare()
             self._write(own_start())
 
     def leave(self) -> None:
         """This process holds nothing any more."""
+        self._remove(os.getpid())
+
+    def leave_with_server(self) -> None:
+        """Nor does the server that announced it."""
+        for pid in own_start().members:
+            self._remove(pid)
+
+    def _remove(self, pid: int) -> None:
         with contextlib.suppress(OSError):
-            self._path(os.getpid()).unlink(missing_ok=True)
+            self._path(pid).unlink(missing_ok=True)
 
     def others(self) -> tuple[DeviceStart, ...]:
         """Those of other living processes."""

@@ -34,6 +34,16 @@ def held_by(pids: Sequence[int]) -> int:
     return sum(map(_anonymous_bytes, pids))
 
 
+def descendants_of(pid: int) -> list[int]:
+    """Children of a process, theirs and so on."""
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
 def start_bytes(weight_bytes: int, held_bytes: int) -> int:
     """What a start counts for without its KV cache: the same each time, if it can be."""
     more = held_bytes - weight_bytes - PROCESS_BYTES
@@ -47,6 +57,7 @@ class RamShares:
     starts: DeviceStarts
     root: Path = ROOT
     held: HeldBytes = held_by
+    descendants: Callable[[int], Sequence[int]] = descendants_of
 
     def own_bytes(self, weight_bytes: int) -> int:
         """What this process's start counts for, its KV cache not yet among it."""
@@ -81,9 +92,14 @@ class RamShares:
         beside = [one for one in others if _counts_at(one, level)]
         return level.free_bytes + self._held(beside) - sum(map(self._counted, beside))
 
-    def _held(self, starts: Iterable[DeviceStart]) -> int:
-        """Replicas have their server in common."""
-        return self.held(sorted({pid for one in starts for pid in one.members}))
+    def _held(self, starts: Sequence[DeviceStart]) -> int:
+        """Replicas have their server in common, and one that has not measured yet is announced by
+        its server: whatever that has started belongs to it.
+        """
+        pids = {pid for one in starts for pid in one.members}
+        for one in starts:
+            pids.update(() if one.state == RUNNING else self.descendants(one.pid))
+        return self.held(sorted(pids))
 
     def _counted(self, start: DeviceStart) -> int:
         """One that waits counts for nothing yet: it will see what the others took before it."""

@@ -145,6 +145,23 @@ def test_damaged_files_and_those_of_the_dead_are_cleared_away(tmp_path: Path) ->
         assert [path.name for path in starts.folder.glob("*.json")] == [f"{os.getpid()}.json"]
 
 
+def test_one_that_was_announced_is_no_holder_until_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = os.getppid()
+    monkeypatch.setenv(SERVER_MARK, f"abc@{parent}@{process_identity(parent)}")
+    starts = DeviceStarts(tmp_path / "ram")
+    starts.announce()
+    own = starts.folder / f"{os.getpid()}.json"
+    fields = {**json.loads(own.read_text()), "pid": parent, "identity": process_identity(parent)}
+    (starts.folder / f"{parent}.json").write_text(json.dumps(fields))
+    announced = [(one.pid, one.state) for one in starts.others()]
+    starts.leave_with_server()
+
+    assert announced == [(parent, "waiting")]
+    assert list(starts.folder.glob("*.json")) == []
+
+
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     starts = DeviceStarts(tmp_path / "ram")
     starts.folder.mkdir(mode=0o777)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +17,15 @@ from hypothesis import strategies as st
 from engine.machine import ram_shares
 from engine.machine.device_starts import RUNNING, WAITING, DeviceStart, DeviceStarts
 from engine.machine.memory import MACHINE, RamLevel
-from engine.machine.ram_shares import PROCESS_BYTES, RamShares, held_by, start_bytes
+from engine.machine.ram_shares import (
+    PROCESS_BYTES,
+    RamShares,
+    descendants_of,
+    held_by,
+    start_bytes,
+)
 from engine.machine.sizes import GIB, MIB
+from tests.waiting import wait_for
 
 OWN = DeviceStart(os.getpid(), "", 5, WAITING, (os.getpid(),), group="/sys/fs/cgroup/a/own")
 
@@ -37,7 +46,10 @@ class Machine:
 
         monkeypatch.setattr(ram_shares, "own_start", lambda: OWN)
         monkeypatch.setattr(ram_shares, "ram_levels", lambda root: self.read())
-        self.shares = RamShares(Starts(folder), held=self.held)
+        self.children: dict[int, list[int]] = {}
+        self.shares = RamShares(
+            Starts(folder), held=self.held, descendants=lambda pid: self.children.get(pid, [])
+        )
 
     def held(self, pids: Sequence[int]) -> int:
         return sum(self.holds[pid] for pid in pids)
@@ -86,6 +98,17 @@ def test_one_that_waits_counts_for_nothing(machine: Machine) -> None:
     machine.add(WAITING, holds=450 * MIB)
 
     assert machine.shares.left(GIB) == alone
+
+
+def test_what_a_server_starts_that_is_announced_belongs_to_it(machine: Machine) -> None:
+    alone = machine.shares.left(GIB)
+    server = machine.add(WAITING, holds=50 * MIB)
+    machine.children[server] = [501, 502]
+    machine.holds |= {501: 40 * MIB, 502: 2 * GIB}
+
+    assert machine.shares.left(GIB) == alone
+    machine.starts[0] = dataclasses.replace(machine.starts[0], state=RUNNING, held_bytes=MIB)
+    assert machine.shares.left(GIB) == alone - 2 * GIB - 90 * MIB
 
 
 @given(
@@ -184,6 +207,16 @@ def test_without_a_folder_it_is_measured_all_the_same(machine: Machine) -> None:
 )
 def test_a_start_counts_in_steps(held_mib: int, counted_mib: int) -> None:
     assert start_bytes(100 * MIB, held_mib * MIB) == counted_mib * MIB
+
+
+def test_descendants_are_found() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
+        wait_for(lambda: len(descendants_of(child.pid)) == 1)
+        assert child.pid in descendants_of(os.getpid())
+        child.communicate(b"\n")
+
+    assert descendants_of(child.pid) == []
 
 
 def test_what_a_process_holds_is_read() -> None:
