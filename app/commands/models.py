@@ -71,15 +71,15 @@ def pull(
     require_engine_extra()
     require_model_name(name)
     store = _store()
-    if repair:
-        _forget_damaged(store, name)
+    is_damaged = repair and _is_damaged(store, name)
     builtin = store.builtin(name)
     if builtin is not None:
+        make = store.make_again if is_damaged else store.ensure
         with ModelProgress(name) as progress:
-            path = store.ensure(builtin, progress)
+            path = make(builtin, progress)
     else:
         is_hubs = is_hub_id(name) and not Path(name).exists() and store.folder(name) is None
-        if is_hubs and find_hub_model(name) is None:
+        if is_hubs and (is_damaged or find_hub_model(name) is None):
             from engine.model_store.hub_download import fetch_weights
 
             with ModelProgress(name) as progress:
@@ -276,17 +276,31 @@ def _account_words(account: HubAccount) -> str:
     return f"{account.name}, token for {account.role}" if account.role else account.name
 
 
-def _forget_damaged(store: ModelStore, name: str) -> None:
+def _is_damaged(store: ModelStore, name: str) -> bool:
+    """Says what is; of the hub's cache it is taken out, once the hub has answered."""
+    from app.errors import ExitCode, StokerError
     from engine.errors import ModelError
+    from engine.machine.hub import is_hub_id
     from engine.model_store.verify import DAMAGED, forget_damaged, verify_model
 
     try:
         found = verify_model(store, name)
     except ModelError:  # it is not here: got as any other
-        return
+        return False
     _say_faults(found)
-    if found.state == DAMAGED:
-        forget_damaged(store, found)
+    if found.state != DAMAGED:
+        return False
+    if store.folder(name) is None and is_hub_id(name):
+        from engine.model_store.hub_download import find_snapshot
+
+        if find_snapshot(name) is None:
+            raise StokerError(
+                f"the hub cannot be asked for {name}, so nothing of it was removed",
+                hint="check the network, HF_ENDPOINT and `stoker models whoami`",
+                exit_code=ExitCode.UNREACHABLE,
+            )
+        forget_damaged(found)
+    return True
 
 
 def _checked_words(found: Verification) -> str:

@@ -212,7 +212,7 @@ def _fetch(snapshot: HubSnapshot, file: HubFile, counter: _Counter) -> None:
     locks = file.blob.parents[2] / ".locks" / file.blob.parents[1].name
     for folder in (locks, file.blob.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    with file_lock(locks / f"{file.blob.name}.lock"):
+    with file_lock(locks / f"{file.blob.name}.stoker.lock"):
         if file.blob.exists():
             return
         _fetch_rest(snapshot, file, counter)

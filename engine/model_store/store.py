@@ -84,6 +84,12 @@ class ModelStore:
         _add_sampling_defaults(folder, model.sampling)
         return folder
 
+    def make_again(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
+        """In place of a damaged one, which stays until the new one is whole."""
+        self._make_root()
+        with self._locked(on_progress):
+            return self._make(model, on_progress)
+
     def ensure_gguf(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
         """The GGUF file of a built-in model, for llama-server; nothing is converted."""
         gguf = self._gguf_path(model.name)

@@ -56,15 +56,14 @@ def names_on_this_machine(store: ModelStore) -> list[str]:
     return own + [model.name for model in list_hub_models()]
 
 
-def forget_damaged(store: ModelStore, found: Verification) -> None:
-    """Take out what is damaged, so that getting the model again fetches that and no more."""
-    if store.folder(found.name) == found.path:
-        store.remove(found.name)
-        return
+def forget_damaged(found: Verification) -> None:
+    """Take out of the hub's cache what is damaged, so that the model is asked for there again."""
     for name in found.damaged:
         path = found.path / name
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
+    # What `main` was: with it the snapshot would count as complete.
+    (found.path.parents[1] / "refs" / "main").unlink(missing_ok=True)
 
 
 def _verify_snapshot(name: str, folder: Path) -> Verification:

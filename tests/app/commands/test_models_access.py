@@ -152,6 +152,10 @@ def test_what_is_damaged_is_named_and_fetched_again(hub: FakeHub, tmp_path: Path
     (command,) = (line for line in done.stderr.splitlines() if line.startswith("repair it: "))
     assert command == f"repair it: stoker models pull --repair {REPO}"
 
+    away = models(*command.split()[4:], HF_ENDPOINT="http://127.0.0.1:9")
+    assert (away.returncode, "nothing of it was removed" in away.stderr) == (4, True)
+    assert (folder / "tokenizer.json").exists()
+
     hub.requests.clear()
     assert models(*command.split()[4:]).returncode == 0
     assert hub.sent("model.safetensors") > 0

@@ -22,6 +22,7 @@ from engine.model_store.files import (
 )
 from engine.model_store.progress import StoreProgress
 from engine.model_store.store import ModelStore
+from engine.model_store.verify import verify_model
 from tests.engine.model_store.tiny_wheels import GGUF, converter, fill, make_index
 from tests.fakes import make_tiny_model
 from tests.waiting import is_running, wait_for
@@ -267,3 +268,17 @@ def start_maker(model: BuiltinModel, root: Path, mode: str) -> subprocess.Popen[
         json.dumps(converter(mode)),
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def test_what_is_found_damaged_is_replaced(tiny: BuiltinModel, tmp_path: Path) -> None:
+    store = store_of(tiny, tmp_path / "models")
+    folder = store.ensure(tiny, ignore)
+    weights = next(folder.glob("*.safetensors"))
+    whole = weights.read_bytes()
+    weights.write_bytes(b"damaged")
+
+    assert verify_model(store, "tiny").damaged == (weights.name,)
+    assert verify_model(store, "tiny").repair == "stoker models pull --repair tiny"
+    assert store.make_again(tiny, ignore) == folder
+    assert weights.read_bytes() == whole
+    assert verify_model(store, "tiny").state == "whole"
