@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from app.settings.sources import Setting
     from app.supervise.managed_server import ManagedServer, ServerCare
     from app.supervise.restart_policy import RestartPolicy
+    from engine.model_store.progress import StoreProgress
 
 # Options that say how this one start is shown, not what is served.
 _NOT_REPEATED = ("name", "no_tui", "detach", "exit_when_ready", "dry_run")
@@ -211,6 +212,7 @@ def serve(
     from app.output import say
     from app.registry.endpoint_file import prepared_endpoint_path
     from app.supervise.service_notify import ServiceManager
+    from app.supervise.service_report import PreparationReport
 
     service = ServiceManager.from_environment(os.environ)
     words = words_with_settings(ctx, _with_drain(ctx.args, drain))
@@ -228,7 +230,8 @@ def serve(
     request = with_debug_endpoints(request, words, api_key)
     for line in exposure_lines(request, key_file):
         say(f"note: {line}")
-    spec = _prepare(request, place, api_key)
+    report = PreparationReport(service, request.served_name, startup_timeout)
+    spec = _prepare(request, place, api_key, report)
     if dry_run:
         return _print_launch(spec)
     start = PreparedStart(
@@ -423,14 +426,24 @@ def _api_key(request: ServeRequest, key_file: Path | None) -> str | None:
     return api_key_from(key_file)
 
 
-def _prepare(request: ServeRequest, place: EnginePlace, api_key: str | None) -> LaunchSpec:
+def _prepare(
+    request: ServeRequest,
+    place: EnginePlace,
+    api_key: str | None,
+    report: Callable[[StoreProgress], None],
+) -> LaunchSpec:
     """Everything that can be refused before a process is started."""
     from app.launch.engine_launch import launch_spec
     from app.views.progress import ModelProgress
     from engine.model_store.store import ModelStore
 
     with ModelProgress(request.model) as progress:
-        return launch_spec(request, place, api_key, ModelStore, progress)
+
+        def on_progress(made: StoreProgress) -> None:
+            progress(made)
+            report(made)
+
+        return launch_spec(request, place, api_key, ModelStore, on_progress)
 
 
 def _wants_dashboard(no_tui: bool) -> bool:

@@ -10,10 +10,41 @@ import time
 from collections.abc import Callable
 
 from app.supervise.managed_server import ManagedServer
+from app.supervise.service_notify import ServiceManager
+from engine.model_store.progress import StoreProgress
 
 _LEAST_INTERVAL_S = 1.0
 _STOP_MARGIN_S = 45.0  # after the drain: every step of stopping at its longest
 _WATCHDOG_SHARE = 3  # alive this often within the silence that is allowed
+
+
+class PreparationReport:
+    """What comes before the first process: a model that is fetched and made ready.
+
+    Call it with each step of that; a download that stands still gets no more time.
+    """
+
+    def __init__(
+        self,
+        manager: ServiceManager,
+        model: str,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._model = model
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._step = ""
+        self._extended_at = -_LEAST_INTERVAL_S
+
+    def __call__(self, progress: StoreProgress) -> None:
+        if progress.step != self._step:
+            self._step = progress.step
+            self._manager.status(progress.title(self._model) + progress.size)
+        if self._clock() - self._extended_at >= _LEAST_INTERVAL_S:
+            self._extended_at = self._clock()
+            self._manager.more_time(self._timeout_s)
 
 
 class ServiceReport:

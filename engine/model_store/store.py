@@ -156,7 +156,10 @@ class ModelStore:
         return folder
 
     def _locked(self, on_progress: OnProgress) -> AbstractContextManager[None]:
-        return file_lock(self._root / _LOCK, lambda: on_progress(StoreProgress("wait")))
+        def wait() -> None:
+            on_progress(StoreProgress("wait"))
+
+        return file_lock(self._root / _LOCK, wait, wait)
 
     def _make(self, model: BuiltinModel, on_progress: OnProgress) -> Path:
         self._remove_leftovers()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from app.commands import serve as serve_command
 from app.errors import ExitCode
+from app.launch.engine_launch import EnginePlace
 from app.registry.server_registry import ServerRegistry
 from app.selftest.run import fake_spec
 from app.supervise.managed_server import ManagedServer
 from app.views.serve import warn_of_incomplete_log
+from engine.model_store.progress import OnProgress, StoreProgress
 from tests.stoker_command import run_stoker
 
 FULL = Path("/dev/full")
@@ -79,3 +84,23 @@ def test_options_of_the_supervisor_are_checked(
 
     assert done.returncode == ExitCode.USAGE
     assert done.stderr.startswith(f"error: {said}")
+
+
+def test_a_model_that_is_made_is_shown_and_told_to_the_service_manager(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = StoreProgress("download", 1 << 20, 89 << 20)
+
+    def launch_spec(
+        request: object, place: object, key: object, store: object, on_progress: OnProgress
+    ) -> None:
+        on_progress(made)
+
+    monkeypatch.setattr("app.launch.engine_launch.launch_spec", launch_spec)
+    told: list[StoreProgress] = []
+    request: Any = SimpleNamespace(model="smollm2-135m")
+
+    serve_command._prepare(request, EnginePlace(), None, told.append)
+
+    assert told == [made]
+    assert "smollm2-135m: downloading (89.0 MiB)" in capsys.readouterr().err

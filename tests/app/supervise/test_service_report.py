@@ -13,7 +13,8 @@ import pytest
 
 from app.supervise.managed_server import ManagedServer
 from app.supervise.service_notify import ServiceManager
-from app.supervise.service_report import ServiceReport
+from app.supervise.service_report import PreparationReport, ServiceReport
+from engine.model_store.progress import StoreProgress
 
 
 class Told:
@@ -55,6 +56,25 @@ def told(tmp_path: Path) -> Iterator[Told]:
     made = Told(tmp_path)
     yield made
     made.socket.close()
+
+
+def test_a_model_that_is_fetched_gets_more_time_as_long_as_it_moves(told: Told) -> None:
+    report = PreparationReport(
+        told.server.care.service, "smollm2-135m", 60.0, clock=lambda: told.now_s
+    )
+    for done in range(30):  # half a second each
+        told.now_s += 0.5
+        report(StoreProgress("download", done << 20, 89 << 20))
+    told.now_s += 300.0  # it stands still: nobody calls
+    downloading = told.heard()
+    report(StoreProgress("convert", 1, 272, "tensors"))
+
+    assert downloading[0] == "STATUS=smollm2-135m: downloading (89.0 MiB)"
+    assert downloading[1:] == ["EXTEND_TIMEOUT_USEC=60000000"] * 15
+    assert told.heard() == [
+        "STATUS=smollm2-135m: converting to bf16",
+        "EXTEND_TIMEOUT_USEC=60000000",
+    ]
 
 
 def test_the_watchdog_hears_of_an_engine_that_moves_a_third_of_its_time(told: Told) -> None:
