@@ -98,6 +98,11 @@ class TritonDecoder(DecoderModel):
         shape = num_tokens, self._config.hidden_size
         return torch.empty(shape, dtype=torch.float32, device=self._device)
 
+    def new_qkv(self, num_tokens: int) -> Tensor:
+        """Room for what `start` and `proceed` return, [T, (q + 2 kv heads) x head_dim]."""
+        width = (self._q_heads + 2 * self._spec.num_kv_heads) * self._spec.head_dim
+        return torch.empty((num_tokens, width), dtype=self._dtype, device=self._device)
+
     def new_attended(self, num_tokens: int) -> Tensor:
         """Room for what attention returns, [T, q heads x head_dim]."""
         shape = num_tokens, self._q_heads * self._spec.head_dim

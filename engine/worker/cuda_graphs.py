@@ -11,7 +11,6 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -37,14 +36,6 @@ _SMALLEST_GRAPH_BYTES = 1 << 20
 _SAMPLED_GRAPHS = 2  # that are recorded to estimate the memory of all
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """The graphs of one size, one or one per piece; `results` are written by their replays."""
-
-    graphs: list[Graph]
-    results: list[Tensor]
-
-
 class GraphedDecoder:
     """A ModelStep over `model`; it replays nothing before `capture` was called.
 
@@ -63,10 +54,13 @@ class GraphedDecoder:
         self._device = device
         self._plan = plan
         self._process_name = process_name
-        self._graphs: dict[GraphChoice, _Recorded] = {}
+        self._graphs: dict[GraphChoice, list[Graph]] = {}  # one, or one per piece
         self._kv_cache: KVCache | None = None
         largest = max((size for _, size in plan.captures), default=0)
+        # What outlives a graph is here: its own memory is the next one's, too.
         self._residual = model.new_residual(largest)
+        self._hidden = model.new_residual(largest)
+        self._qkv = model.new_qkv(largest)
         self._attended = model.new_attended(largest).zero_()  # padding must hold numbers
         self._inputs = torch.zeros(buffer_numbers, dtype=torch.int32, device=model.device)
         self.counts: Counter[CUDAGraphMode] = Counter()
@@ -124,13 +118,13 @@ class GraphedDecoder:
         if samples:
             each = max(samples[-1], _SMALLEST_GRAPH_BYTES)
             measured += samples[0] + (len(full) - 1) * each
-        self._graphs.clear()
+        self._forget()
         logger.info("Estimated CUDA graph memory: %s GiB total", format_gib(measured))
         return measured
 
     def capture(self, kv_cache: KVCache) -> int:
         """Record every graph over `kv_cache`, large before small; the bytes that they take."""
-        self._graphs.clear()
+        self._forget()
         self._kv_cache = kv_cache
         if not self._plan.captures:
             return 0
@@ -152,6 +146,10 @@ class GraphedDecoder:
         )
         return taken
 
+    def _forget(self) -> None:
+        self._graphs.clear()
+        self._device.release_unused()
+
     def _growth(self, mode: CUDAGraphMode, sizes: list[int], kv_cache: KVCache) -> int:
         before = self._device.used_bytes()
         for size in sizes:
@@ -163,27 +161,28 @@ class GraphedDecoder:
     def _capture_one(self, mode: CUDAGraphMode, size: int, kv_cache: KVCache) -> None:
         """Once to compile and to warm up, then recorded. Padding alone touches no cache."""
         step = self._fill(_empty_batch(self._model.num_groups), _padded(mode, size, 0))
-        recorded = _Recorded([], [])
+        recorded: list[Graph] = []
         for run in self._pieces(mode, step, kv_cache):
             run()
             self._device.synchronize()
-            graph, result = self._device.record(run)
-            recorded.graphs.append(graph)
-            recorded.results.append(result)
+            recorded.append(self._device.record(run))
         self._graphs[GraphChoice(mode, size)] = recorded
 
     def _pieces(
         self, mode: CUDAGraphMode, step: StepInputs, kv_cache: KVCache
     ) -> Iterator[Callable[[], Tensor]]:
         """What is recorded one by one: the whole step, or all that lies between attention."""
-        model = self._model
-        residual, attended = self._residual[: step.size.tokens], self._attended[: step.size.tokens]
+        model, size = self._model, step.size.tokens
+        residual, attended = self._residual[:size], self._attended[:size]
+        qkv, hidden = self._qkv[:size], self._hidden[:size]
         if mode is CUDAGraphMode.FULL:
-            yield lambda: model.run_layers(step, kv_cache, residual, attended)
+            yield lambda: hidden.copy_(model.run_layers(step, kv_cache, residual, attended))
             return
-        yield lambda: model.start(step.token_ids, residual)
-        for number in range(model.num_layers):
-            yield functools.partial(model.proceed, number, attended, residual)
+        yield lambda: qkv.copy_(model.start(step.token_ids, residual))
+        for number in range(model.num_layers - 1):
+            yield functools.partial(_proceed, model, number, attended, residual, qkv)
+        last = model.num_layers - 1
+        yield functools.partial(_proceed, model, last, attended, residual, hidden)
 
     def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         """Float32 [R, hidden] of the rows that need logits, in memory that the next step reuses."""
@@ -196,17 +195,23 @@ class GraphedDecoder:
         self.num_padding_tokens += choice.size - len(batch.token_ids)
         size = _padded(choice.mode, choice.size, len(batch.num_computed))
         step = self._fill(batch, size)
-        recorded.graphs[0].replay()
-        for number, graph in enumerate(recorded.graphs[1:]):
-            attended = self._attended[: choice.size]
-            self._model.attend(number, recorded.results[number], attended, step, kv_cache)
+        recorded[0].replay()
+        qkv, attended = self._qkv[: choice.size], self._attended[: choice.size]
+        for number, graph in enumerate(recorded[1:]):
+            self._model.attend(number, qkv, attended, step, kv_cache)
             graph.replay()
-        return self._model.chosen_rows(recorded.results[-1][: step.num_tokens], step)
+        return self._model.chosen_rows(self._hidden[: step.num_tokens], step)
 
     def _fill(self, batch: StepBatch, size: StepSize) -> StepInputs:
         packed = self._model.pack(batch, size)
         self._device.upload(packed, self._inputs)
         return self._model.unpack(packed, self._inputs, size)
+
+
+def _proceed(
+    model: TritonDecoder, number: int, attended: Tensor, residual: Tensor, kept: Tensor
+) -> Tensor:
+    return kept.copy_(model.proceed(number, attended, residual))
 
 
 def _padded(mode: CUDAGraphMode, size: int, num_sequences: int) -> StepSize:

@@ -24,11 +24,14 @@ class Graph(Protocol):
 class GraphDevice(Protocol):
     """A device that can record."""
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
-        """Record what `run` starts; the tensor that it returns is written anew by each replay.
+    def record(self, run: Callable[[], Tensor]) -> Graph:
+        """Record what `run` starts; what it returns is let go.
 
-        All graphs share one pool of memory.
+        All graphs share one pool of memory, in which each may overwrite what another left.
         """
+
+    def release_unused(self) -> None:
+        """Give back memory that nobody holds, so that `used_bytes` does not count it."""
 
     def used_bytes(self) -> int:
         """Device memory in use, whoever holds it."""
@@ -49,12 +52,16 @@ class CudaGraphDevice:
         self._pinned: Tensor | None = None
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+    def record(self, run: Callable[[], Tensor]) -> Graph:
         """`run` has to have run before: nothing may be compiled while work is recorded."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            result = run()
-        return graph, result
+            run()
+        return graph
+
+    def release_unused(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
 
     def used_bytes(self) -> int:
         """By the driver: the device's total less what is free."""
