@@ -135,18 +135,20 @@ def _usual_start_s(line: ServeLine) -> float | None:
 
 
 def _print(units: list[WrittenUnit]) -> None:
-    """The files one after the other on stdout, what to type on stderr."""
+    """The files one after the other on stdout; the next commands want them in a folder."""
+    from app.output import say
 
     files = [file for unit in units for file in unit.files]
     for file in files:
         if len(files) > 1:
             print(f"# ---- {file.path} (mode {file.mode:o})")
         print(file.text, end="" if file is files[-1] else "\n")
-    for unit in units:
-        _say_steps(unit)
+    say("next: the same command with -o FOLDER writes the files and says how they are used")
 
 
 def _write(units: list[WrittenUnit], folder: Path) -> None:
+    from shlex import quote
+
     from app.output import say
     from app.units.written import write_file
 
@@ -156,18 +158,9 @@ def _write(units: list[WrittenUnit], folder: Path) -> None:
             write_file(place, file)
             say(f"wrote {place / file.path}")
     for unit, place in zip(units, places, strict=True):
-        _say_steps(unit, place.absolute())
-
-
-def _say_steps(unit: WrittenUnit, place: Path | None = None) -> None:
-    """What to type next, from any folder where the files have their `place`."""
-    from shlex import quote
-
-    from app.output import say
-
-    say(f"next, for {unit.kind}:")
-    for step in (*([f"cd {quote(str(place))}"] if place else []), *unit.steps):
-        say(f"  {step}")
+        say(f"next, for {unit.kind}:")
+        for step in (f"cd {quote(str(place.absolute()))}", *unit.steps):
+            say(f"  {step}")
 
 
 def _check(units: list[WrittenUnit]) -> int:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
@@ -72,13 +72,11 @@ def require_vllm_uds(program: tuple[str, ...]) -> None:
 
     Its own table of flags says so; where that is not to be found, vLLM itself will tell.
     """
-    packages = Path(program[-1]).parent.parent.glob("lib*/python3*/site-packages")
-    for folder in packages:
+    for folder in _packages_beside(program):
         tables = list(folder.glob("vllm/entrypoints/**/cli_args.py"))
         if tables and not any(_UDS_FIELD in table.read_text() for table in tables):
-            release = next((path.stem for path in folder.glob("vllm-*.dist-info")), "this vLLM")
             raise UsageError(
-                f"{release.replace('vllm-', 'vLLM ')} has no --uds",
+                f"vLLM {_release_in(folder) or 'here'} has no --uds",
                 hint="use a newer vLLM, or leave --uds out and give a key: STOKER_API_KEY",
             )
 
@@ -86,11 +84,21 @@ def require_vllm_uds(program: tuple[str, ...]) -> None:
 def installed_version(engine_python: str | None) -> str | None:
     """The release of the vLLM that would run, by its package's folder; None when none is found."""
     try:
-        script = Path(find_vllm(engine_python)[-1]).resolve()
+        program = find_vllm(engine_python)
     except StokerError:
         return None
-    packages = script.parent.parent.glob("lib/python3*/site-packages/vllm-*.dist-info")
-    return next((path.name.split("-")[1] for path in packages), None)
+    return next(filter(None, map(_release_in, _packages_beside(program))), None)
+
+
+def _packages_beside(program: tuple[str, ...]) -> Iterator[Path]:
+    """Where the packages of a `vllm` script lie; the one on PATH may be a link into its place."""
+    return Path(program[-1]).resolve().parent.parent.glob("lib*/python3*/site-packages")
+
+
+def _release_in(packages: Path) -> str | None:
+    """`vllm-0.30.0.dist-info` or `vllm-0.30.0+cpu.dist-info`: what stands behind the name."""
+    found = (path.name.removesuffix(".dist-info") for path in packages.glob("vllm-*.dist-info"))
+    return next((name.removeprefix("vllm-") for name in found), None)
 
 
 def download_dir(engine_words: Sequence[str]) -> Path | None:

@@ -36,8 +36,8 @@ _HARDENING = (
     "LockPersonality=yes",
     "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
 )
-# A user's own systemd may not mount, so these would keep the unit from starting.
 _TEMPORARY = ("/tmp/", "/var/tmp/")
+# A user's own systemd may not mount, so these would keep the unit from starting.
 _NOT_FOR_USERS = ("PrivateTmp", "ProtectSystem", "ProtectKernel", "ProtectControlGroups")
 
 

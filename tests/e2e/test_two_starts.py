@@ -49,8 +49,9 @@ def test_two_starts_at_once_get_the_blocks_of_two_in_turn(tmp_path: Path) -> Non
     assert in_turn == at_once
     assert in_turn[1] < 0.6 * in_turn[0]  # the second one saw what the first has reserved
     assert "Waiting for process" not in quiet
-    pids = re.findall(r"EngineCore pid=(\d+)", told)
-    assert re.findall(r"Waiting for process (\d+), which measures the free RAM", told)[0] in pids
+    # A machine that is slow enough starts the second one when the first has measured.
+    waited_for = re.findall(r"Waiting for process (\d+), which measures the free RAM", told)
+    assert {*waited_for} <= {*re.findall(r"EngineCore pid=(\d+)", told)}
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from app.launch.engines import VLLM
 from app.launch.launch_specs import LaunchSpec, parse_serve_request
 from app.launch.vllm_spec import (
     find_vllm,
+    installed_version,
     require_vllm_model,
     require_vllm_uds,
     vllm_flags,
@@ -184,6 +185,24 @@ def test_a_vllm_without_socket_files_is_refused(
     with pytest.raises(StokerError, match=r"vLLM 0\.9\.2 has no --uds") as caught:
         require_vllm_uds(program_words)
     assert "STOKER_API_KEY" in str(caught.value.hint)
+
+
+def test_a_vllm_on_path_that_is_a_link_is_looked_at_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "tool" / "lib" / "python3.12" / "site-packages"
+    (site / "vllm-0.9.2+cpu.dist-info").mkdir(parents=True)
+    table = site / "vllm" / "entrypoints" / "cli_args.py"
+    table.parent.mkdir(parents=True)
+    table.touch()
+    script = program(tmp_path / "tool" / "bin" / "vllm")
+    link = tmp_path / "bin" / "vllm"
+    link.parent.mkdir()
+    link.symlink_to(script)
+    monkeypatch.setenv("PATH", str(link.parent))
+    assert installed_version(None) == "0.9.2+cpu"
+    with pytest.raises(StokerError, match=r"vLLM 0\.9\.2\+cpu has no --uds"):
+        require_vllm_uds(find_vllm(None))
 
 
 def test_a_vllm_whose_flags_cannot_be_read_decides_itself(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_scrapes_alone_do_not_keep_it(folder: Path, services: list[Service]) -> 
     num_scrapes = 0
     with contextlib.suppress(OSError, http.client.HTTPException):
         while service.process.poll() is None:
-            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
             connection.request("GET", "/metrics")
             connection.getresponse().read()
             num_scrapes += 1

@@ -58,8 +58,8 @@ def test_the_end_of_the_pipe_ends_the_whole_session() -> None:
     server.wait()
 
     assert all(child.is_running() for child in children)
-    guard.communicate(timeout=30)
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    guard.communicate(timeout=60)
+    assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="the kernel makes the server adopt its orphans")
@@ -120,7 +120,7 @@ def test_what_a_killed_server_left_is_removed_too(tmp_path: Path) -> None:
     guard = guard_of(server, (left, used))
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(str(used))
-        guard.communicate(timeout=30)
+        guard.communicate(timeout=60)
         server.wait()
 
         assert not left.exists()
@@ -135,12 +135,12 @@ def test_a_guard_lets_everyone_live_as_long_as_we_do() -> None:
             server.wait(timeout=0.3)
         assert guard.poll() is None
     finally:
-        guard.communicate(timeout=30)
+        guard.communicate(timeout=60)
         kill_session(server)
 
 
 def test_a_guard_without_a_server_ends() -> None:
-    start_guard(MARK).communicate(timeout=30)
+    start_guard(MARK).communicate(timeout=60)
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="the second guard waits on pidfds")

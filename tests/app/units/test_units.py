@@ -122,8 +122,15 @@ def test_what_is_to_be_typed_begins_in_the_folder_of_the_files(
     steps = re.findall(r"next, for (\w+):\n  cd (.+)\n", capsys.readouterr().err)
     assert steps == [(kind, str(out / kind)) for kind, _ in steps]
     assert {kind for kind, _ in steps} == {path.name for path in out.iterdir()}
-    run(["unit", "slurm", "@small"])
-    assert "  cd " not in capsys.readouterr().err
+
+
+def test_files_that_are_nowhere_yet_are_not_to_be_used_next(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["unit", "slurm", "@small"]) == ExitCode.OK
+    said = capsys.readouterr().err
+    assert "next: the same command with -o FOLDER writes the files" in said
+    assert "sbatch" not in said
 
 
 @pytest.mark.parametrize("profile", PROFILES)
