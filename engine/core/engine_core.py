@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import msgspec
 
@@ -28,10 +30,15 @@ from engine.kv_sizing import (
     require_one_request_fits,
 )
 from engine.logger import get_logger
-from engine.messages import EngineCoreOutputs, EngineCoreRequest, HandshakeReady
+from engine.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    HandshakeReady,
+)
 from engine.sched.request import Request, RequestStatus
 from engine.sched.scheduler import Scheduler
-from engine.sched.scheduler_output import GrammarBitmask, SchedulerOutput
+from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.sched.snapshot import (
     StepHistory,
     blocks_document,
@@ -44,6 +51,16 @@ logger = get_logger(__name__)
 
 _GRAMMAR_WAIT_S = 0.01
 """How long new requests and aborts may wait while there is nothing but grammars to compile."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    """A step that the executor runs; when its planning began and ended, on the monotonic clock."""
+
+    scheduled: SchedulerOutput
+    future: Future[ModelRunnerOutput]
+    start_s: float
+    planned_s: float
 
 
 class EngineCore:
@@ -80,7 +97,10 @@ class EngineCore:
             self.config.cache,
             self.capacity.num_blocks,
             self.spec.groups,
+            num_micro_batches=config.parallel.pipeline_parallel_size,
         )
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._most_in_flight = config.parallel.pipeline_parallel_size
         self._steps = StepHistory() if is_watched else None
         self._blocks_timer = (
             CallTimer(self.scheduler.kv_cache_manager, "get_computed_blocks", "allocate_slots")
@@ -104,7 +124,7 @@ class EngineCore:
     @property
     def is_idle(self) -> bool:
         """True while there is nothing to run."""
-        return not self.scheduler.has_unfinished_requests()
+        return not self.scheduler.has_unfinished_requests() and not self._in_flight
 
     def add_request(self, message: EngineCoreRequest) -> None:
         if self._traces is not None:
@@ -157,30 +177,50 @@ class EngineCore:
         return None if document is None else msgspec.json.encode(document).decode()
 
     def step(self) -> EngineCoreOutputs:
-        """Schedule, run the model, take the tokens back. The caller has checked `is_idle`."""
-        start_s = time.monotonic()
-        scheduled = self.scheduler.schedule()
-        planned_s = time.monotonic()
+        """Schedule, run the model, take the tokens back. The caller has checked `is_idle`.
+
+        With pipeline stages another step is planned while the first ones are under way, as in
+        vLLM's step_with_batch_queue: then the outputs may be those of no step.
+        """
+        is_planned = self._plan_step()
         outputs = self.scheduler.take_rejected()
-        if scheduled.total_num_scheduled_tokens:
-            if self._steps is not None:
-                self._steps.record(self.scheduler, scheduled)
-            scheduled.grammar_bitmask = self._grammar_bitmask(scheduled)
-            result = self.executor.execute_model(scheduled).result()
-            executed_s = time.monotonic()
-            outputs += self.scheduler.update_from_output(scheduled, result)
-            if self._traces is not None and self._blocks_timer is not None:
-                blocks_s = self._blocks_timer.take_s()
-                clock = StepClock(start_s, planned_s, executed_s, time.monotonic(), blocks_s)
-                self._traces.record(clock, scheduled, result, self.scheduler.requests)
-                self._traces.note_ends(outputs)
-        elif self.scheduler.is_waiting_for_grammars():
+        num_tokens = 0
+        if self._in_flight and not (is_planned and len(self._in_flight) < self._most_in_flight):
+            done = self._in_flight.popleft()
+            num_tokens = done.scheduled.total_num_scheduled_tokens
+            outputs += self._take_back(done)
+        elif not is_planned and self.scheduler.is_waiting_for_grammars():
             self.structured_outputs.wait(_GRAMMAR_WAIT_S)
         return EngineCoreOutputs(
             outputs=outputs,
-            scheduler_stats=self.scheduler.make_stats(scheduled.total_num_scheduled_tokens),
+            scheduler_stats=self.scheduler.make_stats(num_tokens),
             timestamp=time.monotonic(),
         )
+
+    def _plan_step(self) -> bool:
+        """Schedule and start a step; False if there was nothing to run."""
+        start_s = time.monotonic()
+        scheduled = self.scheduler.schedule()
+        if not scheduled.total_num_scheduled_tokens:
+            return False
+        planned_s = time.monotonic()
+        if self._steps is not None:
+            self._steps.record(self.scheduler, scheduled)
+        scheduled.grammar_bitmask = self._grammar_bitmask(scheduled)
+        future = self.executor.execute_model(scheduled)
+        self._in_flight.append(_StepInFlight(scheduled, future, start_s, planned_s))
+        return True
+
+    def _take_back(self, step: _StepInFlight) -> list[EngineCoreOutput]:
+        result = step.future.result()
+        executed_s = time.monotonic()
+        outputs = self.scheduler.update_from_output(step.scheduled, result)
+        if self._traces is not None and self._blocks_timer is not None:
+            blocks_s = self._blocks_timer.take_s()
+            clock = StepClock(step.start_s, step.planned_s, executed_s, time.monotonic(), blocks_s)
+            self._traces.record(clock, step.scheduled, result, self.scheduler.requests)
+            self._traces.note_ends(outputs)
+        return outputs
 
     def _grammar_bitmask(self, scheduled: SchedulerOutput) -> GrammarBitmask | None:
         grammars = self.scheduler.sampling_grammars(scheduled)

