@@ -155,8 +155,8 @@ class EngineArgs:
     )
     distributed_executor_backend: str | None = _flag(
         None,
-        "What runs the ranks: uni (one, inside EngineCore) or mp (a process each); default: uni "
-        "for one rank, else mp.",
+        "What runs the ranks: uni (one, inside EngineCore), mp (a process each) or ray (an actor "
+        "each, on several machines); default: uni for one rank, else mp.",
         choices=_EXECUTOR_BACKENDS,
     )
     kernels: str = _flag(
