@@ -86,9 +86,9 @@ def test_broken_weights_and_unknown_executors_are_named(tmp_path: Path, tiny_fol
     with pytest.raises(CorruptModelError, match=r"model\.safetensors"):
         EngineCore(engine_config(tmp_path))
     config = engine_config(tiny_folder)
-    object.__setattr__(config.parallel, "executor_backend", "ray")
+    object.__setattr__(config.parallel, "executor_backend", "fax")
     try:
-        with pytest.raises(ConfigError, match="Unknown executor backend 'ray'"):
+        with pytest.raises(ConfigError, match="Unknown executor backend 'fax'"):
             create_executor(config)
     finally:
         object.__setattr__(config.parallel, "executor_backend", "uni")

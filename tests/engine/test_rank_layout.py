@@ -92,7 +92,6 @@ def test_a_rank_has_its_share_of_a_model(tmp_path: Path) -> None:
         ({"tensor_parallel_size": 3}, "4 attention heads .* Sizes that do: 1, 2, 4"),
         ({"pipeline_parallel_size": 3}, "more than the 2 layers"),
         ({"tensor_parallel_size": 0}, "--tensor-parallel-size 0 is out of range"),
-        ({"distributed_executor_backend": "ray"}, "ray is not there yet; use mp"),
         (
             {"distributed_executor_backend": "uni", "tensor_parallel_size": 2},
             "uni runs one rank, and 2 are asked for",
