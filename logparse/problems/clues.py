@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _SHORTEST = 4
 _LITERAL = r"(?:[^\\()\[{|^$.?*+]|\\[^A-Za-z0-9])+(?![?*{])"  # without one that may be missing
-_LONG = re.compile(r"(?:[^\\()\[{|^$.?*+]|\\[^A-Za-z0-9]){8,}(?![?*{])")  # _ENOUGH of _LITERAL
+_LONG = re.compile(r"(?<!\\)(?:[^\\()\[{|^$.?*+]|\\[^A-Za-z0-9]){8,}(?![?*{])")  # as _LITERAL
 _ENOUGH = 8  # letters: no longer clue is looked for
 _OPENING = re.compile(r"[(\[{]")
 _CLASS = r"\[\^?\]?(?:[^\]\\]|\\.)*\]"  # a ] that comes first is a member

@@ -20,6 +20,17 @@ from logparse.problems.clues import clued
         (r"(?:a|b)", ()),
         (r"abcd|\d+", ()),
         (r"^exact$", ("exact",)),
+        (r"\bbegins a word", ("begins a word",)),
+        (r"\d{1,3} of the files", (" of the files",)),
+        (r"[abcdefghij] then this", (" then this",)),
+        (r"(?P<what>No architecture is named)", ("No architecture is named",)),
+        (r"(?:first choice|second one) it", ("first choice", "second one")),
+        (r"(?:first choice|\d) it is", (" it is",)),
+        (r"(?:left out at times)? and more", (" and more",)),
+        (r"(?:left out at times){0,2}", ()),
+        (r"(?!not this one)anything", ("anything",)),
+        (r"(?P<quote>['\"])quoted(?P=quote), and so on", (", and so on",)),
+        (r"file\(1\): lost and found", ("file(1): lost and found",)),
     ],
 )
 def test_clues(source: str, clues: tuple[str, ...]) -> None:
