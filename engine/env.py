@@ -85,7 +85,7 @@ def detect_device() -> HostDevice:
         gpu = first_gpu()
         if gpu is not None:
             return HostDevice("cuda", *gpu)
-    return HostDevice("cpu", platform.processor() or platform.machine(), None)
+    return HostDevice("cpu", platform.machine(), None)
 
 
 def torch_cuda_version() -> str | None:

@@ -79,6 +79,7 @@ def test_help_of_sub_commands(name: str) -> None:
 def test_logparse_is_the_standard_library_alone() -> None:
     modules = loaded_by("from logparse import *")
 
+    assert "logparse.parser" in modules
     assert third_party(modules) == set()
     assert top_level(modules) & {"app", "engine", "tui"} == set()
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from logparse import Problem
+if TYPE_CHECKING:
+    from logparse import Problem
 
 # The same start would end in the same way until a person changes something.
 LASTING_CAUSES = frozenset(

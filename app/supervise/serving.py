@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from app.errors import ExitCode, StokerError
 from app.output import printable
@@ -20,7 +21,9 @@ from app.supervise.status_pages import state_text
 from app.supervise.stop_signals import StopSignals
 from app.supervise.waiting import wait_until
 from app.watch.readiness import StartOutcome
-from logparse import Event, LogReport, explain
+
+if TYPE_CHECKING:
+    from logparse import Event, LogReport
 
 _TAIL_LINES = 15
 _TAIL_COLUMNS = 240  # the line with the whole configuration is longer than a screen
@@ -239,6 +242,8 @@ def _failure(server: ManagedServer, ended: _Ended, start_timeout_s: float) -> St
 
 def explanation_text(report: LogReport, exit_code: int | None, tail: list[str]) -> str:
     """Why the server ended: the cause and what to do, else also the last lines of its log."""
+    from logparse import explain
+
     explanation = explain(report, exit_code=exit_code)
     if report.problem is not None and report.problem.is_known:
         return "\n".join(explanation.cause)

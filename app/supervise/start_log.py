@@ -9,11 +9,15 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.server_logs.log_sink import LogSink
 from app.watch.readiness import ProgressClock, bar_in_units
 from engine.machine.secrets import secret_values
-from logparse import Event, LogParser, LogReport, ProgressMade
+from logparse import Event, ProgressMade
+
+if TYPE_CHECKING:
+    from logparse import LogParser, LogReport
 
 _EVENTS_KEPT = 2000
 
@@ -23,7 +27,7 @@ class StartLog(LogSink):
 
     def __init__(self, path: Path, *, secrets: Sequence[str], max_bytes: int) -> None:
         self.progress = ProgressClock()
-        self._parser = LogParser()
+        self._parser_or_none: LogParser | None = None
         self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
         self._num_lines = 0
         self._lock = threading.Lock()
@@ -33,6 +37,14 @@ class StartLog(LogSink):
             on_line=self._read_line,
             max_bytes=max_bytes,
         )
+
+    def _parser(self) -> LogParser:
+        """Made for the first line: meanwhile the server starts that will print it."""
+        if self._parser_or_none is None:
+            from logparse import LogParser
+
+            self._parser_or_none = LogParser()
+        return self._parser_or_none
 
     def take_events(self) -> tuple[Event, ...]:
         """What the log has told since the last call."""
@@ -44,7 +56,7 @@ class StartLog(LogSink):
     def report(self) -> LogReport:
         """All that the log has told so far."""
         with self._lock:
-            return self._parser.report()
+            return self._parser().report()
 
     def running_phase(self) -> str | None:
         """The part of the start that runs now, as far as the log tells, and what it waits for."""
@@ -56,7 +68,7 @@ class StartLog(LogSink):
 
     def _read_line(self, line: str) -> None:
         with self._lock:
-            events: Sequence[Event] = self._parser.feed(line)
+            events: Sequence[Event] = self._parser().feed(line)
             self._num_lines += 1
             if not any(isinstance(event, ProgressMade) for event in events):
                 bar = bar_in_units(line, self._num_lines)
