@@ -217,9 +217,10 @@ def turn(case: Case, *, norms: bool) -> Rotation:
     return Rotation(torch.cat((cos, cos, -sin, sin), -1), q_norm, k_norm, 1e-6)
 
 
-@pytest.mark.parametrize("is_fp8", [False, True], ids=["plain", "fp8"])
-@pytest.mark.parametrize("norms", [False, True], ids=["plain", "normed"])
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("splits", "norms", "is_fp8"),
+    [(1, False, False), (3, True, False), (3, False, True), (1, True, True)],
+)
 def test_one_launch_does_what_three_do(splits: int, norms: bool, is_fp8: bool) -> None:
     """Norms, rotation, write and attention: the same cache bytes, the same result; a sequence of
     a padded batch is left alone.
