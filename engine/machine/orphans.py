@@ -23,6 +23,7 @@ from engine.machine.processes import (
     is_in_our_namespace,
     is_same_process,
     process_identity,
+    role_of,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _title(process: psutil.Process) -> str:
     words = process.cmdline()
     if words[0].startswith("VLLM::"):
         return words[0]
-    return "Stoker's EngineCore" if is_engine_child(words) else process.name()
+    return f"Stoker's {role_of(words) or 'helper'}" if is_engine_child(words) else process.name()
 
 
 def _is_lost(process: psutil.Process, listeners: tuple[Listener, ...]) -> bool:

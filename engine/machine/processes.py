@@ -51,9 +51,10 @@ def is_engine_child(words: Sequence[str]) -> bool:
         return False
     if words[0].startswith(("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator")):
         return True
-    is_ours = engine_kind(words) == "stoker"
-    works = "core" in words[1:6] or "worker" in words[1:6]
-    return is_ours and (works or (words[-1] == "grammars" and len(words) < 4))
+    return any(
+        word.endswith("engine/__main__.py") and following in ("core", "worker", "grammars")
+        for word, following in pairwise(words[:6])
+    )
 
 
 def role_of(words: Sequence[str]) -> str:

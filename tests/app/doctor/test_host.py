@@ -370,6 +370,7 @@ def test_an_open_server_without_a_key() -> None:
         ("python3 -m vllm.entrypoints.openai.api_server", "vllm", False),
         ("python /s/engine/__main__.py serve --model a", "stoker", False),
         ("python /s/engine/__main__.py core --x", "stoker", True),
+        ("python /s/engine/__main__.py worker --name Worker_TP0", "stoker", True),
         ("python /s/engine/__main__.py grammars", "stoker", True),
         ("python /s/engine/__main__.py serve grammars", "stoker", False),
         ("/opt/llama-server -m a.gguf", "llama-server", False),

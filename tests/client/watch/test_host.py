@@ -161,6 +161,7 @@ def test_local_addresses(url: str, expected: bool) -> None:
     [
         (["python", "/x/engine/__main__.py", "serve", "m"], "APIServer"),
         (["python", "-I", "/x/engine/__main__.py", "core"], "EngineCore"),
+        (["python", "/x/engine/__main__.py", "worker", "--name", "Worker_TP1"], "Worker_TP1"),
         (["VLLM::EngineCore"], "EngineCore"),
         (["VLLM::Worker_TP1 extra"], "Worker_TP1"),
         (["sglang::scheduler_TP0"], "scheduler_TP0"),
