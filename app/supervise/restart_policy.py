@@ -31,8 +31,9 @@ LASTING_CAUSES = frozenset(
             "C22",
             "C23",
             "C24",
+            "C25",
         ),  # flags and model do not go together
-        *("D1", "D2", "D3", "D4", "D7", "D10", "D11"),  # the number of GPUs, /dev/shm
+        *("D1", "D2", "D3", "D4", "D7", "D10", "D11", "D12"),  # the number of GPUs, /dev/shm
         *("E1", "E2", "E3", "E4", "E5", "E6", "E7", "E8", "E9", "E10", "E11"),
         *(
             "E13",
@@ -64,6 +65,7 @@ LASTING_CAUSES = frozenset(
             "F11",
             "F12",
             "G8",
+            "G13",
         ),  # flags, the port
         *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L9", "L10", "L12", "L13"),
         *("Q1", "Q2", "Q4", "Q5", "Q6"),
