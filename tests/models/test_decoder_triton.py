@@ -13,6 +13,7 @@ import tests.interpreted_triton  # noqa: F401  (before any kernel)
 from engine.kernels.step_batch import StepBatch
 from engine.kernels.triton.kernels import TritonKernels
 from engine.kernels.triton.targets import INTERPRETED
+from engine.models.decoder import DecoderModel
 from engine.models.decoder_triton import TritonDecoder
 from engine.models.registry import load_weights
 from engine.worker.kv_cache import cache_spec, torch_dtype
@@ -39,11 +40,7 @@ def triton_model(folder: Path, *, dtype: str = "float32", **changes: Any) -> Tri
 
 
 def save(folder: Path, family: str) -> None:
-    name = "Gemma3Text" if family == "Gemma3" else family
-    try:
-        save_tiny_model(folder, name, num_hidden_layers=2, **FAMILIES[family])
-    except AttributeError:
-        save_tiny_model(folder, family, num_hidden_layers=2, **FAMILIES[family])
+    save_tiny_model(folder, family, num_hidden_layers=2, **FAMILIES[family])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -77,6 +74,26 @@ def test_a_step_in_bf16_over_an_fp8_cache(tmp_path: Path) -> None:
         strict=True,
     ):
         assert (logits - expected).norm() / expected.norm() < 0.06
+
+
+def test_the_sets_single_operations_make_the_same_decoder(tmp_path: Path) -> None:
+    """As the models of transformers use them: each operation by itself, sliding windows too."""
+    save(tmp_path, "Gemma3")
+    config = engine_config(tmp_path, block_size=4)
+    weights = load_weights(config.model, torch.float32, torch.device("cpu"), lambda *state: None)
+    kernels = TritonKernels(INTERPRETED)
+    model = DecoderModel(config.model, weights, kernels, 256, cache_spec(config))
+    windows = group_windows(tmp_path)
+    prompts = np.random.default_rng(3).integers(0, 199, (2, 17)).tolist()
+    steps = [[15, 0], [1, 16], [1, 1]]
+    for logits, expected in zip(
+        PagedSequences(model, prompts, 4, windows=windows).run(steps),
+        PagedSequences(reference_model(tmp_path, block_size=4), prompts, 4, windows=windows).run(
+            steps
+        ),
+        strict=True,
+    ):
+        torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
 
 
 def test_greedy_tokens_are_those_of_the_largest_logits(tmp_path: Path) -> None:
