@@ -329,6 +329,7 @@ VALUES = {  # of the placeholders, where a rule looks at them
     "Other starts are not waited for while %s is measured: %s": "the free RAM",
     "Using %s attention backend out of potential backends: %s.": "NATIVE",
     "%s %s failed.": "POST",
+    "Triton kernels are used with the tiles of %s.": "sm_90",
     "%s is an actor of Ray.": "Worker_PP1 (node 10.0.0.2, ce4a305e, pid 10812)",
     "world_size=%d rank=%d local_rank=%d distributed_init_method=file://memory backend=%s": "gloo",
 }
