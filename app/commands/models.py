@@ -71,7 +71,7 @@ def pull(
     require_engine_extra()
     require_model_name(name)
     store = _store()
-    is_damaged = repair and _is_damaged(store, name)
+    is_damaged = repair and _take_out_damaged(store, name)
     builtin = store.builtin(name)
     if builtin is not None:
         make = store.make_again if is_damaged else store.ensure
@@ -276,8 +276,11 @@ def _account_words(account: HubAccount) -> str:
     return f"{account.name}, token for {account.role}" if account.role else account.name
 
 
-def _is_damaged(store: ModelStore, name: str) -> bool:
-    """Says what is; of the hub's cache it is taken out, once the hub has answered."""
+def _take_out_damaged(store: ModelStore, name: str) -> bool:
+    """Whether files of it are damaged, which are named.
+
+    In the hub's cache they are deleted, once the hub has answered.
+    """
     from app.errors import ExitCode, StokerError
     from engine.errors import ModelError
     from engine.machine.hub import is_hub_id
@@ -304,7 +307,9 @@ def _is_damaged(store: ModelStore, name: str) -> bool:
 
 
 def _checked_words(found: Verification) -> str:
-    if found.state == "unknown" and not found.num_checked:
+    from engine.model_store.verify import UNKNOWN
+
+    if found.state == UNKNOWN and not found.num_checked:
         return "no hashes were written down when it came here"
     parts = [f"{found.num_checked} files compared"]
     for count, word in ((len(found.damaged), "damaged"), (len(found.missing), "missing")):
@@ -372,7 +377,6 @@ def _print_table(models: tuple[StoredModel, ...]) -> None:
 
 
 def _shown(key: str, value: object) -> str:
-
     if value is None:
         return "-"
     if key.endswith("_bytes") and isinstance(value, int):

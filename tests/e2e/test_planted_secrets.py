@@ -26,14 +26,15 @@ from tests.waiting import is_running, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-KEY = "sk-planted-9f3c1d7e5b"
-HUB_TOKEN = "hf_plantedByVariable77xq"
-FILE_TOKEN = "hf_plantedInTheFile5k2z"
+_RUN = f"{os.getpid():x}"  # all processes of the machine are searched, those of other runs too
+KEY = f"sk-planted-9f3c1d7e5b-{_RUN}"
+HUB_TOKEN = f"hf_plantedByVariable77xq{_RUN}"
+FILE_TOKEN = f"hf_plantedInTheFile5k2z{_RUN}"
 PLANTED = {
     "HF_TOKEN": HUB_TOKEN,
-    "OPENAI_API_KEY": "sk-planted-of-somebody-else-01",
-    "AWS_SECRET_ACCESS_KEY": "planted-storage-secret-4711",
-    "STOKER_PROMETHEUS_LOGIN": "planted-user:planted-word-88",
+    "OPENAI_API_KEY": f"sk-planted-of-somebody-else-{_RUN}",
+    "AWS_SECRET_ACCESS_KEY": f"planted-storage-secret-{_RUN}",
+    "STOKER_PROMETHEUS_LOGIN": f"planted-user:planted-word-{_RUN}",
 }
 SECRETS = tuple(value.encode() for value in (KEY, FILE_TOKEN, *PLANTED.values()))
 SHORT_BENCH = (
