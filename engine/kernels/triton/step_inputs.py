@@ -99,7 +99,7 @@ def unpack(packed: Packed, buffer: Tensor, size: StepSize, num_groups: int) -> S
 
 def packed_capacity(max_tokens: int, max_sequences: int, num_groups: int, table_width: int) -> int:
     """Numbers in the largest buffer of a server with these limits."""
-    per_token = 2 + num_groups + 2  # ids, positions, slots; at worst a tile for each
+    per_token = 2 + num_groups + 2 + 1  # ids, positions, slots, at worst a tile and logits
     per_sequence = 2 + 2 + num_groups * table_width
     return _HEADER + 1 + per_token * max_tokens + per_sequence * max_sequences
 
