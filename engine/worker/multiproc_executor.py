@@ -37,7 +37,7 @@ from engine.worker.worker_proc import LENGTH
 logger = get_logger(__name__)
 
 _LOOK_S = 0.5  # between two looks at ranks that owe an answer
-_STILL_LOOKS = 7  # so often a rank may be seen where it was, without a moment of CPU time
+_STILL_LOOKS = 6  # so often a rank may be seen where it was, without a moment of CPU time
 _EXIT_S = 3.0
 _STANDS = frozenset("STt")  # states of a process that waits or is stopped; not for a disk or a core
 
