@@ -53,6 +53,11 @@ def running(server: Server, engine: str) -> float:
     return float(match[1])
 
 
+def load(server: Server) -> int:
+    """How many requests wait for their answers."""
+    return int(httpx.get(f"{server.url}/load", timeout=60).json()["server_load"])
+
+
 async def answers(server: Server, count: int, max_tokens: int) -> list[httpx.Response]:
     body = {"model": "tiny", "prompt": "a b", "max_tokens": max_tokens, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
@@ -81,8 +86,10 @@ async def test_replicas_share_the_load_and_outlive_each_other(server: Server) ->
     victim = cores(server)["EngineCore_DP1"]
     victim.suspend()  # what it is given stays with it until it is killed
     asked = asyncio.create_task(answers(server, 6, 20))
-    # The other one answers its share; how many that are, only the running ones tell.
-    while requests_by(server, "length")["0"] == before["0"] or running(server, "0"):
+    # All have come, and the other one has answered its share.
+    while not (done := requests_by(server, "length")["0"] - before["0"]) or (
+        done + load(server) != 6 or running(server, "0")
+    ):
         await asyncio.sleep(0.1)
     victim.kill()
     results = await asked
