@@ -94,7 +94,8 @@ def _serve(model: str, args: object) -> int:
     _start_build(args)
     is_possible = 1 <= args.data_parallel_size <= MOST_REPLICAS  # else the start will say so
     processes = start_processes(args.likely_parallel) if is_possible else []
-    device_starts("cpu").announce()  # before torch is loaded: whose memory that will be
+    starts = device_starts("cpu")
+    starts.announce()  # before torch is loaded: whose memory that will be
     try:
         with no_collections():  # takes half a second, while the processes import torch
             from engine.core.replicas import create_client
@@ -103,6 +104,7 @@ def _serve(model: str, args: object) -> int:
     finally:
         for process in processes:
             process.discard()
+        starts.leave()
 
 
 def _start_build(args: EngineArgs) -> None:

@@ -11,6 +11,7 @@ EngineError
 |  `- CorruptModelError
 |- MemoryBudgetError      weights or KV cache do not fit (exit 1)
 |- EngineDeadError        EngineCore is gone; every waiting request fails with it (HTTP 503)
+|- ReplicaDownError       one of several engines is gone, for good or until it is started again
 |- GenerationError        one request failed while it ran (HTTP 500)
 `- RequestError           one request is refused (HTTP 4xx); carries the OpenAI `param`
 """
@@ -67,6 +68,10 @@ class MemoryBudgetError(EngineError):
 
 class EngineDeadError(EngineError):
     """EngineCore is dead; nothing can be generated until the server is started again."""
+
+
+class ReplicaDownError(EngineError):
+    """One of several engines cannot be asked; the others serve."""
 
 
 class GenerationError(EngineError):

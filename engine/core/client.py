@@ -7,6 +7,7 @@ Owns the child: whatever way the server ends, `shutdown` returns only when the p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import signal
 from collections.abc import Callable, Sequence
@@ -100,7 +101,8 @@ class AsyncMPClient:
     async def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests nobody waits for; silently nothing when the engine is dead."""
         if request_ids and not self._is_dead:
-            await self._send(RequestType.ABORT, list(request_ids))
+            with contextlib.suppress(EngineDeadError):
+                await self._send(RequestType.ABORT, list(request_ids))
 
     async def get_output(self) -> EngineCoreOutputs:
         """The next step's outputs; EngineDeadError once EngineCore is gone."""
@@ -111,7 +113,7 @@ class AsyncMPClient:
                 raise EngineDeadError("EngineCore failed; see its traceback in the log.")
             if outputs.utility_output is None:
                 return outputs
-            call = self._calls.pop(outputs.utility_output.call_id, None)
+            call = self._calls.get(outputs.utility_output.call_id)
             if call is not None and not call.done():
                 call.set_result(outputs.utility_output)
 
@@ -124,8 +126,11 @@ class AsyncMPClient:
         self._require_alive()
         call_id = next(self._call_ids)
         self._calls[call_id] = asyncio.get_running_loop().create_future()
-        await self._send(RequestType.UTILITY, UtilityRequest(call_id, method))
-        answer = await self._calls[call_id]
+        try:
+            await self._send(RequestType.UTILITY, UtilityRequest(call_id, method))
+            answer = await self._calls[call_id]
+        finally:
+            self._calls.pop(call_id, None)
         if answer.error is not None:
             raise EngineError(answer.error)
         return answer.result
@@ -199,7 +204,20 @@ class AsyncMPClient:
         return self._process.returncode if self._process else None
 
     async def _send(self, kind: RequestType, payload: object) -> None:
-        await self._input.send_multipart((kind.value, self._encode(payload)))
+        """EngineDeadError when the engine ends before it takes the message."""
+        parts = (kind.value, self._encode(payload))
+        sending = asyncio.ensure_future(self._input.send_multipart(parts))
+        try:
+            if not sending.done():
+                # Nobody is connected: not yet, or its end is known to the socket alone.
+                assert self._exit_watch is not None, "start() comes first"
+                waited: set[asyncio.Future[Any]] = {sending, self._exit_watch}
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sending.cancel()  # no more than that where it is done
+        if sending.cancelled():
+            raise EngineDeadError(f"EngineCore is gone (exit code {self._exit_code()}).")
+        sending.result()
 
     def _require_alive(self) -> None:
         if self._is_dead or (self._exit_watch is not None and self._exit_watch.done()):

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.config import ParallelConfig
 from engine.core.handshake import CoreAddresses
@@ -102,7 +102,8 @@ def spawn_core(
     if parallel.data_parallel_size > 1:
         first = parallel.data_parallel_rank * parallel.world_size
         own = range(first, first + parallel.world_size)
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(_device, own))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(own_devices(own, visible))
     return CoreProcess(
         addresses,
         log_fd=log_fd,
@@ -112,6 +113,9 @@ def spawn_core(
     )
 
 
-def _device(number: int) -> str:
-    visible = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-    return visible[number] if number < len(visible) else str(number)
+def own_devices(numbers: Sequence[int], visible: str | None) -> list[str]:
+    """GPUs of these numbers as CUDA_VISIBLE_DEVICES names them; those that it hides stay hidden."""
+    if visible is None:
+        return [str(number) for number in numbers]
+    words = [word.strip() for word in visible.split(",")]
+    return words[numbers[0] : numbers[-1] + 1]

@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.core.client import AsyncMPClient
 from engine.core.core_process import CoreProcess, spawn_core
 from engine.core.together import all_together
-from engine.errors import EngineDeadError, EngineError
+from engine.errors import EngineDeadError, EngineError, ReplicaDownError
 from engine.logger import get_logger
 from engine.machine.cores import usable_cores
 from engine.messages import (
@@ -163,8 +163,11 @@ class ReplicatedClient:
         return outputs
 
     async def call_utility(self, method: str, engine: int = 0) -> bool | int | float | str | None:
-        """Call a named method of one replica; EngineDeadError while that is not there."""
-        return await self._replicas[engine].client.call_utility(method)
+        """Call a named method of one replica; ReplicaDownError while that is not there."""
+        replica = self._replicas[engine]
+        if not replica.is_up:  # one that is being started would answer once it has loaded
+            raise self._all_dead or ReplicaDownError(f"{_name(replica)} is down; others serve.")
+        return await replica.client.call_utility(method)
 
     async def shutdown(self, timeout_s: float) -> None:
         """Stop every replica at once; returns when all of their processes are gone. Idempotent."""

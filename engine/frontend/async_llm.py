@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from engine.args import EngineArgs
 from engine.config import EngineConfig
-from engine.errors import EngineDeadError, EngineError, GenerationError
+from engine.core.together import all_together
+from engine.errors import EngineDeadError, EngineError, GenerationError, ReplicaDownError
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.engine_start import load_model
 from engine.frontend.input_processor import InputProcessor
@@ -57,7 +58,7 @@ class EngineCoreClient(Protocol):
     async def call_utility(
         self, method: str, engine: int = 0, /
     ) -> bool | int | float | str | None:
-        """Call a named method of one EngineCore."""
+        """Call a named method of one EngineCore; ReplicaDownError where others serve without it."""
 
     async def shutdown(self, timeout_s: float) -> None:
         """End EngineCore; returns when its process is gone."""
@@ -141,31 +142,28 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes of every engine; False while blocks of one are in use."""
-        answers = [
-            await self._client.call_utility("reset_prefix_cache", engine)
-            for engine in range(self.num_engines)
-        ]
-        return all(answers)
+        return all((await self._call_all("reset_prefix_cache")).values())
 
     @property
     def num_engines(self) -> int:
         return self._client.num_engines
 
     async def debug_document(self, name: str, engine: int = 0) -> str | None:
-        """JSON of `scheduler`, `requests` or `blocks`; None where the engine keeps none."""
+        """JSON of `scheduler` or `blocks`; None where the engine keeps none."""
         answer = await self._client.call_utility(f"debug_{name}", engine)
         return answer if isinstance(answer, str) else None
+
+    async def request_documents(self) -> dict[int, str]:
+        """JSON of the requests of each engine that is there."""
+        answers = await self._call_all("debug_requests")
+        return {engine: text for engine, text in answers.items() if isinstance(text, str)}
 
     async def trace_document(self, request_id: str) -> dict[str, Any] | None:
         """When what was done for a request; None if it is not known, or traces are not kept."""
         if self.traces is None:
             return None
-        core = None
-        for engine in range(self.num_engines):
-            answer = await self._client.call_utility(f"debug_trace:{request_id}", engine)
-            if isinstance(answer, str):
-                core = json.loads(answer)
-                break
+        answers = (await self._call_all(f"debug_trace:{request_id}")).values()
+        core = next((json.loads(text) for text in answers if isinstance(text, str)), None)
         document = self.traces.document(request_id, core)
         shown = self.traces.prompt_start(request_id)
         if document is not None and shown is not None:
@@ -200,6 +198,19 @@ class AsyncLLM:
             await asyncio.wait({self._handler})
 
     # ---- inside --------------------------------------------------------------------------------
+
+    async def _call_all(self, method: str) -> dict[int, bool | int | float | str | None]:
+        """Answers by engine. A replica that is down is left out: it has neither requests nor
+        cached prefixes.
+        """
+
+        async def ask(engine: int) -> None:
+            with contextlib.suppress(ReplicaDownError):
+                answers[engine] = await self._client.call_utility(method, engine)
+
+        answers: dict[int, bool | int | float | str | None] = {}
+        await all_together(ask(engine) for engine in range(self.num_engines))
+        return answers
 
     async def _read_outputs(self) -> None:
         while True:

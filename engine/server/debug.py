@@ -70,19 +70,18 @@ class _DebugRoutes:
 
     async def requests(self) -> Response:
         llm = self._require_ready().llm
-        documents = [
-            json.loads(await self._document("requests", engine))
-            for engine in range(llm.num_engines)
-        ]
-        entries = []
-        for engine, document in enumerate(documents):
+        texts = await self._answer(llm, llm.request_documents())
+        documents = {engine: json.loads(text) for engine, text in sorted(texts.items())}
+        entries: list[dict[str, object]] = []
+        for engine, document in documents.items():
             for entry in document["data"]:
                 if llm.num_engines > 1:
                     entry["engine"] = engine
                 if llm.traces is not None:
                     entry["client"] = llm.traces.client_of(entry["id"])
                 entries.append(entry)
-        return json_response({**documents[0], "data": entries})
+        not_listed = sum(document["num_not_listed"] for document in documents.values())
+        return json_response({"object": "list", "data": entries, "num_not_listed": not_listed})
 
     async def trace(self, request_id: str) -> Response:
         llm = self._require_ready().llm

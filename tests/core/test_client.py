@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from engine.core.client import AsyncMPClient
+from engine.core.core_process import CoreProcess, own_devices
+from engine.core.handshake import CoreAddresses
 from engine.errors import CorruptModelError, EngineDeadError, EngineError, MemoryBudgetError
 from engine.messages import EngineCoreRequest, FinishReason
 from engine.sampling_params import SamplingParams
@@ -204,3 +206,61 @@ def test_a_core_that_comes_after_its_parents_end_ends_too(tmp_path: Path) -> Non
     words = ["core", "--handshake", f"ipc://{tmp_path}/nobody", "--parent", str(gone.pid)]
     core = subprocess.run([sys.executable, str(script), *words], timeout=120, check=False)
     assert core.returncode == 1
+
+
+class Unconnected(CoreProcess):
+    """A process that never connects, and ends when the test says so."""
+
+    def __init__(self, addresses: CoreAddresses) -> None:
+        self.addresses = addresses
+        self.has_ended = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        return 1
+
+    @property
+    def returncode(self) -> int | None:
+        return -9 if self.has_ended.is_set() else None
+
+    async def wait(self) -> int:
+        await self.has_ended.wait()
+        return -9
+
+
+async def test_what_is_sent_to_an_engine_that_ends_meanwhile_fails(tiny_folder: Path) -> None:
+    """Its socket knows of the end before its parent does: nobody takes the message any more."""
+    process = Unconnected(CoreAddresses.create())
+    client = AsyncMPClient(engine_config(tiny_folder), process=process)
+    start = asyncio.create_task(client.start())
+    await asyncio.sleep(0)
+    sends = [
+        asyncio.create_task(client.add_request(request("a", 1))),
+        asyncio.create_task(client.call_utility("reset_prefix_cache")),
+    ]
+    abort = asyncio.create_task(client.abort_requests(["a"]))
+    done, _ = await asyncio.wait([*sends, abort], timeout=0.05)
+    assert not done, "the message has nobody to go to yet"
+    process.has_ended.set()
+    for send in sends:
+        with pytest.raises(EngineDeadError, match="exit code -9"):
+            await send
+    await abort
+    with pytest.raises(EngineDeadError):
+        await start
+
+
+@pytest.mark.parametrize(
+    ("visible", "own"),
+    [
+        (None, ["2", "3"]),
+        ("4,5,6,7", ["6", "7"]),
+        ("GPU-a, GPU-b, GPU-c", ["GPU-c"]),
+        ("0,1", []),
+        ("", []),
+    ],
+)
+def test_a_replica_sees_its_own_gpus_and_none_that_is_hidden(
+    visible: str | None, own: list[str]
+) -> None:
+    assert own_devices(range(2, 4), visible) == own

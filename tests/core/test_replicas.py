@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from engine.core.replicas import ReplicatedClient, create_client, replica_config
-from engine.errors import EngineDeadError, MemoryBudgetError
+from engine.errors import EngineDeadError, MemoryBudgetError, ReplicaDownError
 from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from engine.sampling_params import SamplingParams
 from tests.core.conftest import engine_config
@@ -120,6 +120,10 @@ async def test_a_killed_replica_fails_its_own_requests_and_serves_again(
     victim = client.pids[1]
     assert victim is not None
     os.kill(victim, signal.SIGKILL)
+    while not any(end.finish_reason is FinishReason.ERROR for end in reader.ends.values()):
+        await reader.read()
+    with pytest.raises(ReplicaDownError, match="EngineCore_DP1 is down"):
+        await client.call_utility("reset_prefix_cache", 1)
     await reader.until_ended(*names)
     for name in names:
         end = reader.ends[name]
