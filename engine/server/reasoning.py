@@ -73,8 +73,8 @@ class Split:
 class ReasoningSplitter:
     """Tells one answer's thought from its content; what it returns depends on the text alone.
 
-    Neither tag is ever shown. Blanks around the thought, and those before the content that follows
-    it, are dropped.
+    Neither tag is ever shown. Blanks around the thought, those before it, and those before the
+    content that follows it, are dropped.
     """
 
     def __init__(self, tags: ReasoningTags, start: Start) -> None:
@@ -112,10 +112,12 @@ class ReasoningSplitter:
         if not found:
             end = len(self._held) - (0 if is_last else self._num_uncertain(tags))
             text = self._take(end)
+            self._is_at_beginning &= not text
             return (text.rstrip() if is_last and self.is_inside else text), False
         at, tag = found[0]
         text = self._take(at)
-        if self.is_inside:
+        is_before_thought = self._is_at_beginning and tag == self._tags.opening
+        if self.is_inside or (is_before_thought and not text.strip()):
             text = text.rstrip()
         self._held = self._held[len(tag) :]
         self.is_inside = tag == self._tags.opening
@@ -125,13 +127,16 @@ class ReasoningSplitter:
         return text, True
 
     def _num_uncertain(self, tags: tuple[str, ...]) -> int:
-        """Characters at the end that may begin a tag, and the blanks before them in a thought."""
+        """Characters at the end that may begin a tag, and the blanks before them in a thought or
+        where one may begin.
+        """
         held = self._held
         sizes = range(min(len(held), max(map(len, tags)) - 1), 0, -1)
         begun = next((n for n in sizes if any(t.startswith(held[-n:]) for t in tags)), 0)
-        if not self.is_inside:
+        certain = held[: len(held) - begun]
+        if not self.is_inside and (certain.strip() or not self._is_at_beginning):
             return begun
-        return begun + len(held[: len(held) - begun]) - len(held[: len(held) - begun].rstrip())
+        return len(held) - len(certain.rstrip())
 
     def _drop_beginning(self, *, is_last: bool) -> None:
         if not self._is_at_beginning or not (self.is_inside or self.has_thought):

@@ -32,7 +32,8 @@ class Services:
 
     `hidden_size` is how long embeddings are.
     `sampling_defaults` are the model's own, for requests that leave a field out. Without a
-    `tool_call_parser` the model cannot be left to choose whether it calls a tool.
+    `tool_call_parser` the model cannot be left to choose whether it calls a tool; without
+    `reasoning` its thoughts are part of its answers.
     """
 
     llm: AsyncLLM

@@ -2,7 +2,8 @@
 the second.
 
 A limit and a grammar need two requests to the engine: one that ends with the thought, and one that
-goes on behind it. The second finds all of the first in the prefix cache.
+goes on behind it. The second finds all of the first in the prefix cache, of several replicas where
+it comes to the same one.
 """
 
 from __future__ import annotations

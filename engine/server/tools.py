@@ -99,8 +99,8 @@ def _auto_plan(
     if parser is None:
         raise RequestError(
             '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be '
-            "set; this server was started without them. It takes `tools` with a tool_choice of "
-            "`required`, `none` or a named function.",
+            "set; this server knows no parser for its model's calls. It takes `tools` with a "
+            "tool_choice of `required`, `none` or a named function.",
             param="tools",
         )
     kind = tool_parser_class(parser)

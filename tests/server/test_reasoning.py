@@ -37,8 +37,9 @@ def test_the_model_opens_the_thought(name: str) -> None:
     label = tags.label and f"{tags.label}\n"
     text = f"{tags.opening}{label}\nTwo and two.\n{tags.closing}\n\nFour <b>!"
     for start in (Start.OPEN_QUESTION, Start.INSIDE):
-        assert split(tags, start, [text]) == ("Two and two.", "Four <b>!")
-        assert split(tags, start, list(text)) == ("Two and two.", "Four <b>!")
+        for said in (text, f"\n {text}"):
+            assert split(tags, start, [said]) == ("Two and two.", "Four <b>!")
+            assert split(tags, start, list(said)) == ("Two and two.", "Four <b>!")
 
 
 @PARSERS
