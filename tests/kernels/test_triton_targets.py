@@ -34,6 +34,8 @@ KERNELS = {
     "sample",
 }
 
+_PATIENT = pytest.mark.timeout(1200)  # compilers wait for each other on a busy machine
+
 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict[str, Any]]:
@@ -50,7 +52,7 @@ def compiled() -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.timeout(1200)  # compilers wait for each other on a busy machine
+@_PATIENT
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_kernels_compile_fit_and_spill_nothing(
     target: Target, compiled: list[dict[str, Any]]
@@ -63,6 +65,7 @@ def test_kernels_compile_fit_and_spill_nothing(
         assert entry["programs"] >= 1, entry
 
 
+@_PATIENT
 def test_the_table_of_the_documentation_is_that_of_this_compiler(
     compiled: list[dict[str, Any]],
 ) -> None:

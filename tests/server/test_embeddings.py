@@ -187,7 +187,7 @@ async def test_metrics_count_a_vector_as_a_stop_without_tokens(served: Served) -
     assert value(f"vllm:time_to_first_token_seconds_count{labels}") == 0
     assert value(f"vllm:e2e_request_latency_seconds_count{labels}") == 2
     assert value(f"vllm:request_params_max_tokens_count{labels}") == 0
-    assert 0 <= value(f"vllm:request_inference_time_seconds_sum{labels}") < 10
+    assert 0 <= value(f"vllm:request_inference_time_seconds_sum{labels}") < 600  # no time of day
     assert value(f"vllm:num_requests_running{labels}") == 0
 
 

@@ -100,7 +100,7 @@ async def test_a_sample_has_the_time_and_the_numbers_of_its_scrape(
         past = await source.past()
         assert [(s.running, s.generation_tokens) for s in past] == [(2, 100), (3, 400)]
         assert past[1].time_s - past[0].time_s == pytest.approx(15.0, abs=0.01)
-        assert 14.0 < time.monotonic() - past[1].time_s < 60.0
+        assert 14.0 < time.monotonic() - past[1].time_s < 600.0
         assert past[1].model == "m"
     assert 'job="vllm",instance="gpu:1"' in api.queries[0]
 
@@ -215,7 +215,7 @@ async def test_a_real_prometheus_gives_the_numbers_of_a_real_vllm(
     direct = read_sample(text, first.time_s)
     assert direct is not None
     assert without_sums(first) == without_sums(direct)
-    assert 0 < second.time_s - first.time_s < 30
+    assert 0 < second.time_s - first.time_s < 600
 
 
 async def scrape_on(source: PrometheusSource) -> None:
