@@ -71,7 +71,7 @@ DISTRIBUTED_PROBLEMS: tuple[ProblemRule, ...] = (
             r"driver node id \S{1,80} is not included in a placement group",
             r"No available node types can fulfill resource request",
             r"(?:Failed to connect to|Could not find any running) Ray (?:cluster|instance)",
-            r"ray\.exceptions\.\w{0,30}ActorDiedError|The actor died unexpectedly",
+            r"ray\.exceptions\.\w{0,30}ActorDiedError|(?<!\()The actor died unexpectedly",
         ),
         (
             "Ray cannot give {gpus} GPUs",

@@ -71,6 +71,7 @@ def server(cluster: Cluster, folder: Path, *flags: str) -> tuple[list[str], int,
 
 def complete(server: Server, prompt: str, max_tokens: int = 16) -> httpx.Response:
     body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    body["ignore_eos"] = True  # so that the last one is still under way when a node goes
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=240)
 
 

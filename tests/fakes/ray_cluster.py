@@ -20,8 +20,12 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets in it: its path must be short
+    # Where it notes its newest cluster, too: for others' programs that would be in /tmp/ray, which
+    # it does not make.
+    os.environ["RAY_TMPDIR"] = folder
+    os.mkdir(os.path.join(folder, "ray"))
     try:
-        head = {**_NODE, "include_dashboard": False, "temp_dir": folder}
+        head = {**_NODE, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         second = cluster.add_node(**_NODE)
         print(f"address {cluster.address}", flush=True)

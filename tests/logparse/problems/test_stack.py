@@ -215,6 +215,25 @@ def test_what_a_kernel_library_said_before_the_worker_was_gone() -> None:
     assert (report.problem.id, report.problem.key_line.startswith(own)) == ("E12", True)
 
 
+def test_a_rank_on_another_machine_is_named_however_ray_puts_its_end() -> None:
+    for words in (
+        "The actor died unexpectedly before finishing this task.",
+        "The actor died because its node has died. Node Id: 0a1b",
+    ):
+        rank = "Worker_PP0 (node 10.0.0.2, 0a1b, pid 12)"
+        report = parse_lines(
+            [
+                "INFO 10-03 12:00:00 [launch.py:90] Stoker server version 0.1.0, serving model m",
+                CORE + f"Worker proc {rank} died unexpectedly ({words}), shutting down executor.",
+            ]
+        )
+        assert report.problem is not None
+        assert (report.problem.id, rank in report.problem.title) == ("G4", True), words
+    other = failed("ray.exceptions.ActorDiedError: The actor died unexpectedly").problem
+    assert other is not None
+    assert other.id == "D5"
+
+
 def test_a_script_from_standard_input() -> None:
     problem = failed("FileNotFoundError: [Errno 2] No such file or directory: '/x/<stdin>'").problem
     assert problem is not None
