@@ -261,10 +261,10 @@ class ReplicatedClient:
         logger.info(
             "Replica %s is started again (%d of %d).", _name(replica), attempt, _MAX_RESTARTS
         )
-        replica.client = _create_replica_client(self._config, replica.rank, None, self._log_fd)
         try:
+            replica.client = _create_replica_client(self._config, replica.rank, None, self._log_fd)
             await replica.client.start()
-        except EngineError as error:
+        except (EngineError, OSError) as error:  # the latter: no room for a folder or a process
             logger.warning("Replica %s did not start: %s", _name(replica), error)
             return
         replica.is_up = True

@@ -76,11 +76,15 @@ def running(client: ReplicatedClient) -> list[psutil.Process]:
 @contextlib.contextmanager
 def stopped(client: ReplicatedClient) -> Iterator[None]:
     """While the engines say nothing, only what they are sent decides who is next."""
-    for process in running(client):
+    processes = running(client)
+    for process in processes:
         process.suspend()
-    yield
-    for process in running(client):
-        process.resume()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # killed meanwhile
+                process.resume()
 
 
 async def test_requests_are_shared_out_and_answered_alike(client: ReplicatedClient) -> None:
@@ -116,10 +120,10 @@ async def test_a_killed_replica_fails_its_own_requests_and_serves_again(
     with stopped(client):
         for name in names:
             await client.add_request(request(name, 400))
-    places = {name: client.engine_of(name) for name in names}
-    victim = client.pids[1]
-    assert victim is not None
-    os.kill(victim, signal.SIGKILL)
+        places = {name: client.engine_of(name) for name in names}
+        victim = client.pids[1]
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)  # before it has done any of them
     while not any(end.finish_reason is FinishReason.ERROR for end in reader.ends.values()):
         await reader.read()
     with pytest.raises(ReplicaDownError, match="EngineCore_DP1 is down"):
