@@ -76,7 +76,8 @@ def _require_one_node(kind: str, deployment: Deployment) -> None:
 def _require_port(kind: str, deployment: Deployment) -> None:
     if deployment.uds is not None:
         raise UsageError(
-            f"--uds: the clients of a {kind} unit are on other machines, and a socket file is not",
+            f"--uds: the clients of a {kind} unit are outside of its machine or container, where a "
+            "socket file is not",
             hint="leave --uds out, or write a systemd unit",
         )
 

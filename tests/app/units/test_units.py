@@ -334,7 +334,7 @@ def test_a_socket_file_is_for_clients_of_its_own_machine(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["unit", kind, "smollm2-135m", "--uds", "it.sock"]) == ExitCode.USAGE
-    assert f"the clients of a {kind} unit are on other machines" in capsys.readouterr().err
+    assert f"the clients of a {kind} unit are outside of its machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
