@@ -93,6 +93,8 @@ async def test_replicas_share_the_load_and_outlive_each_other(server: Server) ->
         await asyncio.sleep(0.1)
     victim.kill()
     results = await asked
+    listed = httpx.get(f"{server.url}/debug/requests", timeout=60)  # of those that are there
+    assert (listed.status_code, listed.json()["data"]) == (200, [])
     failed = [response for response in results if response.status_code == 500]
     assert {response.json()["error"]["message"] for response in failed} == {
         "EngineCore_DP1, the replica that had this request, died; send the request again."
