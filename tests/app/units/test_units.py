@@ -90,7 +90,10 @@ def test_each_text_is_the_golden_one(profile: str) -> None:
         for name, text in found.items():
             (golden / name).parent.mkdir(parents=True, exist_ok=True)
             (golden / name).write_text(text)
-    assert found == {str(path.relative_to(golden)): path.read_text() for path in files_of(golden)}
+    wanted = {str(path.relative_to(golden)): path.read_text() for path in files_of(golden)}
+    if _BIN.startswith("/tmp/"):  # a unit that is to find its program there has no private /tmp
+        wanted = {name: text.replace("PrivateTmp=yes\n", "") for name, text in wanted.items()}
+    assert found == wanted
 
 
 def check(profile: str, capsys: pytest.CaptureFixture[str], kind: str = "all") -> list[list[str]]:

@@ -518,6 +518,17 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {},
     ),
     (
+        "stoker-parser",
+        "Parser of thoughts: qwen3 (the chat template has <think>).",
+        {"of": "thoughts", "parser": "qwen3", "reason": "the chat template has <think>"},
+    ),
+    (
+        "stoker-ray-rank",
+        "Worker_PP1 (node 10.0.0.2, ce4a305e, pid 71) is an actor of Ray.",
+        {"rank": "_PP1", "node": "10.0.0.2"},
+    ),
+    ("stoker-rank-lost", "Another rank is gone: exit code -9", {"reason": "exit code -9"}),
+    (
         "stoker-replica",
         "Replica EngineCore_DP1 (pid 71) died: exit code -9",
         {"replica": "EngineCore_DP1", "what": "died: exit code -9"},
