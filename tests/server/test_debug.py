@@ -14,7 +14,8 @@ from app.client.errors import BadStatus, Unauthorized
 from engine.errors import ConfigError
 from engine.server import debug
 from engine.server.debug import check_debug_access
-from tests.server.fake_core import CoreWithScheduler, FakeCore
+from tests.server.fake_core import FakeCore
+from tests.server.scheduling_core import CoreWithScheduler
 from tests.server.serving import MODEL, serving, until
 from tui.state.engine_state import EngineActivity, EngineState, after_failure
 

@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from engine.frontend import request_traces
 from engine.frontend.request_traces import FrontendTraces
 from engine.server.debug import check_debug_flags
-from tests.server.fake_core import CoreWithScheduler
+from tests.server.scheduling_core import CoreWithScheduler
 from tests.server.serving import MODEL, serving
 
 
