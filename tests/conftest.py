@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests.places import ROOT, SHARED
 settings.register_profile("stoker", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("stoker")
 
-_SECRETS = ("STOKER_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "STOKER_URL")
+_SECRETS = ("STOKER_API_KEY", "STOKER_API_KEY_FILE", "VLLM_API_KEY", "HF_TOKEN", "STOKER_URL")
 
 
 def pytest_configure() -> None:
@@ -29,7 +30,20 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def same_environment() -> Iterator[None]:
+    """What a command that runs in this process sets for its children is not there for the next."""
+    before = dict(os.environ)
+    yield
+    if (now := dict(os.environ)) != before:
+        for name in now.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def private_folders(
+    same_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No test sees the user's servers, settings, logs, keys or the hub."""
     monkeypatch.setenv("STOKER_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("STOKER_CONFIG_FILE", str(tmp_path / "config.toml"))
