@@ -31,6 +31,7 @@ from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.ram import ram_for_cache, ram_reserved
 from engine.worker.rank_channels import ChannelMap, Channels
 from engine.worker.rank_memory import Inbox, Outbox, PeerGoneError, SharedMemory
+from engine.worker.rank_steps import PendingStep, RankError, SampledTokens, tightest_rank
 from engine.worker.worker_messages import Call, Failure, RankLost, Step, WorkerInit
 from engine.worker.worker_proc import LENGTH
 
@@ -40,10 +41,6 @@ _LOOK_S = 0.5  # between two looks at ranks that owe an answer
 _STILL_LOOKS = 6  # so often a rank may be seen where it was, without a moment of CPU time
 _EXIT_S = 3.0
 _STANDS = frozenset("STt")  # states of a process that waits or is stopped; not for a disk or a core
-
-
-class RankError(EngineError):
-    """A rank has ended, stands still or failed; the engine cannot go on."""
 
 
 class MultiprocExecutor:
@@ -58,8 +55,8 @@ class MultiprocExecutor:
         self._channels = Channels(channel_map, self._memory)
         self._output_rank = next(place.rank for place in channel_map.places if place.is_output)
         self._workers: list[_WorkerProcess] = []
-        self._waiting: deque[_StepFuture] = deque()
-        self._sampled: list[tuple[str, int]] = []
+        self._waiting: deque[PendingStep] = deque()
+        self._sampled = SampledTokens()
         self._tightest = 0
         try:
             self._start(config, channel_map)
@@ -107,8 +104,7 @@ class MultiprocExecutor:
         share = room // len(self._workers)  # all ranks are on this machine
         available = cast(list[int], self._call_all("determine_available_memory", share))
         specs = cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))
-        blocks = [room // spec.bytes_per_block for room, spec in zip(available, specs, strict=True)]
-        self._tightest = blocks.index(min(blocks))
+        self._tightest = tightest_rank(available, specs)
         return available[self._tightest]
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
@@ -135,13 +131,12 @@ class MultiprocExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Tell all ranks; the future waits for the output rank when its result is asked for."""
-        sampled, self._sampled = self._sampled, []
-        self._tell(Step(scheduler_output, sampled))
-        future = _StepFuture(self)
-        self._waiting.append(future)
-        return future
+        self._tell(Step(scheduler_output, self._sampled.take()))
+        step = PendingStep(self._finish_until)
+        self._waiting.append(step)
+        return step
 
-    def finish_until(self, wanted: _StepFuture) -> None:
+    def _finish_until(self, wanted: PendingStep) -> None:
         """Take answers, the oldest step's first, until the one of `wanted` is there."""
         watch = _StandstillWatch(self._workers, self._channels)
         while not wanted.done():
@@ -164,8 +159,7 @@ class MultiprocExecutor:
     def _take_step(self, worker: _WorkerProcess) -> None:
         output = self._answer(worker)
         assert isinstance(output, ModelRunnerOutput), output
-        for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
-            self._sampled += [(req_id, token) for token in tokens]
+        self._sampled.add(output)
         self._waiting.popleft().set_result(output)
 
     def _tell(self, message: object) -> None:
@@ -283,19 +277,6 @@ class _WorkerProcess:
     def end(self) -> None:
         kill_session(self.process)
         self.socket.close()
-
-
-class _StepFuture(Future[ModelRunnerOutput]):
-    """A step that is under way; who asks for the result does the waiting."""
-
-    def __init__(self, executor: MultiprocExecutor) -> None:
-        super().__init__()
-        self._executor = executor
-
-    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        if not self.done():
-            self._executor.finish_until(self)
-        return super().result(timeout)
 
 
 class _StageSockets:

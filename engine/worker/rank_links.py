@@ -80,10 +80,7 @@ class RankLinks:
         torch.distributed.init_process_group(
             backend, store=store, rank=place.rank, world_size=place.world_size
         )
-        groups = [
-            torch.distributed.new_group(range(first, first + place.tensor_size))
-            for first in range(0, place.world_size, place.tensor_size)
-        ]
+        group = group_of_stage(place)
         logger.info(
             "rank %d in world size %d is assigned as DP rank 0, PP rank %d, TP rank %d",
             place.rank,
@@ -91,7 +88,7 @@ class RankLinks:
             place.stage,
             place.tensor_rank,
         )
-        return TorchRanks(groups[place.stage])
+        return group
 
     def send_states(self, states: Tensor) -> None:
         """Float32 [T, hidden] for the next stage; the first tensor rank's are those of all."""
@@ -115,3 +112,15 @@ def _lost_when_gone() -> Iterator[None]:
         yield
     except PeerGoneError as error:
         raise RankLostError("a neighbour in the pipeline") from error
+
+
+def group_of_stage(place: RankPlace) -> RankGroup:
+    """The tensor ranks of the stage, out of the process group that all ranks have joined.
+
+    Every rank makes the groups of all stages, as torch.distributed wants it.
+    """
+    firsts = range(0, place.world_size, place.tensor_size)
+    groups = [
+        torch.distributed.new_group(range(first, first + place.tensor_size)) for first in firsts
+    ]
+    return OneRank() if place.tensor_size == 1 else TorchRanks(groups[place.stage])

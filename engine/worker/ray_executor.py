@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
 from engine.rank_layout import RankPlace, rank_places
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from engine.worker.multiproc_executor import RankError
+from engine.worker.rank_steps import PendingStep, RankError, SampledTokens, tightest_rank
 from engine.worker.worker_messages import Step
 
 logger = get_logger(__name__)
@@ -51,7 +51,7 @@ class RayExecutor:
         self._config = config
         self._ray = ray = _connect()
         self._group = _place(ray, config)
-        self._sampled: list[tuple[str, int]] = []
+        self._sampled = SampledTokens()
         self._tightest = 0
         self._dead: str | None = None
         self._is_over = False
@@ -105,10 +105,16 @@ class RayExecutor:
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache of the rank that has room for the fewest blocks."""
         self._call_all("warm_up")
-        available = self._call_all("determine_available_memory")
+        rooms = [rank.actor.ram_share.remote() for rank in self._ranks]
+        available = self._get(
+            [
+                rank.actor.call.remote("determine_available_memory", room)
+                for rank, room in zip(self._ranks, rooms, strict=True)
+            ],
+            [rank.place for rank in self._ranks],
+        )
         specs = self._call_all("get_kv_cache_spec")
-        blocks = [room // spec.bytes_per_block for room, spec in zip(available, specs, strict=True)]
-        self._tightest = blocks.index(min(blocks))
+        self._tightest = tightest_rank(available, specs)
         return int(available[self._tightest])
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
@@ -125,17 +131,15 @@ class RayExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Tell all ranks; the future waits for the output rank when its result is asked for."""
         self.check_health()
-        sampled, self._sampled = self._sampled, []
-        step = self._ray.put(Step(scheduler_output, sampled))
+        step = self._ray.put(Step(scheduler_output, self._sampled.take()))
         answers = [rank.actor.execute_model.remote(step) for rank in self._ranks]
-        return _RayStep(lambda: self._take_step(answers))
+        return PendingStep(lambda pending: pending.set_result(self._take_step(answers)))
 
     def _take_step(self, answers: list[Any]) -> ModelRunnerOutput:
         outputs = self._get(answers, [rank.place for rank in self._ranks])
         (output,) = [found for found in outputs if found is not None]
         assert isinstance(output, ModelRunnerOutput), output
-        for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
-            self._sampled += [(req_id, token) for token in tokens]
+        self._sampled.add(output)
         return output
 
     def check_health(self) -> None:
@@ -164,19 +168,20 @@ class RayExecutor:
     # ---- inside --------------------------------------------------------------------------------
 
     def _call_all(self, method: str, *arguments: object) -> list[Any]:
-        calls = [getattr(rank.actor, method).remote(*arguments) for rank in self._ranks]
+        calls = [rank.actor.call.remote(method, *arguments) for rank in self._ranks]
         return self._get(calls, [rank.place for rank in self._ranks])
 
     def _get(self, calls: list[Any], places: Sequence[RankPlace]) -> list[Any]:
         """The answers in order; the first rank that fails, in time, is named."""
+        answers: dict[Any, Any] = {}
         left = list(calls)
         while left:
-            done, left = self._ray.wait(left, num_returns=1)
+            (done,), left = self._ray.wait(left, num_returns=1)
             try:
-                self._ray.get(done[0])
+                answers[done] = self._ray.get(done)
             except Exception as error:
-                self._fail_of(places[calls.index(done[0])], error)
-        return list(self._ray.get(calls))
+                self._fail_of(places[calls.index(done)], error)
+        return [answers[call] for call in calls]
 
     def _fail_of(self, place: RankPlace, error: Exception) -> NoReturn:
         cause = getattr(error, "cause", None)
@@ -202,19 +207,6 @@ class RayExecutor:
                 if not self._is_over:
                     self._dead = self._dead or _died(str(rank), error)
                     self._waker.send(b".")
-
-
-class _RayStep(Future[ModelRunnerOutput]):
-    """A step that is under way; who asks for the result does the waiting."""
-
-    def __init__(self, take: Callable[[], ModelRunnerOutput]) -> None:
-        super().__init__()
-        self._take = take
-
-    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        if not self.done():
-            self.set_result(self._take())
-        return super().result(timeout)
 
 
 def _connect() -> Any:

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.kernels.step_batch import FloatArray
-from engine.kv_sizing import KVCacheSpec
-from engine.layers.parallel import OneRank, RankGroup, TorchRanks
+from engine.layers.parallel import RankGroup
 from engine.logger import setup_logging
 from engine.machine.memory import free_ram_bytes
 from engine.rank_layout import RankPlace
 from engine.sched.scheduler_output import ModelRunnerOutput
-from engine.worker.rank_links import RankLinks
+from engine.worker.rank_links import RankLinks, group_of_stage
 from engine.worker.worker import Worker
 from engine.worker.worker_messages import Step
 
@@ -41,12 +40,7 @@ class TcpLinks(RankLinks):
 
     def join(self, device: torch.device) -> RankGroup:
         """The process group is there already; the tensor ranks of this stage out of it."""
-        place = self.place
-        firsts = range(0, place.world_size, place.tensor_size)
-        groups = [
-            torch.distributed.new_group(range(first, first + place.tensor_size)) for first in firsts
-        ]
-        return OneRank() if place.tensor_size == 1 else TorchRanks(groups[place.stage])
+        return group_of_stage(self.place)
 
     def send_states(self, states: Tensor) -> None:
         """From the first tensor rank to all ranks of the next stage."""
@@ -104,26 +98,13 @@ class RayRank:
         links = TcpLinks(place, num_cores=1, hidden_size=self._config.model.hidden_size)
         self._worker = Worker(self._config, links)
 
-    def init_device(self) -> None:
-        self._worker.init_device()
+    def call(self, method: str, *arguments: object) -> object:
+        """A method of the worker that every rank runs."""
+        return getattr(self._worker, method)(*arguments)
 
-    def load_model(self) -> None:
-        self._worker.load_model()
-
-    def warm_up(self) -> int:
-        """A small step of all stages; bytes of this rank's weights."""
-        return self._worker.warm_up()
-
-    def determine_available_memory(self) -> int:
-        """Of the RAM that is free on this machine every rank of the engine gets as much."""
-        return self._worker.determine_available_memory(free_ram_bytes() // self._num_neighbours)
-
-    def get_kv_cache_spec(self) -> KVCacheSpec:
-        return self._worker.get_kv_cache_spec()
-
-    def initialize_kv_cache(self, num_blocks: int) -> int:
-        """What this rank may come to hold, bytes."""
-        return self._worker.initialize_kv_cache(num_blocks)
+    def ram_share(self) -> int:
+        """Of the RAM that is free on this machine every rank of the engine gets as much, bytes."""
+        return free_ram_bytes() // self._num_neighbours
 
     def execute_model(self, step: Step) -> ModelRunnerOutput | None:
         """The tokens, from the rank that samples."""

@@ -20,7 +20,8 @@ from engine.messages import EngineCoreRequest, TokenLogprobs
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from engine.worker.multiproc_executor import MultiprocExecutor, RankError
+from engine.worker.multiproc_executor import MultiprocExecutor
+from engine.worker.rank_steps import RankError
 from tests.core.conftest import engine_config
 from tests.core.core_runs import probe, request, run, run_all
 from tests.kernels.native_models import native_library
