@@ -47,8 +47,7 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
 
     plan, prompt = await services.rendering.run(prepare)
     thinking = plan_thinking(
-        services.llm,
-        services.reasoning,
+        services.thought_marks,
         prompt,
         budget=body.thinking_token_budget,
         is_shown=body.include_reasoning,
@@ -65,7 +64,7 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
     params = body.sampling_params(services.sampling_defaults)
     params = await check_structured_outputs(services.grammars, body, params)
     params = await plan.apply(services.grammars, params)
-    if thinking is not None and thinking.keeps_special_tokens:
+    if thinking is not None and thinking.marks.keeps_special_tokens:
         params = dataclasses.replace(params, skip_special_tokens=False)
     job = await make_job(
         services,

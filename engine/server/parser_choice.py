@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.frontend.chat_template import ChatTemplate
-from engine.server.reasoning import REASONING_PARSERS, ReasoningTags
 
 AUTO, NONE = "auto", "none"
 
@@ -47,10 +46,6 @@ def choose_reasoning_parser(asked: str, template: ChatTemplate | None) -> Parser
 def choose_tool_parser(asked: str, template: ChatTemplate | None) -> ParserChoice:
     """What --tool-call-parser means for this model."""
     return _choose(asked, template, _TOOL_SIGNS)
-
-
-def reasoning_tags(name: str | None) -> ReasoningTags | None:
-    return None if name is None else REASONING_PARSERS[name]
 
 
 def _choose(

@@ -30,10 +30,10 @@ from engine.server.metrics import EngineMetrics
 from engine.server.parser_choice import (
     choose_reasoning_parser,
     choose_tool_parser,
-    reasoning_tags,
 )
 from engine.server.stat_logger import StatLogger
 from engine.server.state import ApiState, Services
+from engine.server.thinking import thought_marks
 
 logger = get_logger(__name__)
 
@@ -85,7 +85,7 @@ async def start_engine(
             log_requests=args.enable_log_requests,
             sampling_defaults=started.sampling_defaults,
             tool_call_parser=tools.name,
-            reasoning=reasoning_tags(reasoning.name),
+            thought_marks=thought_marks(reasoning.name, started.llm.tokenizer),
             tasks=started.config.tasks,
             tokenizer_info=_tokenizer_info(started) if args.enable_tokenizer_info_endpoint else {},
         ),

@@ -13,8 +13,8 @@ from engine.core.grammar_checker import GrammarChecker
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import ChatTemplate
 from engine.server.errors import ApiError, unavailable
-from engine.server.reasoning import ReasoningTags
 from engine.server.rendering import Rendering
+from engine.server.thinking import ThoughtMarks
 
 
 class ServerPhase(enum.Enum):
@@ -46,7 +46,7 @@ class Services:
     log_requests: bool = False
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     tool_call_parser: str | None = None
-    reasoning: ReasoningTags | None = None
+    thought_marks: ThoughtMarks | None = None
     tokenizer_info: Mapping[str, object] = field(default_factory=dict)
     tasks: TaskConfig = field(default_factory=TaskConfig)
     rendering: Rendering = field(default_factory=Rendering)

@@ -19,26 +19,58 @@ from engine.errors import RequestError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.outputs import RequestDelta
+from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreRequest, FinishReason
-from engine.server.reasoning import ReasoningSplitter, ReasoningTags, Start, start_of
+from engine.server.reasoning import (
+    REASONING_PARSERS,
+    ReasoningSplitter,
+    ReasoningTags,
+    Start,
+    start_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtMarks:
+    """A family's tags as tokens of the served model.
+
+    `closing_ids` are the tokens that end a thought at its limit, `closing_id` is the closing tag
+    where that is one token.
+    """
+
+    tags: ReasoningTags
+    closing_ids: tuple[int, ...]
+    closing_id: int | None
+    num_opening_ids: int
+    keeps_special_tokens: bool
+
+
+def thought_marks(parser: str | None, tokenizer: Tokenizer) -> ThoughtMarks | None:
+    """Those of --reasoning-parser; None without one."""
+    if parser is None:
+        return None
+    tags = REASONING_PARSERS[parser]
+    closing = tokenizer.encode(tags.closing, add_special_tokens=False)
+    return ThoughtMarks(
+        tags=tags,
+        closing_ids=tuple(tokenizer.encode(f"\n{tags.closing}\n\n", add_special_tokens=False)),
+        closing_id=closing[0] if len(closing) == 1 else None,
+        num_opening_ids=len(tokenizer.encode(tags.opening, add_special_tokens=False)),
+        keeps_special_tokens=not tokenizer.decode(closing, skip_special_tokens=True),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingPlan:
     """How one request's thought is dealt with; `budget` is its most tokens.
 
-    `closing_ids` are the tokens that end a thought at its limit, `closing_id` is the closing tag
-    where that is one token. A thought that is not shown still counts.
+    A thought that is not shown still counts.
     """
 
-    tags: ReasoningTags
+    marks: ThoughtMarks
     start: Start
     budget: int | None
     is_shown: bool
-    closing_ids: tuple[int, ...]
-    closing_id: int | None
-    num_opening_ids: int
-    keeps_special_tokens: bool
 
     def needs_two_requests(self, request: EngineCoreRequest) -> bool:
         """Whether one request to the engine cannot do it."""
@@ -47,13 +79,13 @@ class ThinkingPlan:
 
 
 def plan_thinking(
-    llm: AsyncLLM, tags: ReasoningTags | None, prompt: str, *, budget: int | None, is_shown: bool
+    marks: ThoughtMarks | None, prompt: str, *, budget: int | None, is_shown: bool
 ) -> ThinkingPlan | None:
     """The plan of a chat whose rendered prompt is `prompt`; None for a model that does not think.
 
     RequestError for a limit where thoughts are not told from answers.
     """
-    if tags is None:
+    if marks is None:
         if budget is not None:
             raise RequestError(
                 "thinking_token_budget needs a model that thinks, and --reasoning-parser to tell "
@@ -61,18 +93,8 @@ def plan_thinking(
                 param="thinking_token_budget",
             )
         return None
-    tokenizer = llm.tokenizer
-    closing = tokenizer.encode(tags.closing, add_special_tokens=False)
-    return ThinkingPlan(
-        tags=tags,
-        start=start_of(prompt, tags),
-        budget=budget,
-        is_shown=is_shown,
-        closing_ids=tuple(tokenizer.encode(f"\n{tags.closing}\n\n", add_special_tokens=False)),
-        closing_id=closing[0] if len(closing) == 1 else None,
-        num_opening_ids=len(tokenizer.encode(tags.opening, add_special_tokens=False)),
-        keeps_special_tokens=not tokenizer.decode(closing, skip_special_tokens=True),
-    )
+    start = start_of(prompt, marks.tags)
+    return ThinkingPlan(marks=marks, start=start, budget=budget, is_shown=is_shown)
 
 
 async def generate_thinking(
@@ -133,7 +155,7 @@ async def _think(
         async for output in outputs:
             thought.token_ids += output.token_ids
             thought.num_cached_tokens = output.num_cached_tokens
-            is_closed = output.stop_reason == plan.tags.closing
+            is_closed = output.stop_reason == plan.marks.tags.closing
             is_at_limit = output.finish_reason is FinishReason.LENGTH
             thought.is_cut = is_at_limit and limit < (request.sampling_params.max_tokens or 0)
             part = reader.read(_without_stop(output, request, plan))
@@ -152,7 +174,7 @@ def _without_stop(
     """The client's own stop strings are not shown, unless it wants to see them."""
     reason = output.stop_reason
     is_shown = request.sampling_params.include_stop_str_in_output
-    if isinstance(reason, str) and reason != plan.tags.closing and not is_shown:
+    if isinstance(reason, str) and reason != plan.marks.tags.closing and not is_shown:
         return dataclasses.replace(output, text=output.text.removesuffix(reason))
     return output
 
@@ -161,7 +183,7 @@ def _thought_limit(request: EngineCoreRequest, plan: ThinkingPlan) -> int:
     most = request.sampling_params.max_tokens or 0
     if plan.budget is None:
         return most
-    opening = 0 if plan.start is Start.INSIDE else plan.num_opening_ids
+    opening = 0 if plan.start is Start.INSIDE else plan.marks.num_opening_ids
     return min(most, plan.budget + opening)
 
 
@@ -174,7 +196,7 @@ def _thought_request(
         sampling_params=dataclasses.replace(
             params,
             structured_outputs=None,
-            stop=(*params.stop, plan.tags.closing),
+            stop=(*params.stop, plan.marks.tags.closing),
             include_stop_str_in_output=True,
             max_tokens=limit,
             min_tokens=0,
@@ -187,7 +209,7 @@ def _answer_request(
 ) -> EngineCoreRequest:
     """What follows the thought: the client's own request, with the thought in its prompt."""
     params, used = request.sampling_params, len(thought.token_ids)
-    closing = plan.closing_ids if thought.is_cut else ()
+    closing = plan.marks.closing_ids if thought.is_cut else ()
     return msgspec.structs.replace(
         request,
         request_id=f"{request.request_id}-answer",
@@ -206,7 +228,7 @@ class _Reader:
 
     def __init__(self, plan: ThinkingPlan, start: Start) -> None:
         self._plan = plan
-        self._splitter = ReasoningSplitter(plan.tags, start)
+        self._splitter = ReasoningSplitter(plan.marks.tags, start)
 
     def read(self, output: RequestDelta) -> RequestDelta:
         """The output with its text told apart."""
@@ -226,12 +248,12 @@ class _Reader:
 
     def close(self) -> None:
         """The thought was ended for the model."""
-        self._splitter.feed(self._plan.tags.closing)
+        self._splitter.feed(self._plan.marks.tags.closing)
 
     def _num_thought(self, token_ids: list[int], was_inside: bool, is_inside: bool) -> int:
         if is_inside:
             return len(token_ids)
         if not was_inside:
             return 0
-        closing = self._plan.closing_id
+        closing = self._plan.marks.closing_id
         return token_ids.index(closing) + 1 if closing in token_ids else len(token_ids)

@@ -25,8 +25,8 @@ from engine.server.api import create_app
 from engine.server.binding import bind_socket, socket_url
 from engine.server.browsers import BrowserAccess
 from engine.server.metrics import EngineMetrics, create_registry
-from engine.server.parser_choice import reasoning_tags
 from engine.server.state import ApiState, ServerPhase, Services
+from engine.server.thinking import thought_marks
 from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore
 from tests.tiny_model import EOS, VOCAB
 
@@ -96,7 +96,7 @@ async def serving(
         created=1,
         hidden_size=HIDDEN_SIZE,
         tool_call_parser=tool_call_parser,
-        reasoning=reasoning_tags(reasoning_parser),
+        thought_marks=thought_marks(reasoning_parser, llm.tokenizer),
         tokenizer_info=tokenizer_info or {},
     )
     llm.start()
