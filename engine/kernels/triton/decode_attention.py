@@ -70,6 +70,15 @@ def capped(scores, cap, HAS_CAP: tl.constexpr):
 
 
 @triton.jit
+def weighed(scores, largest):
+    """The largest score so far, the weights of these, and what the sums before shrink by."""
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+    # Where nothing was seen yet, -inf - -inf is no number.
+    base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+    return new_largest, tl.exp2(scores - base[:, None]), tl.exp2(largest - base)
+
+
+@triton.jit
 def divided(sum_of_values, total):
     """[rows, dims] by [rows]; rows of padding, which have seen nothing, become zeros."""
     return sum_of_values / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -165,18 +174,13 @@ def decode_attention_kernel(
         scores = tl.dot(query.to(DOT), tl.trans(key.to(DOT)), input_precision="ieee")
         scores = capped(scores * scale, cap, HAS_CAP)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        # Where nothing was seen yet, -inf - -inf is no number.
-        base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(largest - base)
+        largest, weights, shrink = weighed(scores, largest)
         values = places + BLOCK_SIZE * KV_HEADS * HEAD_DIM
         value = widened(tl.load(values, mask=is_read, other=0), qkv, FP8)
         weights_in = weights.to(qkv.dtype.element_ty).to(DOT)
         product = tl.dot(weights_in, value.to(DOT), input_precision="ieee")
         sum_of_values = sum_of_values * shrink[:, None] + product
         total = total * shrink + tl.sum(weights, axis=1)
-        largest = new_largest
 
     if FUSED:  # noqa: SIM102  (known when it is compiled, unlike the next)
         if (start < end) & (end == end_tile):

@@ -18,6 +18,7 @@ from engine.kernels.triton.decode_attention import (
     divided,
     dot_dtype,
     keys_per_tile,
+    weighed,
 )
 from engine.kernels.triton.heads import widened, within
 from engine.kernels.triton.runtime import Launch
@@ -96,17 +97,13 @@ def prefill_attention_kernel(
         # One comparison for both ends, for a key ahead is very far behind without its sign.
         behind = (positions[:, None] - keys[None, :]).to(tl.uint32, bitcast=True)
         scores = tl.where(behind < reach, scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(largest - base)
+        largest, weights, shrink = weighed(scores, largest)
         values = pointers + BLOCK_SIZE * KV_HEADS * HEAD_DIM
         value = widened(tl.load(values, mask=is_read, other=0), qkv, FP8)
         weights_in = weights.to(qkv.dtype.element_ty).to(DOT)
         product = tl.dot(weights_in, value.to(DOT), input_precision="ieee")
         sum_of_values = sum_of_values * shrink[:, None] + product
         total = total * shrink + tl.sum(weights, axis=1)
-        largest = new_largest
 
     result = divided(sum_of_values, total) * v_scale
     target = out + tokens * (KV_HEADS * GROUP * HEAD_DIM) + heads * HEAD_DIM

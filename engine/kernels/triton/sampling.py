@@ -26,6 +26,18 @@ def ordered(x):
 
 
 @triton.jit
+def kept_mass(start, vocabulary, heat, peak, threshold, BLOCK: tl.constexpr):
+    """The sum of the weights of a row's tokens that reach the threshold."""
+    total = tl.full((), 0.0, tl.float32)
+    for first in range(0, vocabulary, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        x = tl.load(start + columns, mask=columns < vocabulary, other=float("-inf")) / heat
+        weights = tl.where(ordered(x) >= threshold, tl.exp(x - peak), 0.0)
+        total += tl.sum(tl.where(columns < vocabulary, weights, 0.0), axis=0)
+    return total
+
+
+@triton.jit
 def sample_kernel(
     tokens,  # [R] int64
     logits,  # [R, vocabulary] float32
@@ -73,12 +85,7 @@ def sample_kernel(
             kept = tl.where(above >= count, candidate, kept)
         threshold = tl.maximum(threshold, kept)
 
-    total = tl.full((), 0.0, tl.float32)
-    for first in range(0, vocabulary, BLOCK):
-        columns = first + tl.arange(0, BLOCK)
-        x = tl.load(start + columns, mask=columns < vocabulary, other=float("-inf")) / heat
-        weights = tl.where(ordered(x) >= threshold, tl.exp(x - peak), 0.0)
-        total += tl.sum(tl.where(columns < vocabulary, weights, 0.0), axis=0)
+    total = kept_mass(start, vocabulary, heat, peak, threshold, BLOCK)
 
     share = tl.load(top_p + row)
     if (share < 1.0) & (not is_greedy):
@@ -94,12 +101,7 @@ def sample_kernel(
                 mass += tl.sum(tl.where(is_kept, tl.exp(x - peak), 0.0), axis=0)
             kept = tl.where((mass >= share * total) & (mass > 0.0), candidate, kept)
         threshold = tl.maximum(threshold, kept)
-        total = tl.full((), 0.0, tl.float32)
-        for first in range(0, vocabulary, BLOCK):
-            columns = first + tl.arange(0, BLOCK)
-            x = tl.load(start + columns, mask=columns < vocabulary, other=float("-inf")) / heat
-            weights = tl.where(ordered(x) >= threshold, tl.exp(x - peak), 0.0)
-            total += tl.sum(tl.where(columns < vocabulary, weights, 0.0), axis=0)
+        total = kept_mass(start, vocabulary, heat, peak, threshold, BLOCK)
 
     wanted = tl.where(is_greedy, 0.0, tl.load(uniforms + row)) * total
     before = tl.full((), 0.0, tl.float32)
