@@ -12,12 +12,7 @@ from dataclasses import dataclass
 from app.errors import UsageError
 from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 
-_TOKEN_FLAG = "--hf-token"
-_SHORT_FORMS = {
-    "-hft": _TOKEN_FLAG,
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-}
+_TOKEN_FLAGS = ("--hf-token", "-hft")
 Version = tuple[int, ...]
 
 
@@ -43,9 +38,8 @@ class FlagReader:
         """What to do instead of giving `flag`."""
         from logparse.problems.flags import GONE_FLAGS, OWN_ANSWERS, VLLM_FLAGS
 
-        flag = _SHORT_FORMS.get(flag, flag)
-        if flag == _TOKEN_FLAG:  # its value is for nobody to see, behind `--` neither
-            return OWN_ANSWERS[flag]
+        if flag in _TOKEN_FLAGS:  # its value is for nobody to see, behind `--` neither
+            return OWN_ANSWERS[_TOKEN_FLAGS[0]]
         gone = GONE_FLAGS.get(flag)
         if self.engine == LLAMA_CPP and (gone or flag in VLLM_FLAGS):
             return "a flag of vLLM that llama-server has no equal of: leave it out"

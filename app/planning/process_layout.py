@@ -2,49 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from app.launch.engines import LLAMA_CPP, VLLM
 from app.planning.plan_request import PlanRequest
 from engine.config import ParallelConfig
 from engine.rank_layout import rank_places
 
+_DUTY = "scheduler and KV cache manager"
+
 
 def processes(request: PlanRequest) -> tuple[str, ...]:
     """Names as vLLM gives them, workers indented, and what each does."""
+    if request.engine == LLAMA_CPP:
+        return ("llama-server  everything in one process",)
     if request.engine != VLLM:
-        return _own_processes(request)
+        front = "APIServer   HTTP, chat template, tokenizer, detokenizer"
+        alone = "scheduler, KV cache manager and model runner"
+        return (front, *_engines(request, lambda _: alone))
     replicas = request.data_parallel_size
-    per_replica = request.pipeline_parallel_size * request.tensor_parallel_size
-    front = "the `vllm serve` process: HTTP, chat template, tokenizer, detokenizer"
     if replicas == 1:
+        front = "the `vllm serve` process: HTTP, chat template, tokenizer, detokenizer"
         lines = [f"APIServer   {front}"]
     else:
         lines = ["vllm serve  starts the others and waits for them"]
         lines += [f"ApiServer_{n}  HTTP, chat template, tokenizer" for n in range(replicas)]
         lines += ["DPCoordinator  collects load statistics"]
-    for replica in range(replicas):
-        name = "EngineCore" if replicas == 1 else f"EngineCore_DP{replica}"
-        duty = "scheduler and KV cache manager"
-        if per_replica == 1:
-            lines += [f"{name}  {duty}, model runner on GPU {replica} (UniProcExecutor)"]
-        else:
-            lines += [f"{name}  {duty} (MultiprocExecutor)"]
-            lines += _workers(request, replica)
-    return tuple(lines)
+    on_gpu = f"{_DUTY}, model runner on GPU"
+    engines = _engines(request, lambda replica: f"{on_gpu} {replica} (UniProcExecutor)")
+    return (*lines, *engines)
 
 
-def _own_processes(request: PlanRequest) -> tuple[str, ...]:
-    """Of an engine that is not vLLM."""
-    if request.engine == LLAMA_CPP:
-        return ("llama-server  everything in one process",)
-    lines = ["APIServer   HTTP, chat template, tokenizer, detokenizer"]
+def _engines(request: PlanRequest, alone: Callable[[int], str]) -> Iterator[str]:
+    """Every EngineCore with its workers; `alone` is what one without workers does."""
     for replica in range(request.data_parallel_size):
         parallel = _parallel(request, replica)
         if parallel.world_size == 1:
-            lines += [f"{parallel.engine_name}  scheduler, KV cache manager and model runner"]
+            yield f"{parallel.engine_name}  {alone(replica)}"
         else:
-            lines += [f"{parallel.engine_name}  scheduler and KV cache manager (MultiprocExecutor)"]
-            lines += _workers(request, replica)
-    return tuple(lines)
+            yield f"{parallel.engine_name}  {_DUTY} (MultiprocExecutor)"
+            yield from _workers(request, replica)
 
 
 def _workers(request: PlanRequest, replica: int) -> list[str]:

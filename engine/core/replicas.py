@@ -75,6 +75,7 @@ def replica_config(config: EngineConfig, rank: int) -> EngineConfig:
 @dataclass(slots=True)
 class _Replica:
     rank: int
+    name: str
     client: AsyncMPClient
     is_up: bool = True
     request_ids: set[str] = field(default_factory=set)
@@ -98,7 +99,10 @@ class ReplicatedClient:
     ) -> None:
         self._config = config
         self._log_fd = log_fd
-        self._replicas = [_Replica(rank, client) for rank, client in enumerate(clients)]
+        self._replicas = [
+            _Replica(rank, replica_config(config, rank).parallel.engine_name, client)
+            for rank, client in enumerate(clients)
+        ]
         self._places: dict[str, _Replica] = {}
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._watches: list[asyncio.Task[None]] = []
@@ -166,7 +170,7 @@ class ReplicatedClient:
         """Call a named method of one replica; ReplicaDownError while that is not there."""
         replica = self._replicas[engine]
         if not replica.is_up:  # one that is being started would answer once it has loaded
-            raise self._all_dead or ReplicaDownError(f"{_name(replica)} is down; others serve.")
+            raise self._all_dead or ReplicaDownError(f"{replica.name} is down; others serve.")
         return await replica.client.call_utility(method)
 
     async def shutdown(self, timeout_s: float) -> None:
@@ -217,7 +221,7 @@ class ReplicatedClient:
             while not replica.is_up:
                 if num_restarts == _MAX_RESTARTS:
                     logger.warning(
-                        "Replica %s is not started again: it failed too often.", _name(replica)
+                        "Replica %s is not started again: it failed too often.", replica.name
                     )
                     return
                 num_restarts += 1
@@ -238,7 +242,7 @@ class ReplicatedClient:
         living = sum(other.is_up for other in self._replicas)
         logger.warning(
             "Replica %s (pid %s) died: %s %d of its requests failed; %d of %d replicas are left.",
-            _name(replica),
+            replica.name,
             replica.client.pid,
             error,
             len(lost),
@@ -250,7 +254,7 @@ class ReplicatedClient:
             self._outputs.put_nowait(EngineCoreOutputs(engine_dead=True))
             return
         failure = (
-            f"{_name(replica)}, the replica that had this request, died; send the request again."
+            f"{replica.name}, the replica that had this request, died; send the request again."
         )
         failed = [EngineCoreOutput(name, [], FinishReason.ERROR, error=failure) for name in lost]
         replica.num_running = 0
@@ -258,17 +262,15 @@ class ReplicatedClient:
 
     async def _restart(self, replica: _Replica, attempt: int) -> None:
         await replica.client.shutdown(0.0)
-        logger.info(
-            "Replica %s is started again (%d of %d).", _name(replica), attempt, _MAX_RESTARTS
-        )
+        logger.info("Replica %s is started again (%d of %d).", replica.name, attempt, _MAX_RESTARTS)
         try:
             replica.client = _create_replica_client(self._config, replica.rank, None, self._log_fd)
             await replica.client.start()
         except (EngineError, OSError) as error:  # the latter: no room for a folder or a process
-            logger.warning("Replica %s did not start: %s", _name(replica), error)
+            logger.warning("Replica %s did not start: %s", replica.name, error)
             return
         replica.is_up = True
-        logger.info("Replica %s (pid %s) serves again.", _name(replica), replica.client.pid)
+        logger.info("Replica %s (pid %s) serves again.", replica.name, replica.client.pid)
 
 
 def _create_replica_client(
@@ -278,7 +280,3 @@ def _create_replica_client(
         config = replica_config(config, rank)
     spawn = functools.partial(spawn_core, parallel=config.parallel, log_fd=log_fd)
     return AsyncMPClient(config, process=process, spawn=spawn)
-
-
-def _name(replica: _Replica) -> str:
-    return f"EngineCore_DP{replica.rank}"

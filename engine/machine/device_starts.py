@@ -23,6 +23,7 @@ from engine.machine.processes import (
     engine_kind,
     is_same_process,
     process_identity,
+    supervisor_in,
 )
 
 WAITING, MEASURING, RUNNING = "waiting", "measuring", "running"
@@ -179,10 +180,9 @@ def _workers() -> Iterator[int]:
 
 
 def _supervisor() -> Iterator[int]:
-    _, _, owner = os.environ.get(SERVER_MARK, "").partition("@")
-    pid, _, identity = owner.partition("@")
-    if pid.isdecimal() and is_same_process(int(pid), identity):
-        yield int(pid)
+    supervisor = supervisor_in(os.environ.get(SERVER_MARK, ""))
+    if supervisor is not None and is_same_process(*supervisor):
+        yield supervisor[0]
 
 
 def _is_living(start: DeviceStart) -> bool:

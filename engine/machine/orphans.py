@@ -24,6 +24,7 @@ from engine.machine.processes import (
     is_same_process,
     process_identity,
     role_of,
+    supervisor_in,
 )
 
 if TYPE_CHECKING:
@@ -92,11 +93,8 @@ def _is_lost(process: psutil.Process, listeners: tuple[Listener, ...]) -> bool:
 
 
 def _is_supervisor_gone(process: psutil.Process, mark: str) -> bool:
-    _, _, supervisor = mark.partition("@")
-    pid, _, identity = supervisor.partition("@")
-    if pid.isdecimal() and identity:
-        return not is_same_process(int(pid), identity)
-    return is_adopted(process)
+    supervisor = supervisor_in(mark)
+    return is_adopted(process) if supervisor is None else not is_same_process(*supervisor)
 
 
 def _serves(process: psutil.Process, listeners: tuple[Listener, ...]) -> bool:

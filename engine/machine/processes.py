@@ -117,6 +117,13 @@ def is_same_process(pid: int, identity: str) -> bool:
     return bool(identity) and process_identity(pid) == identity
 
 
+def supervisor_in(mark: str) -> tuple[int, str] | None:
+    """Pid and identity that the value of SERVER_MARK names; None where it names nobody."""
+    _, _, supervisor = mark.partition("@")
+    pid, _, identity = supervisor.partition("@")
+    return (int(pid), identity) if pid.isdecimal() and identity else None
+
+
 def is_running(pid: int) -> bool:
     """True while there is a process of this pid that has not ended."""
     return bool(process_identity(pid))

@@ -48,11 +48,14 @@ class HubFile:
         return self.blob.with_name(f"{self.blob.name}.stoker.incomplete")
 
     @property
+    def partial_bytes(self) -> int:
+        """How much of it has come."""
+        return self.partial.stat().st_size if self.partial.exists() else 0
+
+    @property
     def missing_bytes(self) -> int:
         """What is still to come."""
-        if self.blob.exists():
-            return 0
-        return self.size - (self.partial.stat().st_size if self.partial.exists() else 0)
+        return 0 if self.blob.exists() else self.size - self.partial_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,7 @@ def _fetch_rest(snapshot: HubSnapshot, file: HubFile, counter: _Counter) -> None
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    have = file.partial.stat().st_size if file.partial.exists() else 0
+    have = file.partial_bytes
     if have > file.size:
         file.partial.unlink()
         have = 0

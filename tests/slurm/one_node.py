@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 from tests.debian_packages import search_path, why_missing
 
@@ -53,12 +52,7 @@ class OneNodeCluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.run("scancel", "--user", "root", is_checked=False)
         self._end()
 

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 import pytest
@@ -52,12 +51,7 @@ class PrivateSystemd:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def run(self, *words: str, is_checked: bool = True) -> str:
