@@ -20,17 +20,12 @@ from engine.errors import EngineError
 from engine.frontend.embeddings import embed_all
 from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
-from engine.server import introspection
-from engine.server.auth import BearerAuth
-from engine.server.body_limits import read_json_body
-from engine.server.browsers import BrowserAccess, add_browser_rules
-from engine.server.chat import ChatFormat, make_chat_job
-from engine.server.completions import CompletionFormat, make_completion_job
-from engine.server.debug import add_debug_routes
-from engine.server.embeddings import EmbeddingBody, make_embedding_job
 from engine.server.errors import ApiError, error_response, to_api_error
 from engine.server.generation import Job, collect_job
-from engine.server.http_metrics import count_http_requests
+from engine.server.http.auth import BearerAuth
+from engine.server.http.body_limits import read_json_body
+from engine.server.http.browsers import BrowserAccess, add_browser_rules
+from engine.server.http.http_metrics import count_http_requests
 from engine.server.openapi import openapi_document
 from engine.server.protocol import (
     ChatBody,
@@ -39,6 +34,11 @@ from engine.server.protocol import (
     TokenizeBody,
     parse_body,
 )
+from engine.server.routes import introspection
+from engine.server.routes.chat import ChatFormat, make_chat_job
+from engine.server.routes.completions import CompletionFormat, make_completion_job
+from engine.server.routes.debug import add_debug_routes
+from engine.server.routes.embeddings import EmbeddingBody, make_embedding_job
 from engine.server.state import ApiState, Services
 from engine.server.streaming import (
     AnswerFormat,

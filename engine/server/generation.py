@@ -25,10 +25,10 @@ from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
 from engine.sampling_params import SamplingParams
+from engine.server.parsers.thinking import ThinkingPlan, generate_thinking
 from engine.server.prompts import encode_bad_words, truncated
 from engine.server.protocol import GenerationBody
 from engine.server.state import Services
-from engine.server.thinking import ThinkingPlan, generate_thinking
 
 logger = get_logger(__name__)
 

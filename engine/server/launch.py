@@ -25,15 +25,15 @@ from engine.logger import get_logger, setup_logging
 from engine.machine.addresses import is_loopback
 from engine.machine.heap import Heap
 from engine.server.api import create_app
-from engine.server.binding import bind_socket, bind_uds, explain_bind_error, socket_url
-from engine.server.browsers import browser_access
-from engine.server.connections import Connections, exception_handler, raise_open_files_limit
-from engine.server.debug import check_debug_flags
-from engine.server.http_log import http_event, setup_http_logging
+from engine.server.http.binding import bind_socket, bind_uds, explain_bind_error, socket_url
+from engine.server.http.browsers import browser_access
+from engine.server.http.connections import Connections, exception_handler, raise_open_files_limit
+from engine.server.http.http_log import http_event, setup_http_logging
+from engine.server.http.stop_signals import StopEvents
 from engine.server.metrics import create_registry
+from engine.server.routes.debug import check_debug_flags
 from engine.server.startup import RunningEngine, start_engine
 from engine.server.state import ApiState, ServerPhase
-from engine.server.stop_signals import StopEvents
 from engine.version import __version__
 
 logger = get_logger(__name__)

@@ -13,8 +13,8 @@ from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
-from engine.server.embeddings import EmbeddingBody
 from engine.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from engine.server.routes.embeddings import EmbeddingBody
 from engine.version import __version__
 
 _BODIES = {

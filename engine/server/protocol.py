@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from engine.errors import RequestError
 from engine.frontend.chat_template import plain_text
 from engine.sampling_params import SamplingParams
-from engine.server.body_limits import MAX_MESSAGES, MAX_TOOLS, CheckedList
 from engine.server.errors import ApiError
+from engine.server.http.body_limits import MAX_MESSAGES, MAX_TOOLS, CheckedList
 from engine.server.structured import StructuredFields, structured_outputs_of
 from engine.server.tool_fields import MessageToolCall, ToolDefinition
 

@@ -27,13 +27,13 @@ from engine.frontend.tokenizer import read_tokenizer_config
 from engine.logger import get_logger
 from engine.messages import HandshakeReady
 from engine.server.metrics import EngineMetrics
-from engine.server.parser_choice import (
+from engine.server.parsers.choice import (
     choose_reasoning_parser,
     choose_tool_parser,
 )
+from engine.server.parsers.thinking import thought_marks
 from engine.server.stat_logger import StatLogger
 from engine.server.state import ApiState, Services
-from engine.server.thinking import thought_marks
 
 logger = get_logger(__name__)
 

@@ -13,8 +13,8 @@ from engine.core.grammar_checker import GrammarChecker
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import ChatTemplate
 from engine.server.errors import ApiError, unavailable
+from engine.server.parsers.thinking import ThoughtMarks
 from engine.server.rendering import Rendering
-from engine.server.thinking import ThoughtMarks
 
 
 class ServerPhase(enum.Enum):

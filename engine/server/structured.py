@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from engine.core.grammar_checker import GrammarChecker
 from engine.errors import RequestError
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
-from engine.server.body_limits import CheckedList
+from engine.server.http.body_limits import CheckedList
 
 _Schema = dict[str, Any] | str
 _Choices = CheckedList[str]

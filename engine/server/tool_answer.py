@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from engine.server.tool_parsers.base import Parsed, ToolCallDelta
+from engine.server.parsers.tool_calls.base import Parsed, ToolCallDelta
 from engine.server.tools import ToolPlan
 
 

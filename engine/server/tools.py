@@ -11,11 +11,11 @@ from typing import Any
 from engine.core.grammar_checker import GrammarChecker
 from engine.errors import RequestError
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
+from engine.server.parsers.tool_calls import tool_parser_class
+from engine.server.parsers.tool_calls.base import ToolParser
+from engine.server.parsers.tool_calls.constrained import NamedToolParser, RequiredToolParser
 from engine.server.structured import check_grammar
 from engine.server.tool_fields import FunctionDefinition, ToolDefinition
-from engine.server.tool_parsers import tool_parser_class
-from engine.server.tool_parsers.base import ToolParser
-from engine.server.tool_parsers.constrained import NamedToolParser, RequiredToolParser
 
 ToolChoice = str | dict[str, Any]
 

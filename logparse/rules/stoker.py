@@ -289,7 +289,7 @@ _SERVING = (
         "This process may open ",
         r"(\d{1,12}) files, which is enough for (\d{1,12}) connections",
         "Each connection needs a descriptor; more clients than that are refused.",
-        "engine/server/connections.py",
+        "engine/server/http/connections.py",
         1,
         Take("files", Unit.COUNT),
         Take("connections", Unit.COUNT, (2,)),

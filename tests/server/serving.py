@@ -22,11 +22,11 @@ from engine.frontend.input_processor import InputProcessor
 from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.api import create_app
-from engine.server.binding import bind_socket, socket_url
-from engine.server.browsers import BrowserAccess
+from engine.server.http.binding import bind_socket, socket_url
+from engine.server.http.browsers import BrowserAccess
 from engine.server.metrics import EngineMetrics, create_registry
+from engine.server.parsers.thinking import thought_marks
 from engine.server.state import ApiState, ServerPhase, Services
-from engine.server.thinking import thought_marks
 from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore
 from tests.tiny_model import EOS, VOCAB
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.server.body_limits import MAX_BODY_BYTES
+from engine.server.http.body_limits import MAX_BODY_BYTES
 from tests.server.fake_core import FakeCore
 from tests.server.serving import MODEL, Served, serving
 

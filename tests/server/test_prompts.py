@@ -37,7 +37,7 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     served: Served, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = READY.max_model_len * served.llm.tokenizer.max_chars_per_token
-    monkeypatch.setattr("engine.server.introspection.MAX_UNBOUND_CHARS", 0)
+    monkeypatch.setattr("engine.server.routes.introspection.MAX_UNBOUND_CHARS", 0)
     for name in ("encode", "encode_long"):
         monkeypatch.setattr(Tokenizer, name, None)
     answer = await served.http.post(path, json=bodies("a" * (limit + 1))[path])

@@ -17,8 +17,8 @@ from engine.errors import ConfigError, RequestError
 from engine.frontend.chat_template import ChatTemplate, load_chat_template
 from engine.frontend.tokenizer import Tokenizer
 from engine.model_config import ModelConfig
-from engine.server.chat import render_chat
 from engine.server.protocol import ChatBody, parse_body
+from engine.server.routes.chat import render_chat
 from engine.server.tools import plan_tools
 from tests.default_model import default_model_folder
 from tests.places import DATA

@@ -79,7 +79,7 @@ class Hop:
 
 _HOPS = (
     ("APIServer", "engine/server/api.py", "POST arrives; body read and checked"),
-    ("APIServer", "engine/server/chat.py", "chat template rendered"),
+    ("APIServer", "engine/server/routes/chat.py", "chat template rendered"),
     ("APIServer", "engine/frontend/async_llm.py", "registered with the output processor"),
     ("APIServer", "engine/frontend/input_processor.py", "token ids, limits, sampling settings"),
     ("APIServer", "engine/core/client.py", "msgpack over ZMQ to EngineCore"),

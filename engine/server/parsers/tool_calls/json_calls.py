@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from engine.server.tool_parsers.base import (
+from engine.server.parsers.tool_calls.base import (
     JsonExtent,
     NotJsonError,
     ToolCall,

@@ -18,7 +18,7 @@ from engine.frontend.embeddings import Embedding, check_dimensions
 from engine.frontend.input_processor import InputProcessor
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
-from engine.server.body_limits import CheckedList
+from engine.server.http.body_limits import CheckedList
 from engine.server.prompts import encode_all, text_allowance, truncated
 from engine.server.protocol import Body, PromptLimit, TokenIds
 from engine.server.state import Services

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.server.reasoning import (
+from engine.server.parsers.reasoning import (
     REASONING_PARSERS,
     ReasoningSplitter,
     ReasoningTags,

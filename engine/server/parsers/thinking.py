@@ -21,7 +21,7 @@ from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.outputs import RequestDelta
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreRequest, FinishReason
-from engine.server.reasoning import (
+from engine.server.parsers.reasoning import (
     REASONING_PARSERS,
     ReasoningSplitter,
     ReasoningTags,

@@ -12,8 +12,8 @@ import pytest
 from app.client.debug.documents import DebugSource
 from app.client.errors import BadStatus, Unauthorized
 from engine.errors import ConfigError
-from engine.server import debug
-from engine.server.debug import check_debug_access
+from engine.server.routes import debug
+from engine.server.routes.debug import check_debug_access
 from tests.server.fake_core import FakeCore
 from tests.server.scheduling_core import CoreWithScheduler
 from tests.server.serving import MODEL, serving, until

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.machine.ports import is_uds_served
-from engine.server.binding import bind_uds, socket_url
+from engine.server.http.binding import bind_uds, socket_url
 from tests.places import ROOT
 
 
@@ -28,7 +28,7 @@ def test_a_socket_file_is_private_and_one_that_was_left_is_replaced(tmp_path: Pa
 
 _AT_THE_BIND = """
 import os, sys
-from engine.server.binding import bind_uds
+from engine.server.http.binding import bind_uds
 
 def look(event, details):
     if event == "socket.bind":

@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.frontend.async_llm import AsyncLLM
 from engine.machine.addresses import is_loopback
 from engine.server.errors import ApiError, unavailable
-from engine.server.introspection import json_response
+from engine.server.routes.introspection import json_response
 from engine.server.state import Services
 
 ANSWER_TIMEOUT_S = 2.0

@@ -12,12 +12,12 @@ from engine.frontend.logprobs import PositionLogprobs
 from engine.frontend.request_traces import Marks
 from engine.server.generation import Choice, Job, make_job, usage
 from engine.server.logprobs import chat_logprobs, prompt_logprobs
+from engine.server.parsers.thinking import plan_thinking
 from engine.server.prompts import encode, text_allowance
 from engine.server.protocol import ChatBody, Message
 from engine.server.state import Services
 from engine.server.streaming import Delta, encode_json
 from engine.server.structured import check_structured_outputs
-from engine.server.thinking import plan_thinking
 from engine.server.tool_answer import ToolAnswer
 from engine.server.tools import ToolPlan, plan_tools
 

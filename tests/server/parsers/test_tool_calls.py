@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.server.tool_parsers import tool_parser_class
-from engine.server.tool_parsers.base import ToolCall, ToolCallDelta, ToolParser, join_calls
-from engine.server.tool_parsers.constrained import NamedToolParser, RequiredToolParser
-from engine.server.tool_parsers.hermes import HermesToolParser
-from engine.server.tool_parsers.json_calls import JsonToolParser
+from engine.server.parsers.tool_calls import tool_parser_class
+from engine.server.parsers.tool_calls.base import ToolCall, ToolCallDelta, ToolParser, join_calls
+from engine.server.parsers.tool_calls.constrained import NamedToolParser, RequiredToolParser
+from engine.server.parsers.tool_calls.hermes import HermesToolParser
+from engine.server.parsers.tool_calls.json_calls import JsonToolParser
 
 PARIS = '{"name": "weather", "arguments": {"city": "Paris", "days": 1.0}}'
 PARIS_CALL = ToolCall("weather", '{"city": "Paris", "days": 1.0}')

@@ -13,7 +13,7 @@ from engine.args import EngineArgs
 from engine.errors import ConfigError
 from engine.frontend import request_traces
 from engine.frontend.request_traces import FrontendTraces
-from engine.server.debug import check_debug_flags
+from engine.server.routes.debug import check_debug_flags
 from tests.server.scheduling_core import CoreWithScheduler
 from tests.server.serving import MODEL, serving
 

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from engine.errors import RequestError
 from engine.frontend.tokenizer import Tokenizer
-from engine.server.chat import render_chat
 from engine.server.errors import ApiError
 from engine.server.prompts import MAX_UNBOUND_CHARS, decode, encode_all
 from engine.server.protocol import DetokenizeBody, TokenizeBody
+from engine.server.routes.chat import render_chat
 from engine.server.state import ApiState, ServerPhase, Services
 from engine.server.streaming import encode_json
 from engine.server.tools import template_tools

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from engine.server.http_log import setup_http_logging
+from engine.server.http.http_log import setup_http_logging
 
 
 def test_words_that_look_like_tokens_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:

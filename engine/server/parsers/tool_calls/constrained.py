@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from engine.server.tool_parsers.base import JsonExtent, NotJsonError, ToolParser
+from engine.server.parsers.tool_calls.base import JsonExtent, NotJsonError, ToolParser
 
 _HEAD = re.compile(
     r'[\s\[\],}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\{)', re.DOTALL

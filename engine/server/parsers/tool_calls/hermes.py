@@ -5,7 +5,7 @@ A call goes out when it is complete and valid; all other text is content, tags i
 
 from __future__ import annotations
 
-from engine.server.tool_parsers.base import JsonExtent, NotJsonError, ToolParser, decode_call
+from engine.server.parsers.tool_calls.base import JsonExtent, NotJsonError, ToolParser, decode_call
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

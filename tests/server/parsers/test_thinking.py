@@ -12,9 +12,9 @@ from engine.args import EngineArgs
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreOutput
-from engine.server.parser_choice import choose_reasoning_parser, choose_tool_parser
+from engine.server.parsers.choice import choose_reasoning_parser, choose_tool_parser
+from engine.server.parsers.reasoning import REASONING_PARSERS
 from engine.server.protocol import ReasoningEffort
-from engine.server.reasoning import REASONING_PARSERS
 from tests.server.fake_core import FakeCore, _Running
 from tests.server.serving import MODEL, Served, serving
 from tests.tiny_model import EOS

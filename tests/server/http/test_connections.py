@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.server.binding import bind_socket
-from engine.server.connections import ConnectionLimits, Connections, exception_handler
+from engine.server.http.binding import bind_socket
+from engine.server.http.connections import ConnectionLimits, Connections, exception_handler
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -144,7 +144,7 @@ async def test_failed_accepts_are_one_line(caplog: pytest.LogCaptureFixture) -> 
 
 RAISED = """
 import resource
-from engine.server.connections import raise_open_files_limit
+from engine.server.http.connections import raise_open_files_limit
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, min(HARD, 3000)))
 limits = raise_open_files_limit()

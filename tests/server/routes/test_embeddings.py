@@ -16,7 +16,7 @@ import pytest
 
 from engine.config import TaskConfig
 from engine.pooling_params import PoolingParams
-from engine.server.embeddings import MAX_INPUTS
+from engine.server.routes.embeddings import MAX_INPUTS
 from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore, fake_vector
 from tests.server.serving import MODEL, Served, serving, until
 from tests.tiny_model import VOCAB

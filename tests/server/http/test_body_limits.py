@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.server import body_limits
-from engine.server.body_limits import MAX_JSON_VALUES, MAX_MESSAGES, MAX_TOOLS, ValueCounter
-from engine.server.embeddings import EmbeddingBody
+from engine.server.http import body_limits
+from engine.server.http.body_limits import MAX_JSON_VALUES, MAX_MESSAGES, MAX_TOOLS, ValueCounter
 from engine.server.protocol import Body, ChatBody, CompletionBody, DetokenizeBody
+from engine.server.routes.embeddings import EmbeddingBody
 from tests.server.serving import Served
 
 _TEXTS = st.text(alphabet='a,"\\[]{}:é\n', max_size=8)

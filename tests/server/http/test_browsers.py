@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.args import EngineArgs
-from engine.server.browsers import BrowserAccess, browser_access
+from engine.server.http.browsers import BrowserAccess, browser_access
 from tests.server.fake_core import FakeCore
 from tests.server.serving import serving
 

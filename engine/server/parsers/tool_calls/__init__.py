@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.server.tool_parsers.hermes import HermesToolParser
-from engine.server.tool_parsers.json_calls import JsonToolParser
+from engine.server.parsers.tool_calls.hermes import HermesToolParser
+from engine.server.parsers.tool_calls.json_calls import JsonToolParser
 
 
 def tool_parser_class(name: str) -> type[HermesToolParser] | type[JsonToolParser]:
