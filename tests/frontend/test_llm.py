@@ -30,6 +30,7 @@ from engine.errors import (
 from engine.frontend.chat_template import ChatMessage
 from engine.frontend.offline_inputs import parse_engine_args
 from tests.tiny_model import EOS, write_tiny_llama
+from tests.waiting import wait_for
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LETTERS = list(range(32, 58))  # A to Z in the tiny model's vocabulary
@@ -239,7 +240,7 @@ def test_starts_that_fail_raise_what_ended_them(tiny_folder: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="9999"):
         LLM(str(tiny_folder), max_model_len=9999)
     assert cores() == before
-    assert set(threading.enumerate()) <= threads
+    wait_for(lambda: set(threading.enumerate()) <= threads)
 
 
 def test_a_built_in_model_is_found_by_its_name(
