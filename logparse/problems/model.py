@@ -263,9 +263,10 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
             r"PermissionError: \[Errno 13\][^\n]{0,40}: '(?P<path>/[^']{1,300})'",
             r"\[Errno 30\] Read-only file system: '(?P<path>/[^']{1,300})'",
         ),
-        ("{path} cannot be written",),
-        "A container user without a home directory, or a volume of another owner.",
+        ("{path} cannot be read or written",),
+        "A container user without a home directory, or a file or volume of another owner.",
         (
+            ("see whose it is, and who runs the server", "ls -ld {path}; id"),
             (
                 "use folders that can be written",
                 "HOME=/tmp HF_HOME=/tmp/hf VLLM_CACHE_ROOT=/tmp/vllm {serve}",
