@@ -17,8 +17,10 @@ from typing import Any, get_type_hints
 
 from engine.compilation_config import merged_compilation
 from engine.config import (
+    CPU_QUANTIZATIONS,
     DEFAULT_BLOCK_SIZE,
     DEFAULT_UTILIZATION,
+    GPU_QUANTIZATIONS,
     CacheConfig,
     CompilationConfig,
     DeviceConfig,
@@ -38,7 +40,7 @@ from engine.sampling_params import MAX_LOGPROBS
 from engine.step_budget import StepDevice, step_budget
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
-QUANTIZATIONS = ("int8", "int4")
+_QUANTIZATIONS = tuple(dict.fromkeys(CPU_QUANTIZATIONS + GPU_QUANTIZATIONS))
 """What weights can be rounded to while they are loaded on a CPU."""
 
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
@@ -167,8 +169,8 @@ class EngineArgs:
     )
     quantization: str = _flag(
         "none",
-        "Round weights to int8 or int4 on load, on a CPU; their inputs become int8.",
-        choices=("none", *QUANTIZATIONS),
+        "Round weights on load: to int8 or int4 on a CPU, to int8, fp8 or fp8_per_block on a GPU.",
+        choices=("none", *_QUANTIZATIONS),
         short="-q",
     )
     model_impl: str = _flag(
@@ -375,14 +377,23 @@ class EngineArgs:
         )
 
     def _resolve_quantization(self, model: ModelConfig, device: str) -> str:
-        obstacle = None
-        if device != "cpu":
-            obstacle = f"works on a CPU, and the device is {device}"
-        elif model.implementation != "stoker":
-            obstacle = f"is not there for {model.architecture}, which transformers' code runs"
-        if self.quantization != "none" and obstacle:
-            raise ConfigError(f"--quantization {self.quantization} {obstacle}; leave it out.")
-        return self.quantization
+        asked = self.quantization
+        if asked == "none":
+            return asked
+        is_triton = self.kernels == "triton" or (self.kernels == "auto" and device != "cpu")
+        known = GPU_QUANTIZATIONS if is_triton else CPU_QUANTIZATIONS
+        if model.implementation != "stoker":
+            raise ConfigError(
+                f"--quantization {asked} is not there for {model.architecture}, which "
+                "transformers' code runs; leave it out."
+            )
+        if asked not in known:
+            kernels = f" with --kernels {self.kernels}" * (self.kernels != "auto")
+            raise ConfigError(
+                f"--quantization {asked} is not there on the device {device}{kernels}; use "
+                f"{' or '.join(known)}, or leave it out."
+            )
+        return asked
 
     @property
     def likely_parallel(self) -> ParallelConfig:

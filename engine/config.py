@@ -84,6 +84,10 @@ class ParallelConfig:
         return f"EngineCore_DP{self.data_parallel_rank}"
 
 
+CPU_QUANTIZATIONS = ("int8", "int4")  # that the native kernels multiply
+GPU_QUANTIZATIONS = ("int8", "fp8", "fp8_per_block")  # that Triton's multiply
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     """Where and in which number format the model runs. `device` is resolved: `cpu` or `cuda`."""
@@ -92,7 +96,7 @@ class DeviceConfig:
     dtype: str = "bfloat16"  # bfloat16, float16 or float32
     num_threads: int | None = None  # CPU threads of the model step; None = one per core
     kernels: str = "auto"  # native, triton, reference, or auto = the best that runs
-    quantization: str = "none"  # of weights and the inputs of their products: int8, int4 or none
+    quantization: str = "none"  # of weights, and for int8 and int4 of their inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ def _counted_together(request: PlanRequest) -> PlanRequest:
 def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> MemoryPlan:
     if shape.quantization is None:
         weights = weights.loaded_as(run_dtype(shape, request))
-    if request.quantization == "fp8":
+    if request.quantization in ("fp8", "fp8_per_block"):
         weights = weights.as_fp8()
     weights = _as_loaded(weights, shape, request)
     max_len = asked_model_len(shape, request)
@@ -155,7 +155,8 @@ def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> Memor
 
 def _as_loaded(weights: Weights, shape: ModelShape, request: PlanRequest) -> Weights:
     """As the engine keeps them, which is not as the file has them."""
-    if _is_native(shape, request):
+    is_int8_on_gpu = request.engine == STOKER and request.quantization == "int8"
+    if _is_native(shape, request) or is_int8_on_gpu:  # whose scales take a little less
         return weights.as_native(shape, request.quantization)
     if request.engine != VLLM or request.gpu is None:
         return weights

@@ -21,6 +21,7 @@ from app.planning.plan import (
 )
 from app.planning.plan_request import LEAST_LENGTH
 from app.planning.weight_sizes import Weights
+from engine.config import CPU_QUANTIZATIONS
 
 _LARGER_SHARES = (0.95, 0.98)
 _FEWER_REQUESTS = (256, 64, 16)
@@ -73,7 +74,9 @@ def _load_formats(plan: MemoryPlan) -> tuple[str, ...]:
     request = plan.request
     if request.engine == VLLM and request.gpu is not None:
         return ("fp8",) if request.gpu.has_fp8_weights else ()
-    return ("int8", "int4") if request.engine == STOKER and request.gpu is None else ()
+    if request.engine != STOKER:
+        return ()
+    return CPU_QUANTIZATIONS if request.gpu is None else ("fp8",)
 
 
 def _changes(plan: MemoryPlan, weights: Weights) -> Iterator[Change]:

@@ -11,8 +11,7 @@ from app.planning.lora_weights import LoraSlots
 from app.planning.memory_estimates import Calibration, GivenGib
 from app.planning.model_shapes import ModelShape
 from app.planning.vllm_versions import Version
-from engine.args import QUANTIZATIONS
-from engine.config import DEFAULT_UTILIZATION
+from engine.config import CPU_QUANTIZATIONS, DEFAULT_UTILIZATION, GPU_QUANTIZATIONS
 from engine.step_budget import StepBudget, StepDevice, step_budget
 
 _VOCABULARY_MULTIPLE = 64  # DEFAULT_VOCAB_PADDING_SIZE of vLLM
@@ -113,7 +112,7 @@ def _require_vllm_limits(request: PlanRequest) -> None:
 def _load_formats(request: PlanRequest) -> tuple[str, ...]:
     """What `--quantization` may be there."""
     if request.engine == STOKER:
-        return QUANTIZATIONS if request.gpu is None else ()
+        return CPU_QUANTIZATIONS if request.gpu is None else GPU_QUANTIZATIONS
     return ("fp8",) if request.engine == VLLM else ()
 
 

@@ -123,8 +123,6 @@ def _own_obstacle(model: PlannedModel, support: Support, request: PlanRequest) -
         return "it splits only what its own code runs"
     if request.quantization is not None and support.implementation == "transformers":
         return "it quantises only what its own code runs"
-    if request.quantization is not None and request.gpu is not None:
-        return "it quantises on a CPU only"
     if request.lora is not None:
         return "it has no LoRA adapters"
     if request.num_speculative_tokens:

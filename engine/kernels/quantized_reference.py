@@ -52,8 +52,11 @@ class QuantizedReferenceKernels(ReferenceKernels):
 
 
 def quantized(kernels: KernelSet | NativeKernels, quantization: str) -> KernelSet | NativeKernels:
-    """The same set with weights in the formats that `quantization` names."""
-    if quantization == "none":
+    """The same set with weights in the formats that `quantization` names.
+
+    Triton's was made with them.
+    """
+    if quantization == "none" or kernels.name == "triton":
         return kernels
     formats = weight_formats(quantization)
     if isinstance(kernels, NativeKernels):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import DeviceConfig
+from engine.config import GPU_QUANTIZATIONS, DeviceConfig
 from engine.env import cpu_has_bf16
 from engine.errors import ConfigError
 from engine.kernels.kernel_set import KernelSet, create_kernel_set
@@ -24,6 +24,7 @@ from engine.kernels.triton.targets import (
     target_named,
     target_of_capability,
 )
+from engine.kernels.weight_formats import weight_formats
 from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
 
@@ -55,6 +56,10 @@ def select_kernels(
             return SelectedKernels(_triton_kernels(device), ["TRITON", "REFERENCE"])
         if asked == "triton":
             raise ConfigError(f"--kernels triton cannot be used: {obstacle}.")
+        if device.quantization.startswith("fp8"):
+            raise ConfigError(
+                f"--quantization {device.quantization} needs Triton's kernels: {obstacle}."
+            )
         logger.warning("Triton kernels are not used: %s.", obstacle)
         return SelectedKernels(create_kernel_set("reference"), ["REFERENCE"])
     if asked == "reference":
@@ -80,15 +85,16 @@ def _triton_kernels(device: DeviceConfig) -> KernelSet:
     prepare(device.device)
     from engine.kernels.triton.kernels import TritonKernels
 
+    formats = weight_formats(device.quantization)
     if device.device == "cpu":
         logger.warning(
             "Triton kernels run in Triton's interpreter on this CPU (TRITON_INTERPRET=1): that is "
             "for tests of the kernels, and thousands of times slower than --kernels native."
         )
-        return TritonKernels(INTERPRETED)
+        return TritonKernels(INTERPRETED, formats=formats)
     target = _target_of_device()
     logger.info("Triton kernels are used with the tiles of %s.", target.name)
-    return TritonKernels(target)
+    return TritonKernels(target, formats=formats)
 
 
 def _target_of_device() -> Target:
@@ -103,7 +109,7 @@ def _triton_obstacle(device: DeviceConfig, model_sets: list[str]) -> str | None:
         return "the package triton is not installed; it exists for Linux, type `pip install triton`"
     if "triton" not in model_sets:
         return "they have no code for this architecture"
-    if device.quantization != "none":
+    if device.quantization not in ("none", *GPU_QUANTIZATIONS):
         return f"they have no {device.quantization} weights; leave --quantization out"
     if device.device == "cpu":
         return None

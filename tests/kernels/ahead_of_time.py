@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from engine.env import user_cache_dir
+from engine.kernels.scaled_weights import ScaledWeight
 from engine.kernels.triton.runtime import prepare
 from engine.kernels.triton.targets import TARGETS, Target, programs_per_processor, target_named
 from tests.kernels.resource_table import Resources, table
@@ -51,6 +52,11 @@ from engine.kernels.triton.prefill_attention import (  # noqa: E402
     prefill_attention,
 )
 from engine.kernels.triton.sampling import sample  # noqa: E402
+from engine.kernels.triton.weight_products import (  # noqa: E402
+    fp8_product,
+    int8_product,
+    quantize_rows,
+)
 
 META = torch.device("meta")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -58,6 +64,7 @@ _TYPE_NAMES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float32: "fp32",
+    torch.int8: "i8",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.uint8: "u8",
@@ -127,7 +134,28 @@ def launches(target: Target) -> list[Launched]:
     sample(
         record, tokens, logits, floats, counts, floats, floats, floats, tiles.row, tiles.row_warps
     )
+    _weight_products(record, target, dtype)
     return record.found
+
+
+def _weight_products(record: Recorder, target: Target, dtype: torch.dtype) -> None:
+    """Of the layer's widest linear, for a step of decodes and for one with chunks."""
+    width, depth, bias, tiles = 28672, 4096, _meta((28672,), dtype), target.tiles
+    scales, blocks = _meta((width,)), _meta((width // 128, depth // 128))
+    int8 = ScaledWeight(_meta((width, depth), torch.int8), scales)
+    fp8 = ScaledWeight(_meta((width, depth), torch.uint8), scales)
+    fp8_blocks = ScaledWeight(fp8.numbers, blocks)
+    for tokens, case in ((1, "decodes"), (2048, "chunks")):
+        rows, x = _meta((tokens, depth), torch.int8), _meta((tokens, depth), dtype)
+        x_scales, out = _meta((tokens,)), _meta((tokens, width), dtype)
+        if tokens == 1:
+            record.case = ""
+            quantize_rows(record, rows, x_scales, x, tiles.row, tiles.row_warps)
+        record.case = case
+        int8_product(record, out, rows, x_scales, int8, bias, target)
+        fp8_product(record, out, x, fp8, bias, target)
+        record.case = f"{case}, scales of blocks"
+        fp8_product(record, out, x, fp8_blocks, bias, target)
 
 
 def _attention(

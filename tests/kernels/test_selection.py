@@ -117,7 +117,7 @@ def test_tiles_are_those_of_the_gpu(
     [
         ((7, 0), DeviceConfig(device="cuda"), r"compute capability 7\.5 or later.* has 7\.0"),
         ((7, 5), DeviceConfig(device="cuda"), "does not multiply bfloat16; give --dtype float16"),
-        ((9, 0), DeviceConfig(quantization="int8"), "no int8 weights; leave --quantization out"),
+        ((9, 0), DeviceConfig(quantization="int4"), "no int4 weights; leave --quantization out"),
     ],
 )
 def test_what_triton_cannot_run_is_refused(
@@ -140,6 +140,13 @@ def test_on_a_cpu_the_interpreter_is_used_when_asked_for(
     (record,) = logged.records
     assert record.levelname == "WARNING"
     assert "interpreter on this CPU (TRITON_INTERPRET=1)" in record.getMessage()
+
+
+def test_fp8_weights_need_a_gpu_that_triton_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+    asked = DeviceConfig(device="cuda", quantization="fp8")
+    with pytest.raises(ConfigError, match=r"fp8 needs Triton's kernels: .* this one has 7\.0"):
+        select_kernels(asked, SPEC, WITH_TRITON, 2)
 
 
 def test_an_architecture_without_native_code_falls_back(logged: pytest.LogCaptureFixture) -> None:

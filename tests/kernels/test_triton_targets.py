@@ -29,7 +29,10 @@ KERNELS = {
     "argmax",
     "decode_attention",
     "embed",
+    "fp8_product",
+    "int8_product",
     "prefill_attention",
+    "quantize_rows",
     "rotate_and_store",
     "sample",
 }

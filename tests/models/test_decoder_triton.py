@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import tests.interpreted_triton  # noqa: F401  (before any kernel)
+from engine.kernels.kernel_set import create_kernel_set
+from engine.kernels.scaled_weights import plain_weight, scaled_weight
 from engine.kernels.step_batch import StepBatch
 from engine.kernels.triton.kernels import TritonKernels
 from engine.kernels.triton.targets import INTERPRETED
+from engine.kernels.weight_formats import weight_formats
 from engine.models.decoder import DecoderModel
 from engine.models.decoder_triton import TritonDecoder
 from engine.models.registry import load_weights
@@ -30,12 +33,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 LENGTHS = (1, 30, 19, 7)
 
 
-def triton_model(folder: Path, *, dtype: str = "float32", **changes: Any) -> TritonDecoder:
+def triton_model(
+    folder: Path, *, dtype: str = "float32", quantization: str = "none", **changes: Any
+) -> TritonDecoder:
     config = engine_config(folder, dtype=dtype, **changes)
     weights = load_weights(
         config.model, torch_dtype(dtype), torch.device("cpu"), lambda *state: None
     )
-    kernels = TritonKernels(INTERPRETED)
+    kernels = TritonKernels(INTERPRETED, formats=weight_formats(quantization))
     return TritonDecoder(config.model, weights, kernels, 256, cache_spec(config))
 
 
@@ -74,6 +79,32 @@ def test_a_step_in_bf16_over_an_fp8_cache(tmp_path: Path) -> None:
         strict=True,
     ):
         assert (logits - expected).norm() / expected.norm() < 0.06
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8", "fp8_per_block"])
+def test_a_step_with_weights_of_eight_bits(quantization: str, tmp_path: Path) -> None:
+    """What a decoder of plain torch gives whose weights were rounded before."""
+    save(tmp_path, "Qwen3")
+    config = engine_config(tmp_path)
+    weights = load_weights(config.model, torch.float32, torch.device("cpu"), lambda *state: None)
+    formats = weight_formats(quantization)
+    for layer in weights.layers:
+        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            linear.weight.copy_(plain_weight(scaled_weight(linear.weight, formats.layers)))
+    plain = DecoderModel(
+        config.model, weights, create_kernel_set("reference"), 256, cache_spec(config)
+    )
+    model = triton_model(tmp_path, quantization=quantization)
+    prompts = np.random.default_rng(4).integers(0, 199, (2, 20)).tolist()
+    steps = [[17, 19], [1, 1], [1, 0]]
+    bound = 0.05 if quantization == "int8" else 1e-4  # int8 rounds the inputs, too, and the head
+    for logits, expected in zip(
+        PagedSequences(model, prompts, 16).run(steps),
+        PagedSequences(plain, prompts, 16).run(steps),
+        strict=True,
+    ):
+        assert (logits - expected).norm() / expected.norm() < bound
+    assert model.weight_bytes < triton_model(tmp_path).weight_bytes * 0.6
 
 
 def test_the_sets_single_operations_make_the_same_decoder(tmp_path: Path) -> None:

@@ -97,11 +97,17 @@ def test_the_flag(folder: Path) -> None:
     assert config_for(folder).device.quantization == "none"
     assert config_for(folder, "-q", "int4").device.quantization == "int4"
     assert config_for(folder, "--quantization", "int8").device.quantization == "int8"
+    on_gpu = config_for(folder, "-q", "fp8_per_block", "--device", "cuda", "--dtype", "bfloat16")
+    assert on_gpu.device.quantization == "fp8_per_block"
 
 
 def test_what_cannot_be_quantized_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="--quantization int8 works on a CPU"):
-        config_for(folder, "-q", "int8", "--device", "cuda")
+    with pytest.raises(ConfigError, match="int4 is not there on the device cuda; use int8 or fp8"):
+        config_for(folder, "-q", "int4", "--device", "cuda")
+    with pytest.raises(ConfigError, match="fp8 is not there on the device cpu; use int8 or int4"):
+        config_for(folder, "-q", "fp8")
+    with pytest.raises(ConfigError, match="cuda with --kernels reference; use int8 or int4"):
+        config_for(folder, "-q", "fp8", "--device", "cuda", "--kernels", "reference")
     with pytest.raises(ConfigError, match="--quantization int4 is not there for LlamaForCausalLM"):
         config_for(folder, "-q", "int4", implementation="transformers")
 

@@ -1,6 +1,7 @@
 """TritonKernels: the set of operations, and fused ones for `engine.models.decoder_triton`.
 
-Matrix products are torch's. The layout of the cache is the reference set's.
+Matrix products are torch's, but for weights of 8 bits. The layout of the cache is the reference
+set's.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from engine.kernels.kernel_set import FloatArray, KVCache, PackedLinear
 from engine.kernels.reference import ReferenceKernels
+from engine.kernels.scaled_weights import ScaledWeight, scaled_weight
 from engine.kernels.step_batch import IntArray, StepBatch
-from engine.kernels.triton import activation, argmax, embedding, norm, sampling
+from engine.kernels.triton import activation, argmax, embedding, norm, sampling, weight_products
 from engine.kernels.triton.decode_attention import (
     AttentionShape,
     DecodeRows,
@@ -31,11 +33,13 @@ from engine.kernels.triton.prefill_attention import (
 from engine.kernels.triton.runtime import Launch, launch
 from engine.kernels.triton.step_inputs import StepInputs, StepSize, pack, unpack
 from engine.kernels.triton.targets import Target
+from engine.kernels.weight_formats import BF16, WeightFormats
 from engine.kv_sizing import KVCacheSpec
 
 _MOST_SPLITS = 32
 _MOST_COUNTED = 2**31 - 1
 _PROGRAMS_PER_PROCESSOR = 2  # that decode attention wants at least
+_AS_THEY_ARE = WeightFormats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +54,34 @@ class TritonPlan:
 
 
 class TritonKernels:
-    """Kernels for one `target`; `launch` starts them, and may be one that records."""
+    """Kernels for one `target`; `launch` starts them, and may be one that records.
+
+    `formats` are those that linears are rounded to when they are packed.
+    """
 
     name = "triton"
 
-    def __init__(self, target: Target, launch: Launch = launch) -> None:
+    def __init__(
+        self, target: Target, launch: Launch = launch, formats: WeightFormats = _AS_THEY_ARE
+    ) -> None:
         self.target = target
         self._launch = launch
+        self._formats = formats
         self._scratch: list[DecodeScratch] = []  # recorded graphs go on using the older ones
         self._argmax_scratch: tuple[Tensor, Tensor, Tensor] | None = None
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """The weight as it is."""
+        """The weight as it is, or rounded to 8 bits."""
+        if self._formats.layers != BF16:
+            return self._pack_scaled(weight, bias, self._formats.layers, weight.dtype)
         num_bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
         dtype = weight.dtype
         return PackedLinear(lambda x: F.linear(x.to(dtype), weight, bias), num_bytes, is_copy=False)
 
     def pack_head(self, weight: Tensor) -> PackedLinear:
         """Float32 results of products in the weight's format: logits are not rounded to 16 bit."""
+        if self._formats.head != BF16:
+            return self._pack_scaled(weight, None, self._formats.head, torch.float32)
         dtype = weight.dtype
 
         def run(x: Tensor) -> Tensor:
@@ -81,6 +95,36 @@ class TritonKernels:
             return torch.mm(rounded, weight.t(), out_dtype=torch.float32)
 
         return PackedLinear(run, weight.nbytes, is_copy=False)
+
+    def _pack_scaled(
+        self, weight: Tensor, bias: Tensor | None, number_format: str, out_dtype: torch.dtype
+    ) -> PackedLinear:
+        scaled = scaled_weight(weight, number_format)
+        num_bytes = scaled.num_bytes + (bias.nbytes if bias is not None else 0)
+        width, dtype = len(weight), weight.dtype
+        run = self._int8_product if scaled.is_int8 else self._fp8_product
+
+        def linear(x: Tensor) -> Tensor:
+            out = torch.empty((len(x), width), dtype=out_dtype, device=x.device)
+            return run(out, x.to(dtype).contiguous(), scaled, bias)
+
+        return PackedLinear(linear, num_bytes, is_copy=True)
+
+    def _int8_product(
+        self, out: Tensor, x: Tensor, weight: ScaledWeight, bias: Tensor | None
+    ) -> Tensor:
+        tiles = self.target.tiles
+        numbers = torch.empty_like(x, dtype=torch.int8)
+        scales = torch.empty(len(x), dtype=torch.float32, device=x.device)
+        weight_products.quantize_rows(self._launch, numbers, scales, x, tiles.row, tiles.row_warps)
+        return weight_products.int8_product(
+            self._launch, out, numbers, scales, weight, bias, self.target
+        )
+
+    def _fp8_product(
+        self, out: Tensor, x: Tensor, weight: ScaledWeight, bias: Tensor | None
+    ) -> Tensor:
+        return weight_products.fp8_product(self._launch, out, x, weight, bias, self.target)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows = x.float().contiguous()

@@ -13,6 +13,20 @@ KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class ProductTiles:
+    """What one program multiplies with a weight of 8 bits: rows are tokens, columns outputs.
+
+    `depth` inputs are added up in each step of the loop.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """How much of its input one program of a kernel works on, and with how many warps.
 
@@ -29,6 +43,12 @@ class Tiles:
     stages: int  # of the loops over keys: how many tiles are on their way at once
     row: int
     row_warps: int
+    few: ProductTiles  # steps of up to `few.rows` tokens, whose products wait for the weights
+    many: ProductTiles
+
+    def product(self, tokens: int) -> ProductTiles:
+        """Of a product with so many tokens."""
+        return self.few if tokens <= self.few.rows else self.many
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +73,21 @@ class Target:
     tiles: Tiles
 
 
-_TURING = Tiles(32, 8, 32, 32, 8, 1, 1024, 4)
-_AMPERE = Tiles(32, 4, 64, 32, 4, 2, 1024, 4)
-_ADA = Tiles(64, 4, 64, 32, 4, 2, 1024, 4)
-_HOPPER = Tiles(64, 4, 64, 64, 4, 2, 1024, 4)
-_CDNA = Tiles(32, 4, 64, 32, 4, 1, 1024, 4)
+_FEW = ProductTiles(16, 32, 128, 4, 4)
+_MANY = ProductTiles(64, 128, 64, 8, 3)
+_TURING = Tiles(
+    *(32, 8, 32, 32, 8, 1, 1024, 4),
+    few=ProductTiles(16, 32, 64, 4, 1),
+    many=ProductTiles(64, 64, 32, 8, 1),
+)
+_AMPERE = Tiles(32, 4, 64, 32, 4, 2, 1024, 4, _FEW, _MANY)
+_ADA = Tiles(64, 4, 64, 32, 4, 2, 1024, 4, _FEW, _MANY)
+_HOPPER = Tiles(64, 4, 64, 64, 4, 2, 1024, 4, _FEW, _MANY)
+_CDNA = Tiles(
+    *(32, 4, 64, 32, 4, 1, 1024, 4),
+    few=ProductTiles(16, 32, 128, 4, 1),
+    many=ProductTiles(64, 64, 64, 8, 1),
+)
 
 TARGETS = (
     Target("sm_75", "cuda", 75, 32, 64 * KIB, 64 * KIB, 65536, 1024, 16, 40, 256, "fp16", _TURING),
@@ -89,7 +119,12 @@ TARGETS = (
 )
 
 INTERPRETED = Target(
-    "interpreter", "cpu", "cpu", 1, 0, 0, 0, 0, 1, 3, 1, "bf16", Tiles(32, 1, 32, 32, 1, 1, 4096, 1)
+    *("interpreter", "cpu", "cpu", 1, 0, 0, 0, 0, 1, 3, 1, "bf16"),
+    Tiles(
+        *(32, 1, 32, 32, 1, 1, 4096, 1),
+        few=ProductTiles(16, 64, 128, 1, 1),
+        many=ProductTiles(32, 128, 128, 1, 1),
+    ),
 )
 """A CPU under Triton's interpreter: small tiles and few programs, so that short texts are cut."""
 

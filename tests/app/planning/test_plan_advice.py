@@ -22,6 +22,7 @@ from app.planning.plan_answers import Answers, answer
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import PlanRequest
 from engine.args import EngineArgs
+from engine.config import CPU_QUANTIZATIONS, GPU_QUANTIZATIONS
 from engine.env import HostDevice
 from engine.machine.sizes import GIB
 from engine.model_config import ModelConfig
@@ -52,7 +53,9 @@ def starts(draw: st.DrawFn) -> tuple[PlannedModel, PlanRequest]:
     model = _MODELS[draw(st.sampled_from(sorted(_MODELS)))]
     gpu = draw(st.sampled_from((None, *_GPUS)))
     engine = STOKER if gpu is None else draw(st.sampled_from((VLLM, VLLM, STOKER)))
-    formats = {VLLM: ("fp8",), STOKER: ("int8", "int4") if gpu is None else ()}[engine]
+    formats = {VLLM: ("fp8",), STOKER: CPU_QUANTIZATIONS if gpu is None else GPU_QUANTIZATIONS}[
+        engine
+    ]
     is_plain = model.shape.quantization is None
     is_vllm = engine == VLLM
     tokens = draw(st.none() | st.integers(1, 40_000))
