@@ -51,6 +51,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, fro
 
     `eos_token_ids` is empty when the request ignores EOS. `arrival_time` is wall clock, seconds.
     With `pooling` the prompt becomes a vector; nothing is generated, so there is no `max_tokens`.
+    `message_digests`, one per message of a chat, tell the same messages from others.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, fro
     cache_salt: str | None = None
     priority: int = 0
     pooling: PoolingParams | None = None
+    message_digests: tuple[bytes, ...] = ()
 
 
 class EngineCoreEvent(msgspec.Struct, array_like=True, frozen=True):
@@ -70,11 +72,40 @@ class EngineCoreEvent(msgspec.Struct, array_like=True, frozen=True):
     timestamp: float
 
 
+class MissCause(str, enum.Enum):
+    """What kept a prompt's tokens from being found in the prefix cache."""
+
+    NO_PREDECESSOR = "no_predecessor"  # no earlier request that is remembered begins alike
+    OTHER_TEXT = "other_text"
+    REWRITTEN_ANSWER = "rewritten_answer"  # it differs inside what the model had answered
+    RENDERED_ANEW = "rendered_anew"  # the same messages, and the template made other text of them
+    PARTIAL_BLOCK = "partial_block"  # only full blocks can be found, and the last token never
+    NOT_COMPUTED = "not_computed"  # the earlier request is not that far itself
+    EVICTED = "evicted"
+    OTHER_SALT = "other_salt"
+
+
+class PrefixMiss(msgspec.Struct, array_like=True, frozen=True):
+    """How the prompt compares with the earlier request that shares most of its beginning.
+
+    `num_matched_tokens` is also the place of the first token that differs, counted from 0;
+    `num_lost_tokens` of the matched ones were not in the cache.
+    """
+
+    cause: MissCause
+    num_matched_tokens: int
+    num_lost_tokens: int
+
+
 class PrefillStats(msgspec.Struct, array_like=True, frozen=True):
-    """Where the prompt's KV came from; sent once, with the first token."""
+    """Where the prompt's KV came from; sent once, with the first token.
+
+    `miss` is None without a prefix cache, and where nothing was lost.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
+    miss: PrefixMiss | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):

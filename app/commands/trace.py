@@ -79,6 +79,7 @@ def _print_json(url: str, traced: TracedRequest) -> None:
         "hops": [_entry(hop) for hop in traced.hops],
         "states": [[name, at] for name, at in engine.states] if engine else None,
         "num_steps": engine.num_steps if engine else None,
+        "prefix_miss": asdict(engine.prefix_miss) if engine and engine.prefix_miss else None,
         "reason": traced.reason or None,
     }
     print_json(SCHEMA, payload)
@@ -107,6 +108,9 @@ def _report(traced: TracedRequest) -> Iterator[str]:
         yield ""
         yield "status: " + " -> ".join(name for name, _ in traced.trace.states)
         yield f"hops 6 to 11 were walked {traced.trace.num_steps} times, once per step"
+    if traced.trace and traced.trace.prefix_miss:
+        miss = traced.trace.prefix_miss
+        yield f"prefix cache: {miss.matched_tokens:,} tokens as before; {miss.sentence()}"
     yield ""
     yield f"answer: {printable(' '.join(traced.text.split()))}"
 

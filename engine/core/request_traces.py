@@ -13,6 +13,7 @@ from typing import Any
 from engine.messages import EngineCoreOutput
 from engine.sched.request import Request, RequestStatus
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.snapshot import miss_document
 
 MAX_TRACES = 512
 _MAX_STATES = 32
@@ -80,6 +81,7 @@ class _Trace:
     first_step: TracedStep | None = None
     last_step: TracedStep | None = None
     totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TOTALS, 0.0))
+    prefix_miss: dict[str, Any] | None = None
 
     def enter(self, state: str, at_s: float) -> None:
         if len(self.states) < _MAX_STATES and self.states[-1][0] != state:
@@ -125,6 +127,8 @@ class RequestTraces:
             if trace is None:
                 continue
             trace.enter(RequestStatus.RUNNING.name, clock.planned_s)
+            if trace.first_step is None and request_id in live:
+                trace.prefix_miss = miss_document(live[request_id].prefix_miss)
             trace.add(
                 TracedStep(
                     start_s=clock.start_s,
@@ -142,6 +146,9 @@ class RequestTraces:
     def note_ends(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """Requests whose last output this is."""
         for output in outputs:
+            trace = self._traces.get(output.request_id)
+            if trace is not None and output.prefill_stats is not None:
+                trace.prefix_miss = miss_document(output.prefill_stats.miss)
             if output.finish_reason is not None:
                 name = _LAST_STATES[output.finish_reason]
                 self._enter(output.request_id, name, time.monotonic())

@@ -55,6 +55,7 @@ class InputProcessor:
         logprobs_param: str = "logprobs",
         cache_salt: str | None = None,
         priority: int = 0,
+        message_digests: tuple[bytes, ...] = (),
     ) -> EngineCoreRequest:
         """Return the checked request; RequestError says which limit it breaks."""
         self.check_prompt(prompt_token_ids, prompt_param)
@@ -68,6 +69,7 @@ class InputProcessor:
             eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
             cache_salt=cache_salt,
             priority=priority,
+            message_digests=message_digests,
         )
 
     def process_pooling(

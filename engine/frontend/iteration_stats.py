@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.messages import EngineCoreEvent, EventType, FinishReason, SchedulerStats
+from engine.messages import EngineCoreEvent, EventType, FinishReason, MissCause, SchedulerStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class IterationStats:
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    misses: list[MissCause] = field(default_factory=list)
     num_generation_tokens: int = 0
     first_token_latencies_s: list[float] = field(default_factory=list)
     inter_token_latencies_s: list[float] = field(default_factory=list)

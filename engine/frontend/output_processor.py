@@ -175,6 +175,8 @@ def _note_progress(
         state.num_cached_tokens = output.prefill_stats.num_cached_tokens
         stats.num_prompt_tokens += output.prefill_stats.num_prompt_tokens
         stats.num_cached_tokens += output.prefill_stats.num_cached_tokens
+        if output.prefill_stats.miss is not None:
+            stats.misses.append(output.prefill_stats.miss.cause)
     state.num_preemptions = max(state.num_preemptions, output.num_preemptions)
     if output.new_token_ids:
         state.num_generation_tokens += len(output.new_token_ids)

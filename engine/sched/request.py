@@ -5,7 +5,13 @@ from __future__ import annotations
 import enum
 import time
 
-from engine.messages import EngineCoreEvent, EngineCoreRequest, EventType, FinishReason
+from engine.messages import (
+    EngineCoreEvent,
+    EngineCoreRequest,
+    EventType,
+    FinishReason,
+    PrefixMiss,
+)
 from engine.sampling_params import SamplingParams
 from engine.sched.block_hash import BlockHash, hash_block
 from engine.sched.grammar import Grammar
@@ -62,12 +68,14 @@ class Request:
         "first_token_time",
         "grammar",
         "max_tokens",
+        "message_digests",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "place",
         "pooling",
+        "prefix_miss",
         "priority",
         "request_id",
         "sampling_params",
@@ -92,6 +100,7 @@ class Request:
         self.arrival_time = message.arrival_time
         self.first_token_time: float | None = None
         self.cache_salt = message.cache_salt
+        self.message_digests = message.message_digests
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         params = message.sampling_params
@@ -102,6 +111,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # hits at first admission
+        self.prefix_miss: PrefixMiss | None = None
         self.num_preemptions = 0
         self.place = 0  # the scheduler numbers requests as they come
         self.grammar = grammar

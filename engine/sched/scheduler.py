@@ -21,6 +21,7 @@ from engine.messages import (
 from engine.sched.grammar import Grammar
 from engine.sched.kv_cache_manager import KVCacheManager
 from engine.sched.logprobs_budget import LogprobsBudget
+from engine.sched.prefix_history import PrefixHistory
 from engine.sched.request import Request, RequestStatus
 from engine.sched.request_queue import create_request_queue
 from engine.sched.scheduler_output import (
@@ -80,6 +81,7 @@ class Scheduler:
         self._num_micro_batches = num_micro_batches
         self._num_in_flight: Counter[str] = Counter()  # steps under way that a request is in
         self._logprobs_budget = LogprobsBudget()
+        self._prefix_history = PrefixHistory(cache.block_size)
         self._num_added = 0
         self._num_preemptions = 0
         self._num_queries = 0
@@ -240,6 +242,7 @@ class Scheduler:
             if self.kv_cache_manager.enable_caching and not request.needs_whole_prompt:
                 self._num_queries += request.num_tokens
                 self._num_hits += num_hit_tokens
+                request.prefix_miss = self._prefix_history.admit(request, num_hit_tokens)
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_hit_tokens
         self.running.append(request)
@@ -423,6 +426,7 @@ class Scheduler:
         was_running = request.status == RequestStatus.RUNNING
         request.status = status
         self.kv_cache_manager.free(request)
+        self._prefix_history.end(request)
         del self.requests[request.request_id]
         self._structured.pop(request.request_id, None)
         if was_running:
@@ -437,7 +441,9 @@ class Scheduler:
             stop_reason=request.stop_reason,
             events=request.take_events(),
             prefill_stats=(
-                PrefillStats(request.num_prompt_tokens, request.num_cached_tokens or 0)
+                PrefillStats(
+                    request.num_prompt_tokens, request.num_cached_tokens or 0, request.prefix_miss
+                )
                 if is_first
                 else None
             ),

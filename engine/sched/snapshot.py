@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.messages import PrefixMiss
 from engine.sched.request import Request, RequestStatus
 from engine.sched.scheduler import Scheduler
 from engine.sched.scheduler_output import SchedulerOutput
@@ -171,8 +172,20 @@ def _request_entry(
         "max_tokens": request.max_tokens,
         "blocks": len(_held_blocks(scheduler, request.request_id)),
         "cached_tokens": request.num_cached_tokens,
+        "prefix_miss": miss_document(request.prefix_miss),
         "preemptions": request.num_preemptions,
         "priority": request.priority,
+    }
+
+
+def miss_document(miss: PrefixMiss | None) -> Document | None:
+    """Why the prefix cache did not have more of a prompt; None where nothing was lost."""
+    if miss is None:
+        return None
+    return {
+        "cause": miss.cause.value,
+        "matched_tokens": miss.num_matched_tokens,
+        "lost_tokens": miss.num_lost_tokens,
     }
 
 

@@ -177,6 +177,7 @@ async def make_job(
     has_echo: bool = False,
     is_prompt_only: bool = False,
     thinking: ThinkingPlan | None = None,
+    message_digests: tuple[bytes, ...] = (),
 ) -> Job:
     """Check every prompt and make the sub-requests; RequestError refuses the whole request."""
     body.check_choices(len(prompts))
@@ -201,6 +202,7 @@ async def make_job(
             logprobs_param=logprobs_param,
             cache_salt=body.cache_salt,
             priority=body.priority,
+            message_digests=message_digests,
         )
         requests += _samples(first, job_id, body.n, len(requests))
     _check_logprobs(requests, params, logprobs_param)

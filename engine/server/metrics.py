@@ -21,7 +21,7 @@ from prometheus_client import (
 
 from engine.config import CacheConfig
 from engine.frontend.iteration_stats import FinishedRequestStats, IterationStats
-from engine.messages import HandshakeReady, SchedulerStats
+from engine.messages import HandshakeReady, MissCause, SchedulerStats
 from engine.version import __version__
 
 _Family = TypeVar("_Family", Gauge, Counter, Histogram)
@@ -172,6 +172,14 @@ class _EngineSeries:
             "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."
         )
         self._hits = self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.")
+        by_cause = self._labelled_counter(
+            "stoker_prefix_cache_misses",
+            "Requests whose prompt was not found whole in the prefix cache, by what kept it out.",
+            "cause",
+        )
+        self._misses = {
+            cause: by_cause.labels(**self._values, cause=cause.value) for cause in MissCause
+        }
         self._preemptions = self._counter("vllm:num_preemptions", "Requests put back to waiting.")
         self._prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of requests whose prefill is done."
@@ -303,6 +311,8 @@ class _EngineSeries:
         self._computed_tokens.inc(computed)
         self._hit_tokens.inc(iteration.num_cached_tokens)
         self._cached_tokens.inc(iteration.num_cached_tokens)
+        for cause in iteration.misses:
+            self._misses[cause].inc()
         self._generation_tokens.inc(iteration.num_generation_tokens)
         if computed + iteration.num_generation_tokens:
             self._step_tokens.observe(computed + iteration.num_generation_tokens)

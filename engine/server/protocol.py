@@ -6,6 +6,7 @@ changes nothing: an answer that silently lacks what was asked for is worse than 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -207,6 +208,11 @@ class Message(BaseModel):
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
         return message
+
+    def digest(self) -> bytes:
+        """The same for the same message, and for hardly any other."""
+        text = repr(self.model_dump(exclude_none=True))
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
     def _extra(self) -> dict[str, Any]:
         return {key: value for key, value in (self.model_extra or {}).items() if value is not None}

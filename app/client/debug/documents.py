@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from app.client.debug.prefix_miss import PrefixMiss, read_prefix_miss
 from app.client.debug.trace import Trace, read_trace
 from app.client.errors import BadAnswer, status_error
 from app.client.metrics.slots import Slot, read_slots
@@ -79,6 +80,7 @@ class LiveRequest:
     preemptions: int
     client: str | None = None
     first_token_s: float | None = None  # after the arrival; None before it, or if not told
+    prefix_miss: PrefixMiss | None = None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -255,7 +257,7 @@ def read_requests(document: Any) -> tuple[tuple[LiveRequest, ...], int]:
         raise _bad("requests") from error
 
 
-_REQUEST_WORDS = ("id", "state", "age_s", "client", "first_token_s")
+_REQUEST_WORDS = ("id", "state", "age_s", "client", "first_token_s", "prefix_miss")
 
 
 def _optional_seconds(value: Any) -> float | None:
@@ -272,6 +274,7 @@ def _read_request(entry: Any) -> LiveRequest:
         age_s=float(entry["age_s"]),
         client=strip_escapes(str(entry["client"])) if entry.get("client") else None,
         first_token_s=_optional_seconds(entry.get("first_token_s")),
+        prefix_miss=read_prefix_miss(entry.get("prefix_miss")),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.client.debug.prefix_miss import PrefixMiss, read_prefix_miss
 from app.client.errors import BadAnswer
 from app.client.terminal_text import strip_escapes
 
@@ -51,6 +52,7 @@ class Trace:
     first_step: TraceStep | None = None
     last_step: TraceStep | None = None
     totals: Mapping[str, float] | None = None
+    prefix_miss: PrefixMiss | None = None
     prompt: str | None = None  # only of a server that was started with --show-prompts
     is_prompt_cut: bool = False
 
@@ -259,6 +261,7 @@ def _read_core(core: Any) -> dict[str, Any]:
         "first_step": _read_step(core["first_step"]),
         "last_step": _read_step(core["last_step"]),
         "totals": _floats(core["totals"]),
+        "prefix_miss": read_prefix_miss(core.get("prefix_miss")),
     }
 
 

@@ -28,7 +28,7 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
     """Render the template, tokenize, check."""
     services.check_model(body.model)
 
-    def prepare() -> tuple[ToolPlan, str]:
+    def prepare() -> tuple[ToolPlan, str, tuple[bytes, ...]]:
         plan = plan_tools(
             body.tools,
             body.tool_choice,
@@ -43,9 +43,9 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
             template_args=body.template_args,
             tools=plan.for_template,
         )
-        return plan, prompt
+        return plan, prompt, tuple(message.digest() for message in body.messages)
 
-    plan, prompt = await services.rendering.run(prepare)
+    plan, prompt, digests = await services.rendering.run(prepare)
     thinking = plan_thinking(
         services.thought_marks,
         prompt,
@@ -77,6 +77,7 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         echoes=[body.echoed_text],
         marks=marks,
         thinking=thinking,
+        message_digests=digests,
     )
     return job, plan
 

@@ -50,6 +50,7 @@ def test_walk_as_text(server: LocalServer, capsys: pytest.CaptureFixture[str]) -
     assert row.split()[:8] == ["9", "Worker", "11.00", "ms", "45.00", "ms", "10.00", "ms"]
     assert "kv_cache_manager.py (part of hop 7)" in out
     assert "status: WAITING -> RUNNING -> FINISHED_STOPPED" in out
+    assert "prefix cache: 24 tokens as before; from token 25 on the text is another one" in out
     assert "answer: Hello" in out
     assert "\x1b" not in out
     chat = next(call for call in server.calls if call.path == CHAT)
@@ -64,6 +65,11 @@ def test_json_document(server: LocalServer, capsys: pytest.CaptureFixture[str]) 
     assert [hop["number"] for hop in document["hops"]] == list(range(1, 14))
     assert document["hops"][8]["duration_s"] == 0.045
     assert document["hops"][7]["duration_s"] == 0.0004
+    assert document["prefix_miss"] == {
+        "cause": "other_text",
+        "matched_tokens": 24,
+        "lost_tokens": 8,
+    }
     assert document["reason"] is None
     assert len(document["client_gaps_s"]) == 1
     times = document["client_times_s"]

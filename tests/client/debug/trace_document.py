@@ -53,5 +53,6 @@ DOCUMENT: dict[str, Any] = {
             "sampler_s": 0.006,
             "update_s": 0.003,
         },
+        "prefix_miss": {"cause": "other_text", "matched_tokens": 24, "lost_tokens": 8},
     },
 }

@@ -345,6 +345,7 @@ async def test_walk_of_a_request(source: ScriptedSource, key: str) -> None:
         text = screen_text(app)
         assert "id req-1" in text
         assert "30 of 30 tokens, 16 cached" in text
+        assert "cache 24 tokens as before; from token 25 on the text is another one" in text
         assert "client 127.0.0.1:5" in text
         assert "WAITING > RUNNING > FINISHED_STOPPED" in text
         forward = next(line for line in text.splitlines() if "forward pass" in line)
