@@ -22,6 +22,7 @@ from engine.model_families import (
 )
 from engine.model_files.config_values import check_decoder, read_config
 from engine.model_files.json_objects import read_optional_json
+from engine.model_files.weight_quantization import WeightQuantization, read_quantization
 
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 _OLD_NAMES = {  # words of older families, for decoders that transformers runs
@@ -88,6 +89,7 @@ class ModelConfig:
     qk_rope_head_dim: int = 0
     implementation: str = "stoker"  # whose code runs the decoder: stoker or transformers
     own_obstacle: str | None = None  # why ours does not, for a family of ours
+    quantization: WeightQuantization | None = None  # of the checkpoint's linears
 
     def __post_init__(self) -> None:
         if not self.layer_windows:
@@ -141,9 +143,6 @@ class ModelConfig:
                 f"{', '.join(supported_architectures())}. Code from a model repository is never "
                 "run."
             )
-        if raw.get("quantization_config"):
-            method = raw["quantization_config"].get("quant_method", "unknown")
-            raise ModelError(f"Quantised checkpoints ({method}) are not supported; use a bf16 one.")
         obstacle = None
         if is_ours and model_impl != "transformers":
             try:
@@ -194,6 +193,7 @@ class ModelConfig:
             eos_token_ids=_eos_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
             kv_lora_rank=raw.get("kv_lora_rank"),
             qk_rope_head_dim=int(raw.get("qk_rope_head_dim") or 0),
+            quantization=read_quantization(raw),
             **{"attention_bias": False, **family_fields(architecture, raw)},
         )
 

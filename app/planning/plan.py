@@ -24,6 +24,7 @@ from app.planning.plan_request import (
 )
 from app.planning.planned_cache import LLAMA_CPP_STEP, cache_spec, run_dtype
 from app.planning.vllm_versions import version_rules
+from app.planning.weight_counts import count_weights
 from app.planning.weight_sizes import Weights, device_bytes
 from engine.cuda_graph_sizes import CaptureRules, GraphPlan, graph_mode, graph_plan
 from engine.errors import MemoryBudgetError
@@ -123,8 +124,7 @@ def _counted_together(request: PlanRequest) -> PlanRequest:
 
 
 def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> MemoryPlan:
-    if shape.quantization is None:
-        weights = weights.loaded_as(run_dtype(shape, request))
+    weights = _plain_numbers(weights, shape, request)
     if request.quantization in ("fp8", "fp8_per_block"):
         weights = weights.as_fp8()
     weights = _as_loaded(weights, shape, request)
@@ -153,6 +153,18 @@ def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> Memor
     return _sized(plan)
 
 
+def _plain_numbers(weights: Weights, shape: ModelShape, request: PlanRequest) -> Weights:
+    """In the format that the model runs in; our engine dequantises a checkpoint while it loads."""
+    dtype = run_dtype(shape, request)
+    if shape.quantization is None:
+        return weights.loaded_as(dtype)
+    is_counted = not (shape.is_plain or shape.has_unknown_tower)
+    if request.engine != STOKER or shape.support.implementation is None or not is_counted:
+        return weights
+    plain = count_weights(dataclasses.replace(shape, quantization=None)).loaded_as(dtype)
+    return dataclasses.replace(plain, basis=f"{weights.basis}, dequantised while loading")
+
+
 def _as_loaded(weights: Weights, shape: ModelShape, request: PlanRequest) -> Weights:
     """As the engine keeps them, which is not as the file has them."""
     is_int8_on_gpu = request.engine == STOKER and request.quantization == "int8"
@@ -169,7 +181,7 @@ def _as_loaded(weights: Weights, shape: ModelShape, request: PlanRequest) -> Wei
 
 def _is_native(shape: ModelShape, request: PlanRequest) -> bool:
     """Whether our native CPU kernels pack the weights, given a compiler."""
-    is_ours = request.engine == STOKER and request.gpu is None and shape.quantization is None
+    is_ours = request.engine == STOKER and request.gpu is None
     has_own_code = shape.support.implementation == "stoker"
     return is_ours and has_own_code and run_dtype(shape, request) == "bfloat16"
 

@@ -88,7 +88,7 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
             hint=f"{' and '.join(formats) or 'nothing'} can be planned there; a checkpoint that is "
             "quantised already needs no flag",
         )
-    if request.quantization and shape.quantization:
+    if request.quantization and shape.quantization and request.engine != STOKER:
         raise UsageError(f"{shape.name} is quantised already ({shape.quantization})")
 
 

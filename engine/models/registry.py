@@ -16,7 +16,7 @@ from engine.errors import ModelError
 from engine.kernels.kernel_set import ModelStep
 from engine.model_config import ModelConfig
 from engine.model_families import supported_architectures
-from engine.models.safetensors_loader import iterate_tensors
+from engine.models.quantized_tensors import checkpoint_tensors
 from engine.models.weights import DecoderWeights, load_decoder_weights
 from engine.rank_layout import WHOLE, RankPlace
 
@@ -59,5 +59,5 @@ def load_weights(
     """Read the rank's part of the checkpoint in `config.path`; `on_shard(done, total)` reports
     progress.
     """
-    tensors = iterate_tensors(Path(config.path), on_shard)
+    tensors = checkpoint_tensors(Path(config.path), config.quantization, on_shard)
     return load_decoder_weights(config, tensors, dtype, device, place)

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CorruptModelError
 from engine.model_files.checkpoint import checkpoint_files
+
+
+class CheckpointTensor(Protocol):
+    """A parameter of a checkpoint that is read when it is asked for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def read(self, part: tuple[slice, ...] = ()) -> Tensor:
+        """All of it, or only `part`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,7 @@ class StoredTensor:
                 self.shard.get_slice(self.name)[part] if part else self.shard.get_tensor(self.name)
             )
         except SafetensorError as error:
-            raise _unreadable(self.path, error) from error
+            raise unreadable(self.path, error) from error
         return tensor
 
 
@@ -45,9 +57,10 @@ def iterate_tensors(folder: Path, on_shard: Callable[[int, int], None]) -> Itera
                     shape = tuple(shard.get_slice(name).get_shape())
                     yield StoredTensor(name, shape, path, shard)
         except SafetensorError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         on_shard(done, len(files))
 
 
-def _unreadable(path: Path, error: SafetensorError) -> CorruptModelError:
+def unreadable(path: Path, error: SafetensorError) -> CorruptModelError:
+    """The error for a file that the library refuses."""
     return CorruptModelError(f"{path} cannot be read: {error}.")

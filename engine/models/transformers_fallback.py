@@ -22,6 +22,7 @@ from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
 from engine.model_config import ModelConfig
 from engine.model_files.checkpoint import checkpoint_files
+from engine.models.quantized_tensors import checkpoint_tensors
 from engine.models.transformers_attention import (
     ATTENTION_NAME,
     LayerContext,
@@ -136,6 +137,17 @@ def load_transformers_model(
     return TransformersModel(config, model, kernels, spec)
 
 
+def _source(config: ModelConfig) -> dict[str, Any]:
+    """Where the weights come from; those of a quantised checkpoint are plain ones by then."""
+    if config.quantization is None:
+        return {"pretrained_model_name_or_path": config.path, "config": load_config(config)}
+    plain = load_config(config)
+    del plain.quantization_config
+    tensors = checkpoint_tensors(Path(config.path), config.quantization, lambda *state: None)
+    weights = {tensor.name: tensor.read() for tensor in tensors}
+    return {"pretrained_model_name_or_path": None, "config": plain, "state_dict": weights}
+
+
 def _from_pretrained(config: ModelConfig, dtype: torch.dtype) -> Any:
     """Weights from safetensors only; one that is missing would be made up at random."""
     from safetensors import SafetensorError
@@ -147,8 +159,7 @@ def _from_pretrained(config: ModelConfig, dtype: torch.dtype) -> Any:
     register_paged_attention()
     try:
         model, report = transformers_class(config.architecture).from_pretrained(
-            config.path,
-            config=load_config(config),
+            **_source(config),
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.errors import CorruptModelError
 from engine.model_config import ModelConfig
-from engine.models.safetensors_loader import StoredTensor
+from engine.models.safetensors_loader import CheckpointTensor
 from engine.rank_layout import WHOLE, RankPlace, layers_of, model_of_rank
 
 _VISION = ("vision_tower.", "multi_modal_projector.")
@@ -66,7 +66,7 @@ class DecoderWeights:
 
 def load_decoder_weights(
     config: ModelConfig,
-    tensors: Iterable[StoredTensor],
+    tensors: Iterable[CheckpointTensor],
     dtype: torch.dtype,
     device: torch.device,
     place: RankPlace = WHOLE,

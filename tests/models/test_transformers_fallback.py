@@ -382,8 +382,8 @@ def test_who_runs_a_model_is_decided_by_its_architecture(tmp_path: Path) -> None
     assert ModelConfig.from_folder(tmp_path, "tiny").implementation == "transformers"
     with pytest.raises(ModelError, match=r"Olmo2ForCausalLM is not supported.*Llama"):
         ModelConfig.from_folder(tmp_path, "tiny", "stoker")
-    write_config(tmp_path, quantization_config={"quant_method": "awq"})
-    with pytest.raises(ModelError, match=r"Quantised checkpoints \(awq\)"):
+    write_config(tmp_path, quantization_config={"quant_method": "hqq"})
+    with pytest.raises(ModelError, match=r"Quantised checkpoints \(hqq\)"):
         ModelConfig.from_folder(tmp_path, "tiny")
 
 

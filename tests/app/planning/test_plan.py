@@ -243,7 +243,19 @@ def test_a_packed_checkpoint_is_counted_from_its_headers(tmp_path: Path) -> None
     with pytest.raises(StokerError, match="quantised already"):
         make_plan(model.shape, model.weights, PlanRequest(gpu=GPU, quantization="fp8"))
     plan = make_plan(model.shape, model.weights, PlanRequest(gpu=GPU, max_model_len=8192))
-    assert start_commands(model, plan)[1].command is None
+    own = start_commands(model, plan)[1].command
+    assert own is not None
+    assert own.startswith("stoker serve")
+
+
+def test_our_engine_keeps_a_packed_checkpoint_as_plain_numbers(tmp_path: Path) -> None:
+    packed = find_planned_model(str(awq_folder(tmp_path)))
+    request = PlanRequest(engine=STOKER, gpu=GPU, max_model_len=8192)
+    planned = make_plan(packed.shape, packed.weights, request).weights
+
+    plain = count_weights(dataclasses.replace(packed.shape, quantization=None))
+    assert planned.num_bytes == plain.loaded_as("float16").num_bytes
+    assert "dequantised while loading" in planned.basis
 
 
 def test_a_checkpoint_may_declare_its_cache_format() -> None:

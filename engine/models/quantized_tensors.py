@@ -1,0 +1,300 @@
+"""Tensors of a quantised checkpoint as plain ones: each linear's numbers and factors in one weight.
+
+compressed-tensors writes `weight_packed` or a small `weight` with `weight_scale`, FP8 models
+`weight_scale_inv`, AWQ and GPTQ `qweight`, `qzeros` and `scales`. A weight is made in float32 when
+it is read, one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import CorruptModelError
+from engine.logger import get_logger
+from engine.model_files.checkpoint import checkpoint_headers
+from engine.model_files.safetensors_header import Header
+from engine.model_files.weight_quantization import AWQ, WeightQuantization
+from engine.models.safetensors_loader import (
+    CheckpointTensor,
+    StoredTensor,
+    iterate_tensors,
+    unreadable,
+)
+
+logger = get_logger(__name__)
+
+_SMALL = ("I8", "F8_E4M3", "F8_E5M2")  # formats of a `weight` that has factors
+_FACTORS = ("weight_scale", "weight_scale_inv")
+_PARTS = (*_FACTORS, "weight_zero_point", "weight_shape", "weight_g_idx", "qzeros", "scales")
+_UNUSED = (  # what inputs or the KV cache would be rounded with; both stay in the model's format
+    *("input_scale", "input_zero_point", "input_global_scale", "activation_scale"),
+    *("output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale"),
+)
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of output 0, 1, ... among the nibbles of a word
+_WORD_BITS, _BYTE_BITS = 32, 8
+
+
+def checkpoint_tensors(
+    folder: Path, quantization: WeightQuantization | None, on_shard: Callable[[int, int], None]
+) -> Iterator[CheckpointTensor]:
+    """The parameters of any checkpoint; `on_shard(done, total)` reports progress."""
+    if quantization is None:
+        return iterate_tensors(folder, on_shard)
+    logger.info(
+        "The checkpoint is quantised (%s); its weights are dequantised while they are loaded.",
+        quantization.description,
+    )
+    return iterate_plain_tensors(folder, quantization, on_shard)
+
+
+def iterate_plain_tensors(
+    folder: Path, quantization: WeightQuantization, on_shard: Callable[[int, int], None]
+) -> Iterator[CheckpointTensor]:
+    """What `iterate_tensors` yields of a plain checkpoint; a linear's parts may be in any shard."""
+    headers = checkpoint_headers(folder)
+    places = {name: path for path, header in headers.items() for name in header}
+    entries: Header = {name: entry for header in headers.values() for name, entry in header.items()}
+    on_shard(0, len(headers))
+    with contextlib.ExitStack() as stack:
+        shards = {path: _opened(path, stack) for path in headers}
+
+        def stored(name: str) -> StoredTensor:
+            path = places[name]
+            return StoredTensor(name, entries[name].shape, path, shards[path])
+
+        for done, header in enumerate(headers.values(), 1):
+            for name in header:
+                base, _, kind = name.rpartition(".")
+                if kind in ("weight_packed", "qweight") or _has_factors(name, entries):
+                    yield _linear(base, kind, entries, stored, quantization)
+                elif kind not in _UNUSED and not _is_part(base, kind, entries):
+                    yield stored(name)
+            on_shard(done, len(headers))
+
+
+def _opened(path: Path, stack: contextlib.ExitStack) -> Any:
+    try:
+        return stack.enter_context(safe_open(path, framework="pt"))
+    except SafetensorError as error:
+        raise unreadable(path, error) from error
+
+
+def _has_factors(name: str, entries: Header) -> bool:
+    if not name.endswith(".weight") or entries[name].dtype not in _SMALL:
+        return False
+    return any(f"{name.removesuffix('weight')}{kind}" in entries for kind in _FACTORS)
+
+
+def _is_part(base: str, kind: str, entries: Header) -> bool:
+    if kind != "g_idx" and kind not in _PARTS:
+        return False
+    return any(f"{base}.{main}" in entries for main in ("weight_packed", "qweight", "weight"))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A weight [outputs, inputs] that is made of `parts` when it is read."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: Mapping[str, StoredTensor]
+    unpack: Callable[[_Parts], Tensor]
+
+    def read(self, part: tuple[slice, ...] = ()) -> Tensor:
+        """Float32; the whole weight is made, also where a rank needs a slice of it."""
+        whole = self.unpack(_Parts(self.name, self.shape, self.parts))
+        return whole[part] if part else whole
+
+
+def _linear(
+    base: str,
+    kind: str,
+    entries: Header,
+    stored: Callable[[str], StoredTensor],
+    quantization: WeightQuantization,
+) -> QuantizedTensor:
+    prefix = f"{base}." if base else ""
+    kinds = (kind, *_PARTS, "g_idx")
+    parts = {each: stored(prefix + each) for each in kinds if prefix + each in entries}
+    name = f"{prefix}weight"
+    if kind == "weight":
+        shape = entries[name].shape
+        return QuantizedTensor(name, shape, parts, lambda found: _scaled(found, quantization))
+    if kind == "weight_packed":
+        rows, columns = (int(size) for size in _read(parts, "weight_shape", name).tolist()[:2])
+        return QuantizedTensor(
+            name, (rows, columns), parts, lambda found: _packed(found, quantization)
+        )
+    words, factors = parts[kind].shape, _part(parts, "scales", name).shape
+    if len(words) != 2 or len(factors) != 2:
+        raise _misfit(name, f"qweight has the shape {list(words)} and scales {list(factors)}")
+    if quantization.method == AWQ:
+        return QuantizedTensor(
+            name, (factors[1], words[0]), parts, lambda found: _awq(found, quantization)
+        )
+    bits = quantization.bits[0]
+    shape = (words[1], words[0] * _WORD_BITS // bits)
+    return QuantizedTensor(name, shape, parts, lambda found: _gptq(found, quantization))
+
+
+class _Parts:
+    """The tensors that make up the weight `name` of `shape`."""
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], stored: Mapping[str, StoredTensor]
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self._stored = stored
+
+    def find(self, kind: str) -> Tensor | None:
+        return self._stored[kind].read() if kind in self._stored else None
+
+    def read(self, kind: str) -> Tensor:
+        return _read(self._stored, kind, self.name)
+
+    def input_groups(self, num_groups: int, quantization: WeightQuantization) -> Tensor:
+        """Which of `num_groups` groups each input belongs to, in the order of the inputs or, of a
+        checkpoint that is sorted by importance, as it says.
+        """
+        inputs = self.shape[1]
+        listed = self.find("weight_g_idx")
+        if listed is None:
+            listed = self.find("g_idx")
+        if listed is not None and not bool((listed < 0).any()):
+            if listed.shape != (inputs,) or int(listed.max()) >= num_groups:
+                raise _misfit(self.name, f"its g_idx does not list {num_groups} groups")
+            return listed.long()
+        if num_groups == 1:
+            return torch.zeros(inputs, dtype=torch.long)
+        sizes = [size for size in quantization.group_sizes if -(-inputs // size) == num_groups]
+        if not sizes:
+            raise _misfit(self.name, f"{inputs} inputs have factors for {num_groups} groups")
+        return torch.arange(inputs) // sizes[0]
+
+
+def _part(parts: Mapping[str, StoredTensor], kind: str, name: str) -> StoredTensor:
+    if kind not in parts:
+        raise _misfit(name, f"the checkpoint lacks its {kind}")
+    return parts[kind]
+
+
+def _read(parts: Mapping[str, StoredTensor], kind: str, name: str) -> Tensor:
+    return _part(parts, kind, name).read()
+
+
+def _misfit(name: str, reason: str) -> CorruptModelError:
+    return CorruptModelError(
+        f"The quantised parameter {name} does not fit config.json's quantization_config: {reason}."
+    )
+
+
+# ---- the formats -------------------------------------------------------------------------------
+
+
+def _scaled(parts: _Parts, quantization: WeightQuantization) -> Tensor:
+    """int8 or fp8 numbers times a factor: of the tensor, an output, a group or a block."""
+    numbers = parts.read("weight").float()
+    factors = parts.find("weight_scale")
+    if factors is None:
+        factors = parts.read("weight_scale_inv")
+    zeros = parts.find("weight_zero_point")
+    if zeros is not None:
+        numbers -= _spread(zeros.float(), parts, quantization)
+    return numbers.mul_(_spread(factors.float(), parts, quantization))
+
+
+def _spread(factors: Tensor, parts: _Parts, quantization: WeightQuantization) -> Tensor:
+    """`factors` so that they can be multiplied with the weight."""
+    rows, columns = parts.shape
+    if factors.numel() == 1:
+        return factors.reshape(1, 1)
+    if factors.shape in ((rows,), (rows, 1)):
+        return factors.reshape(rows, 1)
+    if factors.dim() == 2 and factors.shape[0] == rows:
+        return factors[:, parts.input_groups(factors.shape[1], quantization)]
+    for height, width in quantization.blocks:
+        if factors.shape == (-(-rows // height), -(-columns // width)):
+            high = factors.repeat_interleave(height, 0)[:rows]
+            return high.repeat_interleave(width, 1)[:, :columns]
+    raise _misfit(
+        parts.name, f"its factors have the shape {list(factors.shape)}, and it {[rows, columns]}"
+    )
+
+
+def _packed(parts: _Parts, quantization: WeightQuantization) -> Tensor:
+    """compressed-tensors: words along the inputs, zero points along the outputs."""
+    words, factors = parts.read("weight_packed"), parts.read("weight_scale")
+    rows, columns = parts.shape
+    fitting = [bits for bits in quantization.bits if words.shape == (rows, _words(columns, bits))]
+    if not fitting:
+        raise _misfit(parts.name, f"its words have the shape {list(words.shape)}")
+    bits = fitting[0]
+    numbers = unpacked(words, bits, columns).float().sub_(1 << (bits - 1))
+    zeros = parts.find("weight_zero_point")
+    if zeros is not None:
+        if zeros.dtype == torch.int32 and zeros.shape[0] != rows:
+            zeros = unpacked(zeros.t(), bits, rows).t().float().sub_(1 << (bits - 1))
+        numbers -= _spread(zeros.float(), parts, quantization)
+    return numbers.mul_(_spread(factors.float(), parts, quantization))
+
+
+def _awq(parts: _Parts, quantization: WeightQuantization) -> Tensor:
+    """Words along the outputs, eight of them in an order of their own."""
+    factors = parts.read("scales").float()
+    groups, rows = factors.shape
+    _require_words(parts, "qweight", (parts.shape[1], _words(rows, 4)))
+    _require_words(parts, "qzeros", (groups, _words(rows, 4)))
+    numbers, zeros = (_in_order(parts.read(kind), rows) for kind in ("qweight", "qzeros"))
+    of_inputs = parts.input_groups(groups, quantization)
+    return ((numbers - zeros[of_inputs]) * factors[of_inputs]).t()
+
+
+def _in_order(words: Tensor, count: int) -> Tensor:
+    nibbles = unpacked(words, 4, words.shape[1] * 8).view(len(words), -1, 8)
+    return nibbles[:, :, list(_AWQ_PLACES)].flatten(1)[:, :count].float()
+
+
+def _gptq(parts: _Parts, quantization: WeightQuantization) -> Tensor:
+    """Words along the inputs; of the zero points along the outputs."""
+    bits = quantization.bits[0]
+    factors = parts.read("scales").float()
+    groups, rows = factors.shape
+    columns = parts.shape[1]
+    _require_words(parts, "qweight", (_words(columns, bits), rows))
+    _require_words(parts, "qzeros", (groups, _words(rows, bits)))
+    numbers = unpacked(parts.read("qweight").t(), bits, columns).float()
+    zeros = unpacked(parts.read("qzeros"), bits, rows).int() + quantization.zero_offset
+    # A zero point of 0 was stored as the largest number.
+    zeros = (zeros & ((1 << bits) - 1)) if quantization.zero_offset else zeros
+    of_inputs = parts.input_groups(groups, quantization)
+    return numbers.sub_(zeros.t()[:, of_inputs]).mul_(factors.t()[:, of_inputs])
+
+
+def _require_words(parts: _Parts, kind: str, shape: tuple[int, int]) -> None:
+    found = tuple(parts.read(kind).shape)
+    if found != shape:
+        raise _misfit(parts.name, f"{kind} has the shape {list(found)}, not {list(shape)}")
+
+
+def _words(count: int, bits: int) -> int:
+    return -(-count * bits // _WORD_BITS)
+
+
+def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
+    """uint8 [rows, count] of int32 `words` [rows, any]: `bits` each, the lowest first, densely."""
+    found = words.contiguous().view(torch.uint8).unsqueeze(-1)
+    if _BYTE_BITS % bits:  # they straddle bytes
+        single = (found >> torch.arange(_BYTE_BITS, dtype=torch.uint8)) & 1
+        single = single.flatten(1)[:, : count * bits].view(len(words), count, bits)
+        return (single << torch.arange(bits, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+    shifts = torch.arange(0, _BYTE_BITS, bits, dtype=torch.uint8)
+    return ((found >> shifts) & ((1 << bits) - 1)).flatten(1)[:, :count]
