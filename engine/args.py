@@ -199,6 +199,12 @@ class EngineArgs:
     data_parallel_size: int = _flag(
         1, "Replicas of the model, each an engine of its own.", short="-dp"
     )
+    data_parallel_routing: str = _flag(
+        "load",
+        "Which replica gets a request: the least loaded one, or with `prefix` first the one that "
+        "served a prompt with the same beginning, unless it has much more to do.",
+        choices=("load", "prefix"),
+    )
     api_server_count: int | None = _flag(
         None, "API server processes; one serves all replicas.", short="-asc"
     )
@@ -407,6 +413,7 @@ class EngineArgs:
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
             data_parallel_size=self.data_parallel_size,
+            data_parallel_routing=self.data_parallel_routing,
         )
 
     def _parallel(self, model: ModelConfig) -> ParallelConfig:
@@ -470,6 +477,7 @@ class EngineArgs:
             ("--seed", self.seed, 0, _MOST),
             ("--max-num-seqs", self.max_num_seqs, 1, _MOST_COUNTED),
             ("--data-parallel-size", self.data_parallel_size, 1, MOST_REPLICAS),
+            ("--api-server-count", self.api_server_count, 1, MOST_REPLICAS),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, _MOST_COUNTED),
             ("--block-size", self.block_size, 1, 1024),
             ("--num-threads", self.num_threads, 1, _MOST_COUNTED),
@@ -488,6 +496,11 @@ class EngineArgs:
             raise ConfigError(
                 f"--api-server-count {self.api_server_count}: one API server serves all replicas "
                 "of this engine; leave the flag out."
+            )
+        if self.data_parallel_routing == "prefix" and not self.enable_prefix_caching:
+            raise ConfigError(
+                "--data-parallel-routing prefix needs the prefix cache, which "
+                "--no-enable-prefix-caching turns off; drop one of them."
             )
         if self.enable_auto_tool_choice and self.tool_call_parser == "none":
             raise ConfigError(

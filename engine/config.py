@@ -70,6 +70,7 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     data_parallel_rank: int = 0
+    data_parallel_routing: str = "load"  # or prefix: to the replica that knows the prompt's start
 
     @property
     def world_size(self) -> int:

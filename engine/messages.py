@@ -63,6 +63,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, fro
     priority: int = 0
     pooling: PoolingParams | None = None
     message_digests: tuple[bytes, ...] = ()
+    client_index: int = 0  # which of EngineCore's clients gets the outputs
 
 
 class EngineCoreEvent(msgspec.Struct, array_like=True, frozen=True):
@@ -196,7 +197,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     """One message per step. `timestamp` is EngineCore's monotonic clock, seconds.
 
-    `engine_index` is filled in by the client: which of several replicas it came from.
+    `engine_index` says which of several replicas it came from.
     """
 
     outputs: list[EngineCoreOutput] = []
@@ -207,11 +208,47 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     engine_index: int = 0
 
 
+class EngineStats(msgspec.Struct, array_like=True, frozen=True):
+    """EngineCore -> DPCoordinator, after each step: its state and the tokens of the step.
+
+    A prompt counts when its first token appears, `num_cached_tokens` of it included.
+    """
+
+    engine_index: int
+    scheduler: SchedulerStats
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generation_tokens: int = 0
+
+
+class ClientReport(msgspec.Struct, array_like=True, frozen=True):
+    """API server -> DPCoordinator: its unfinished requests on each engine, and which engine it gave
+    which first blocks of prompts since its last report.
+    """
+
+    client_index: int
+    num_requests: list[int]
+    prefixes: list[tuple[bytes, int]] = []
+
+
+class QueueStats(msgspec.Struct, array_like=True, frozen=True):
+    """DPCoordinator -> API servers: every engine's queues, and what each server has sent there.
+
+    `num_requests` has a list per `client_index` that reported.
+    """
+
+    num_waiting: list[int]
+    num_running: list[int]
+    num_requests: dict[int, list[int]]
+    prefixes: list[tuple[bytes, int]] = []
+
+
 class UtilityRequest(msgspec.Struct, array_like=True, frozen=True):
     """Call of a named EngineCore method, answered by a UtilityOutput with the same `call_id`."""
 
     call_id: int
     method: str
+    client_index: int = 0
 
 
 class UtilityOutput(msgspec.Struct, array_like=True, frozen=True):
@@ -228,12 +265,23 @@ class HandshakeHello(msgspec.Struct, tag=True, frozen=True):
     pid: int
 
 
+class CoreLinks(msgspec.Struct, array_like=True, frozen=True):
+    """Addresses at which one EngineCore finds those that it works for.
+
+    `clients` are pairs of an address for requests and one for outputs; a client's number is its
+    `client_index`, 0 being the one that started the engine. `stats` is where the DPCoordinator
+    listens, None where the one client gets the statistics with its outputs.
+    """
+
+    clients: tuple[tuple[str, str], ...] = ()
+    stats: str | None = None
+
+
 class HandshakeInit(msgspec.Struct, tag=True, frozen=True):
     """Client -> EngineCore: the configuration and the socket addresses of this start."""
 
     config: EngineConfig
-    input_address: str
-    output_address: str
+    links: CoreLinks
 
 
 class HandshakeReady(msgspec.Struct, tag=True, frozen=True):

@@ -28,6 +28,7 @@ _OURS_ALONE = {
     "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
     "allowed_hosts": "leave it out; vLLM answers under every name",
     "show_prompts": "leave it out; vLLM has no /debug",
+    "data_parallel_routing": "leave it out; vLLM sends requests to the least loaded copy",
     "kernels": "choose one of vLLM's own: -- --attention-backend NAME",
 }
 _OUR_VALUES = {

@@ -23,6 +23,7 @@ from engine.core.handshake import CoreAddresses, error_from_name
 from engine.errors import EngineDeadError, EngineError
 from engine.logger import get_logger
 from engine.messages import (
+    CoreLinks,
     EngineCoreOutputs,
     EngineCoreRequest,
     Handshake,
@@ -37,13 +38,16 @@ from engine.messages import (
 
 logger = get_logger(__name__)
 
+NO_LINKS = CoreLinks()
+
 _TERM_GRACE_S = 3.0
 
 
 class AsyncMPClient:
     """One EngineCore process. All methods run in the event loop that called `start`.
 
-    `process` is one that runs already; else `start` calls `spawn`, which makes it.
+    `process` is one that runs already; else `start` calls `spawn`, which makes it. `links` are
+    those of its other clients.
     """
 
     num_engines = 1
@@ -54,8 +58,10 @@ class AsyncMPClient:
         *,
         process: CoreProcess | None = None,
         spawn: Callable[[CoreAddresses], CoreProcess] = CoreProcess,
+        links: CoreLinks = NO_LINKS,
     ) -> None:
         self._config = config
+        self._links = links
         self._spawn = spawn
         self._context = zmq.asyncio.Context(io_threads=1)
         self._addresses = process.addresses if process else CoreAddresses.create()
@@ -145,7 +151,8 @@ class AsyncMPClient:
             if not self._exit_watch.done():
                 logger.warning("[shutdown] MPClient: EngineCore still running; sending SIGKILL")
                 self._process.send_signal(signal.SIGKILL)
-            await self._exit_watch
+            # Not awaited itself: a cancellation would end the watch, and the process with nobody.
+            await asyncio.wait({self._exit_watch})
         self._mark_dead()
         if self._pending_recv is not None:
             self._pending_recv.cancel()
@@ -164,8 +171,9 @@ class AsyncMPClient:
     async def _handshake(self, socket: zmq.asyncio.Socket) -> HandshakeReady:
         hello = await self._next_handshake(socket)
         assert isinstance(hello, HandshakeHello), hello
-        init = HandshakeInit(self._config, self._addresses.input, self._addresses.output)
-        await socket.send(self._encode(init))
+        own = (self._addresses.input, self._addresses.output)
+        links = CoreLinks((own, *self._links.clients), self._links.stats)
+        await socket.send(self._encode(HandshakeInit(self._config, links)))
         answer = await self._next_handshake(socket)
         if isinstance(answer, HandshakeDead):
             raise error_from_name(answer.kind, answer.message)

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from engine.config import ParallelConfig
 from engine.core.handshake import CoreAddresses
@@ -98,24 +98,28 @@ def spawn_core(
     addresses: CoreAddresses, *, parallel: ParallelConfig, log_fd: int | None = None
 ) -> CoreProcess:
     """Start the EngineCore of one replica, which sees the GPUs that are its own."""
-    environment = {}
-    if parallel.data_parallel_size > 1:
-        first = parallel.data_parallel_rank * parallel.world_size
-        own = range(first, first + parallel.world_size)
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(own_devices(own, visible))
     return CoreProcess(
         addresses,
         log_fd=log_fd,
         name=parallel.engine_name,
         executor=parallel.executor_backend,
-        environment=environment,
+        environment=own_gpus(parallel, os.environ),
     )
 
 
-def own_devices(numbers: Sequence[int], visible: str | None) -> list[str]:
-    """GPUs of these numbers as CUDA_VISIBLE_DEVICES names them; those that it hides stay hidden."""
-    if visible is None:
-        return [str(number) for number in numbers]
-    words = [word.strip() for word in visible.split(",")]
-    return words[numbers[0] : numbers[-1] + 1]
+def own_gpus(parallel: ParallelConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that leave one of several replicas its own GPUs; those hidden before stay hidden.
+
+    CUDA reads the one. ROCm reads HIP_VISIBLE_DEVICES first, so that where it is set the other one
+    would change nothing there.
+    """
+    if parallel.data_parallel_size == 1:
+        return {}
+    first = parallel.data_parallel_rank * parallel.world_size
+    end = first + parallel.world_size
+    found = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, end)))}
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if name in environ:
+            words = [word.strip() for word in environ[name].split(",")]
+            found[name] = ",".join(words[first:end])
+    return found

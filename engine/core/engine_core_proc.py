@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
+from collections.abc import Sequence
 
 import msgspec
 import zmq
@@ -18,8 +18,10 @@ import zmq
 from engine.core.engine_core import EngineCore
 from engine.core.executor import preload_executor
 from engine.core.memory_turn import announce_start
+from engine.core.output_share import ABORT_CLIENT, OutputShare
 from engine.errors import EngineError
 from engine.logger import get_logger, setup_logging
+from engine.machine.children import end_with_parent
 from engine.machine.heap import Heap
 from engine.messages import (
     EngineCoreOutputs,
@@ -35,7 +37,6 @@ from engine.messages import (
 
 logger = get_logger(__name__)
 
-_PARENT_CHECK_S = 0.5
 _RECONNECT_MS = 10
 _DEBUG_DOCUMENTS = {f"debug_{name}": name for name in ("scheduler", "requests", "blocks")}
 _TRACE = "debug_trace:"
@@ -44,7 +45,7 @@ _TRACE = "debug_trace:"
 def main(handshake_address: str, parent: int, name: str, executor: str) -> int:
     """Run one EngineCore until it is told to stop; returns the process's exit code."""
     setup_logging(name)
-    _watch_parent(parent)
+    end_with_parent(parent)
     # Ctrl-C reaches the whole process group; the API server decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     announce_start()
@@ -91,10 +92,13 @@ class EngineCoreProc:
         self._shutdown_timeout_s = init.config.shutdown_timeout_s
         self._stop_deadline: float | None = None
         self._input = context.socket(zmq.PULL)
-        self._input.connect(init.input_address)
-        self._output = context.socket(zmq.PUSH)
-        self._output.setsockopt(zmq.SNDHWM, 0)
-        self._output.connect(init.output_address)
+        self._input.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)  # an API server may come later
+        for address, _ in init.links.clients:
+            self._input.connect(address)
+        self._senders = [_sender(context, address) for _, address in init.links.clients]
+        self._share = OutputShare(init.config.parallel.data_parallel_rank)
+        stats = init.links.stats
+        self._stats = None if stats is None else _sender(context, stats)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_add = msgspec.msgpack.Decoder(EngineCoreRequest).decode
         self._decode_abort = msgspec.msgpack.Decoder(list[str]).decode
@@ -139,7 +143,7 @@ class EngineCoreProc:
             self._receive()
             if not self._core.is_idle:
                 outputs = self._core.step()
-                self._send(outputs)
+                self._send_step(outputs)
                 if any(output.prompt_logprobs for output in outputs.outputs):
                     self._heap.give_back()
 
@@ -163,28 +167,47 @@ class EngineCoreProc:
             except zmq.Again:
                 break
             if kind == RequestType.ADD.value:
-                self._core.add_request(self._decode_add(payload))
+                request = self._decode_add(payload)
+                self._share.note(request)
+                self._core.add_request(request)
             elif kind == RequestType.ABORT.value:
-                has_aborted |= self._core.abort_requests(self._decode_abort(payload)) > 0
+                has_aborted |= self._abort(self._decode_abort(payload))
             elif kind == RequestType.UTILITY.value:
-                self._send(EngineCoreOutputs(utility_output=self._call(payload)))
+                call = self._decode_utility(payload)
+                has_aborted |= call.method.startswith(ABORT_CLIENT)
+                answer = EngineCoreOutputs(utility_output=self._call(call))
+                self._send(answer, call.client_index)
         if has_aborted and self._core.is_idle:
-            self._send(self._core.stats_message())
+            self._send_step(self._core.stats_message())
 
-    def _call(self, payload: bytes) -> UtilityOutput:
-        request = self._decode_utility(payload)
+    def _abort(self, request_ids: Sequence[str]) -> bool:
+        self._share.forget(request_ids)
+        return self._core.abort_requests(request_ids) > 0
+
+    def _call(self, request: UtilityRequest) -> UtilityOutput:
         if request.method == "reset_prefix_cache":
             return UtilityOutput(request.call_id, self._core.reset_prefix_cache())
         if request.method in _DEBUG_DOCUMENTS:
             name = _DEBUG_DOCUMENTS[request.method]
             return UtilityOutput(request.call_id, self._core.debug_document(name))
+        if request.method.startswith(ABORT_CLIENT):
+            lost = self._share.ids_of(int(request.method.removeprefix(ABORT_CLIENT)))
+            return UtilityOutput(request.call_id, self._abort(lost))
         if request.method.startswith(_TRACE):
             found = self._core.trace_document(request.method.removeprefix(_TRACE))
             return UtilityOutput(request.call_id, found)
         return UtilityOutput(request.call_id, error=f"no such method: {request.method}")
 
-    def _send(self, message: EngineCoreOutputs) -> None:
-        self._output.send(self._encode(message))
+    def _send_step(self, outputs: EngineCoreOutputs) -> None:
+        if self._stats is None:
+            self._send(outputs)
+            return
+        for client, share in self._share.shares(outputs):
+            self._send(share, client)
+        self._stats.send(self._encode(self._share.stats(outputs)))
+
+    def _send(self, message: EngineCoreOutputs, client: int = 0) -> None:
+        self._senders[client].send(self._encode(message))
 
     def _on_sigterm(self, _signum: int, _frame: object) -> None:
         if self._stop_deadline is None:
@@ -199,15 +222,10 @@ class EngineCoreProc:
             pass
 
 
-def _watch_parent(parent: int) -> None:
-    """End this process when the API server is gone, however it went (a SIGKILL tells nobody).
-
-    It may be gone already: who the parent was cannot be asked any more.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_CHECK_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+def _sender(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """Keeps what it is given until somebody listens there, however late or again that is."""
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    socket.connect(address)
+    return socket

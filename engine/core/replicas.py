@@ -1,7 +1,7 @@
 """ReplicatedClient: several EngineCores behind the interface of one, for data parallelism.
 
-Each replica is a whole engine. A request goes to the least loaded one and stays there; a replica
-that dies fails its own requests alone and is started again. Owns which request is where.
+Each replica is a whole engine. A request goes where the Router says and stays there; a replica
+that dies fails its own requests alone and is started again. Owns the replicas' lives.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import zmq
 
 from engine.config import EngineConfig
-from engine.core.client import AsyncMPClient
+from engine.core.client import NO_LINKS, AsyncMPClient
 from engine.core.core_process import CoreProcess, spawn_core
+from engine.core.routing import PrefixAffinity, Router
 from engine.core.together import all_together
 from engine.errors import EngineDeadError, EngineError, ReplicaDownError
 from engine.logger import get_logger
 from engine.machine.cores import usable_cores
 from engine.messages import (
+    CoreLinks,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -31,9 +35,6 @@ from engine.messages import (
 
 logger = get_logger(__name__)
 
-_WAITING_WEIGHT = 4
-"""A waiting request counts as this many running ones (vLLM's DPLBAsyncMPClient)."""
-
 _MAX_RESTARTS = 3
 """Starts in a row of a replica that never answered in between."""
 
@@ -43,14 +44,37 @@ def create_client(
     processes: Sequence[CoreProcess] = (),
     *,
     log_fd: int | None = None,
+    links: Sequence[CoreLinks] = (),
+    on_change: Callable[[int, bool], None] | None = None,
 ) -> AsyncMPClient | ReplicatedClient:
-    """What talks to the engine or engines of `config`; `processes` are those that run already."""
+    """What talks to the engine or engines of `config`; `processes` are those that run already.
+
+    `links` are each engine's other clients. `on_change` is told the rank of a replica that is gone
+    (False) or serves again (True).
+    """
     size = config.parallel.data_parallel_size
-    clients = [
-        _create_replica_client(config, rank, processes[rank] if processes else None, log_fd)
-        for rank in range(size)
-    ]
-    return clients[0] if size == 1 else ReplicatedClient(config, clients, log_fd=log_fd)
+
+    def create(config: EngineConfig, rank: int, process: CoreProcess | None) -> AsyncMPClient:
+        own = replica_config(config, rank) if size > 1 else config
+        spawn = functools.partial(spawn_core, parallel=own.parallel, log_fd=log_fd)
+        return AsyncMPClient(
+            own, process=process, spawn=spawn, links=links[rank] if links else NO_LINKS
+        )
+
+    clients = [create(config, rank, processes[rank] if processes else None) for rank in range(size)]
+    if size == 1:
+        return clients[0]
+    return ReplicatedClient(
+        config, clients, lambda config, rank: create(config, rank, None), on_change=on_change
+    )
+
+
+def create_router(config: EngineConfig, first: int = 0) -> Router:
+    """The router of one API server; `first` is the engine that it begins with."""
+    parallel = config.parallel
+    has_affinity = parallel.data_parallel_routing == "prefix"
+    affinity = PrefixAffinity(config.cache.block_size) if has_affinity else None
+    return Router(parallel.data_parallel_size, affinity, first)
 
 
 def replica_config(config: EngineConfig, rank: int) -> EngineConfig:
@@ -77,14 +101,6 @@ class _Replica:
     rank: int
     name: str
     client: AsyncMPClient
-    is_up: bool = True
-    request_ids: set[str] = field(default_factory=set)
-    num_running: int = 0  # as of its last step
-
-    @property
-    def load(self) -> int:
-        waiting = max(0, len(self.request_ids) - self.num_running)
-        return _WAITING_WEIGHT * waiting + self.num_running
 
 
 class ReplicatedClient:
@@ -94,20 +110,22 @@ class ReplicatedClient:
         self,
         config: EngineConfig,
         clients: Sequence[AsyncMPClient],
+        make_client: Callable[[EngineConfig, int], AsyncMPClient],
         *,
-        log_fd: int | None = None,
+        on_change: Callable[[int, bool], None] | None = None,
     ) -> None:
+        """`make_client` makes that of a rank that is started again."""
         self._config = config
-        self._log_fd = log_fd
+        self._make_client = make_client
+        self._on_change = on_change
         self._replicas = [
             _Replica(rank, replica_config(config, rank).parallel.engine_name, client)
             for rank, client in enumerate(clients)
         ]
-        self._places: dict[str, _Replica] = {}
+        self._router = create_router(config)
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._watches: list[asyncio.Task[None]] = []
         self._all_dead: EngineDeadError | None = None
-        self._next = 0
 
     @property
     def num_engines(self) -> int:
@@ -128,33 +146,34 @@ class ReplicatedClient:
         readies = [ready for (ready,) in starts]
         self._fix_length(min(ready.max_model_len for ready in readies))
         self._watches = [
-            asyncio.create_task(self._watch(replica), name=f"replica-{replica.rank}")
+            asyncio.create_task(self._watch(replica), name=replica.name)
             for replica in self._replicas
         ]
+        for watch in self._watches:
+            watch.add_done_callback(self._on_watch_done)
         return tuple(readies)
 
     async def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue one request on the least loaded replica; EngineDeadError when none is left."""
-        replica = self._least_loaded()
-        replica.request_ids.add(request.request_id)
-        self._places[request.request_id] = replica
+        """Queue one request where the router says; EngineDeadError when no replica is left."""
+        rank = None if self._all_dead is not None else self._router.place(request)
+        if rank is None:
+            raise self._all_dead or EngineDeadError("No EngineCore is left.")
         # One whose end has not been noticed yet: the request fails with its others.
         with contextlib.suppress(EngineDeadError):
-            await replica.client.add_request(request)
+            await self._replicas[rank].client.add_request(request)
 
     async def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests nobody waits for, each where it runs."""
         for replica in self._replicas:
-            ids = [name for name in request_ids if self._places.get(name) is replica]
+            ids = [name for name in request_ids if self._router.rank_of(name) == replica.rank]
             for name in ids:
-                self._forget(name)
+                self._router.forget(name)
             if ids:
                 await replica.client.abort_requests(ids)
 
     def engine_of(self, request_id: str) -> int:
         """Rank of the replica that has the request; 0 for one that is not known."""
-        replica = self._places.get(request_id)
-        return 0 if replica is None else replica.rank
+        return self._router.rank_of(request_id) or 0
 
     async def get_output(self) -> EngineCoreOutputs:
         """The next step's outputs of any replica; EngineDeadError once none is left."""
@@ -169,7 +188,8 @@ class ReplicatedClient:
     async def call_utility(self, method: str, engine: int = 0) -> bool | int | float | str | None:
         """Call a named method of one replica; ReplicaDownError while that is not there."""
         replica = self._replicas[engine]
-        if not replica.is_up:  # one that is being started would answer once it has loaded
+        # One that is being started would answer once it has loaded.
+        if not self._router.is_up(engine):
             raise self._all_dead or ReplicaDownError(f"{replica.name} is down; others serve.")
         return await replica.client.call_utility(method)
 
@@ -179,25 +199,10 @@ class ReplicatedClient:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
         await asyncio.gather(*(replica.client.shutdown(timeout_s) for replica in self._replicas))
-        self._all_dead = self._all_dead or EngineDeadError("The engines were shut down.")
+        if self._all_dead is None:
+            self._give_up(EngineDeadError("The engines were shut down."))
 
     # ---- inside --------------------------------------------------------------------------------
-
-    def _least_loaded(self) -> _Replica:
-        """Of equally loaded ones the next in turn."""
-        size = len(self._replicas)
-        order = [self._replicas[(self._next + step) % size] for step in range(size)]
-        living = [replica for replica in order if replica.is_up]
-        if not living:
-            raise self._all_dead or EngineDeadError("No EngineCore is left.")
-        chosen = min(living, key=lambda replica: replica.load)
-        self._next = chosen.rank + 1
-        return chosen
-
-    def _forget(self, request_id: str) -> None:
-        replica = self._places.pop(request_id, None)
-        if replica is not None:
-            replica.request_ids.discard(request_id)
 
     def _fix_length(self, max_model_len: int) -> None:
         """What the server has promised holds for a replica that is started again."""
@@ -216,9 +221,9 @@ class ReplicatedClient:
                     num_restarts = 0
             except EngineDeadError as error:
                 self._on_death(replica, error)
-            if self._all_dead is not None:
-                return
-            while not replica.is_up:
+            while not self._router.is_up(replica.rank):
+                if self._all_dead is not None:
+                    return
                 if num_restarts == _MAX_RESTARTS:
                     logger.warning(
                         "Replica %s is not started again: it failed too often.", replica.name
@@ -227,19 +232,30 @@ class ReplicatedClient:
                 num_restarts += 1
                 await self._restart(replica, num_restarts)
 
+    def _on_watch_done(self, watch: asyncio.Task[None]) -> None:
+        """A replica that nobody watches any more would keep its requests waiting for ever."""
+        if watch.cancelled() or (cause := watch.exception()) is None:
+            return
+        logger.error("The watch over %s failed.", watch.get_name(), exc_info=cause)
+        self._give_up(EngineDeadError(f"The watch over {watch.get_name()} failed."))
+
+    def _give_up(self, error: EngineDeadError) -> None:
+        """Whoever waits for outputs is told, now and later."""
+        self._all_dead = error
+        self._outputs.put_nowait(EngineCoreOutputs(engine_dead=True))
+
     def _deliver(self, replica: _Replica, outputs: EngineCoreOutputs) -> None:
         outputs.engine_index = replica.rank
         if outputs.scheduler_stats is not None:
-            replica.num_running = outputs.scheduler_stats.num_running_reqs
+            self._router.note_running(replica.rank, outputs.scheduler_stats.num_running_reqs)
         for output in outputs.outputs:
             if output.finish_reason is not None:
-                self._forget(output.request_id)
+                self._router.forget(output.request_id)
         self._outputs.put_nowait(outputs)
 
     def _on_death(self, replica: _Replica, error: EngineDeadError) -> None:
-        replica.is_up = False
-        lost = sorted(replica.request_ids)
-        living = sum(other.is_up for other in self._replicas)
+        lost = self._router.note_down(replica.rank)
+        living = self._router.num_up
         logger.warning(
             "Replica %s (pid %s) died: %s %d of its requests failed; %d of %d replicas are left.",
             replica.name,
@@ -250,33 +266,31 @@ class ReplicatedClient:
             len(self._replicas),
         )
         if not living:
-            self._all_dead = error
-            self._outputs.put_nowait(EngineCoreOutputs(engine_dead=True))
+            self._give_up(error)
             return
-        failure = (
-            f"{replica.name}, the replica that had this request, died; send the request again."
-        )
-        failed = [EngineCoreOutput(name, [], FinishReason.ERROR, error=failure) for name in lost]
-        replica.num_running = 0
+        failed = lost_outputs(replica.name, lost)
         self._deliver(replica, EngineCoreOutputs(outputs=failed, scheduler_stats=SchedulerStats()))
+        self._tell(replica.rank)
+
+    def _tell(self, rank: int) -> None:
+        if self._on_change is not None:
+            self._on_change(rank, self._router.is_up(rank))
 
     async def _restart(self, replica: _Replica, attempt: int) -> None:
         await replica.client.shutdown(0.0)
         logger.info("Replica %s is started again (%d of %d).", replica.name, attempt, _MAX_RESTARTS)
         try:
-            replica.client = _create_replica_client(self._config, replica.rank, None, self._log_fd)
+            replica.client = self._make_client(self._config, replica.rank)
             await replica.client.start()
-        except (EngineError, OSError) as error:  # the latter: no room for a folder or a process
+        except (EngineError, OSError, zmq.ZMQError) as error:  # the latter: no room for a process
             logger.warning("Replica %s did not start: %s", replica.name, error)
             return
-        replica.is_up = True
+        self._router.note_up(replica.rank)
         logger.info("Replica %s (pid %s) serves again.", replica.name, replica.client.pid)
+        self._tell(replica.rank)
 
 
-def _create_replica_client(
-    config: EngineConfig, rank: int, process: CoreProcess | None, log_fd: int | None
-) -> AsyncMPClient:
-    if config.parallel.data_parallel_size > 1:
-        config = replica_config(config, rank)
-    spawn = functools.partial(spawn_core, parallel=config.parallel, log_fd=log_fd)
-    return AsyncMPClient(config, process=process, spawn=spawn)
+def lost_outputs(engine: str, request_ids: Sequence[str]) -> list[EngineCoreOutput]:
+    """The ends of requests that were lost with the replica of this name."""
+    failure = f"{engine}, the replica that had this request, died; send the request again."
+    return [EngineCoreOutput(name, [], FinishReason.ERROR, error=failure) for name in request_ids]

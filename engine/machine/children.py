@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -18,6 +20,7 @@ from engine.machine.secrets import child_environment
 
 _ENGINE_MAIN = Path(__file__).resolve().parents[1] / "__main__.py"
 _SHIM = Path(__file__).with_name("child_shim.py")
+_PARENT_CHECK_S = 0.5
 
 
 def engine_command(subcommand: str, *args: str) -> tuple[str, ...]:
@@ -54,6 +57,20 @@ def spawn(
         umask=umask,
         pass_fds=pass_fds,
     )
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process once `parent` is gone, however it went (a SIGKILL tells nobody).
+
+    It may be gone already: who the parent was cannot be asked any more.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,14 @@ from engine.machine.processes import (
     SERVER_MARK,
     engine_kind,
     is_same_process,
+    process_clock,
     process_identity,
     supervisor_in,
 )
 
 WAITING, MEASURING, RUNNING = "waiting", "measuring", "running"
 _LOCK, _SUFFIX = "turn.lock", ".json"
+_STANDSTILL_S = 60.0  # a disk that answers slowly still costs a tick now and then
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +68,38 @@ class DeviceTurn:
 
 
 class DeviceStarts:
-    """Those in `folder`, which belongs to one device; it need not be there."""
+    """Those in `folder`, which belongs to one device; it need not be there.
 
-    def __init__(self, folder: Path) -> None:
+    One whose turn it is and that uses no CPU time for `standstill_s` is not waited for any more.
+    """
+
+    def __init__(self, folder: Path, standstill_s: float = _STANDSTILL_S) -> None:
         self.folder = folder
+        self._standstill_s = standstill_s
 
     @contextlib.contextmanager
     def turn(self, on_wait: Callable[[int], None]) -> Iterator[DeviceTurn]:
         """Wait until no other start measures; `on_wait` gets the pid of each that does.
 
-        OSError where the folder cannot be used, before anything was done.
+        OSError where the folder cannot be used, before anything was done; TimeoutError where the
+        one whose turn it is stands still.
         """
         self._prepare()
         start = own_start()
         self._write(start)
         told: list[int] = []
+        watch = _HolderWatch()
 
         def look() -> None:
             holder = self._holder()
             if holder is not None and holder not in told[-1:]:
                 told.append(holder)
                 on_wait(holder)
+            if watch.still_s(holder) > self._standstill_s:
+                raise TimeoutError(
+                    f"process {holder}, whose turn it is, has done nothing for "
+                    f"{self._standstill_s:g} s"
+                )
 
         turn: DeviceTurn | None = None
         try:
@@ -148,6 +162,33 @@ class DeviceStarts:
 
     def _path(self, pid: int) -> Path:
         return self.folder / f"{pid}{_SUFFIX}"
+
+
+class _HolderWatch:
+    """For how long the one whose turn it is, and its worker processes, have used no CPU time."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int | None, int | None] = None, None
+        self._since = time.monotonic()
+
+    def still_s(self, pid: int | None) -> float:
+        """Of process `pid`, which may be another one each time; 0 where nobody can tell."""
+        ticks = None if pid is None else _family_ticks(pid)
+        if ticks is None or self._seen != (pid, ticks):
+            self._seen, self._since = (pid, ticks), time.monotonic()
+        return time.monotonic() - self._since
+
+
+def _family_ticks(pid: int) -> int | None:
+    """CPU time of a process and its children, in ticks; None where it is gone. Linux."""
+    clock = process_clock(pid)
+    if clock is None:
+        return None
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        clocks = (process_clock(int(child)) for child in children)
+        return clock.ticks + sum(one.ticks for one in clocks if one is not None)
+    return clock.ticks
 
 
 def own_start(root: Path = ROOT) -> DeviceStart:

@@ -82,9 +82,10 @@ class RankLinks:
         )
         group = group_of_stage(place)
         logger.info(
-            "rank %d in world size %d is assigned as DP rank 0, PP rank %d, TP rank %d",
+            "rank %d in world size %d is assigned as DP rank %d, PP rank %d, TP rank %d",
             place.rank,
             place.world_size,
+            place.replica or 0,
             place.stage,
             place.tensor_rank,
         )

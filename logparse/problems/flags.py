@@ -16,7 +16,7 @@ Version = tuple[int, ...]
 _OWN_FLAG_TEXT = """
 --allow-credentials --allowed-headers --allowed-hosts --allowed-methods --allowed-origins
 --api-key --api-server-count --attention-backend --block-size --chat-template --convert
---compilation-config --cudagraph-capture-sizes --data-parallel-size
+--compilation-config --cudagraph-capture-sizes --data-parallel-routing --data-parallel-size
 --device --disable-log-stats --disable-uvicorn-access-log --distributed-executor-backend --dtype
 --enable-auto-tool-choice
 --enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-prefix-caching

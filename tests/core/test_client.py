@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
+from engine.config import ParallelConfig
 from engine.core.client import AsyncMPClient
-from engine.core.core_process import CoreProcess, own_devices
+from engine.core.core_process import CoreProcess, own_gpus
 from engine.core.handshake import CoreAddresses
 from engine.errors import CorruptModelError, EngineDeadError, EngineError, MemoryBudgetError
 from engine.messages import EngineCoreRequest, FinishReason
@@ -251,16 +252,28 @@ async def test_what_is_sent_to_an_engine_that_ends_meanwhile_fails(tiny_folder: 
 
 
 @pytest.mark.parametrize(
-    ("visible", "own"),
+    ("environ", "own"),
     [
-        (None, ["2", "3"]),
-        ("4,5,6,7", ["6", "7"]),
-        ("GPU-a, GPU-b, GPU-c", ["GPU-c"]),
-        ("0,1", []),
-        ("", []),
+        ({}, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        ({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, {"CUDA_VISIBLE_DEVICES": "6,7"}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b, GPU-c"}, {"CUDA_VISIBLE_DEVICES": "GPU-c"}),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": ""}),
+        ({"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": ""}),
+        (
+            {"HIP_VISIBLE_DEVICES": "7,6,5,4"},
+            {"CUDA_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "5,4"},
+        ),
+        (
+            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "0,1"},
+            {"CUDA_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": ""},
+        ),
     ],
 )
 def test_a_replica_sees_its_own_gpus_and_none_that_is_hidden(
-    visible: str | None, own: list[str]
+    environ: dict[str, str], own: dict[str, str]
 ) -> None:
-    assert own_devices(range(2, 4), visible) == own
+    parallel = ParallelConfig(
+        tensor_parallel_size=2, data_parallel_size=2, data_parallel_rank=1, executor_backend="mp"
+    )
+    assert own_gpus(parallel, environ) == own
+    assert own_gpus(ParallelConfig(), environ) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.core.client import AsyncMPClient
 from engine.core.replicas import ReplicatedClient, create_client, replica_config
 from engine.errors import EngineDeadError, MemoryBudgetError, ReplicaDownError
 from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -21,6 +23,7 @@ from engine.sampling_params import SamplingParams
 from tests.core.conftest import engine_config
 
 REPLICAS = 2
+RESTART_TIMEOUT_S = 120
 
 
 def request(request_id: str, max_tokens: int) -> EngineCoreRequest:
@@ -114,8 +117,10 @@ async def test_the_least_loaded_replica_is_next(client: ReplicatedClient) -> Non
 
 
 async def test_a_killed_replica_fails_its_own_requests_and_serves_again(
-    client: ReplicatedClient,
+    client: ReplicatedClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logging.getLogger("engine"), "propagate", True)
+    caplog.set_level(logging.INFO)
     reader, names = Reader(client), [f"r{number}" for number in range(4)]
     with stopped(client):
         for name in names:
@@ -140,14 +145,30 @@ async def test_a_killed_replica_fails_its_own_requests_and_serves_again(
     reader.engines.clear()
 
     # Of two requests at a time one goes to each replica that is there.
-    number = 0
+    number, deadline = 0, time.monotonic() + RESTART_TIMEOUT_S
     while 1 not in {engine for engines in reader.engines.values() for engine in engines}:
+        assert time.monotonic() < deadline, f"only one of {client.pids} serves:\n{caplog.text}"
         number += 1
         pair = (f"a{number}", f"b{number}")
         for name in pair:
             await client.add_request(request(name, 2))
         await reader.until_ended(*pair)
     assert client.pids[1] not in (None, victim)
+
+
+async def test_a_replica_that_nobody_can_watch_any_more_ends_the_engine(
+    client: ReplicatedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_self: AsyncMPClient, _timeout_s: float) -> None:
+        raise RuntimeError("not foreseen")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncMPClient, "shutdown", fail)
+        running(client)[0].kill()
+        with pytest.raises(EngineDeadError, match="The watch over EngineCore_DP0 failed"):
+            await drain(client)
+        with pytest.raises(EngineDeadError):
+            await client.add_request(request("a", 1))
 
 
 async def test_without_any_replica_there_is_no_engine(client: ReplicatedClient) -> None:

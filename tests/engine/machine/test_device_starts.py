@@ -97,6 +97,19 @@ def test_a_waiting_start_ends_at_once(tmp_path: Path, number: signal.Signals) ->
             assert second.process.wait(timeout=60) == -number
 
 
+def test_one_that_stands_still_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    starts = DeviceStarts(tmp_path / "ram", standstill_s=0.5)
+    with starter(tmp_path / "ram") as first:
+        assert first.line() == "has its turn"
+        psutil.Process(first.process.pid).suspend()
+        with (
+            pytest.raises(TimeoutError, match=f"process {first.process.pid}, whose turn it is"),
+            starts.turn(lambda _: None),
+        ):
+            raise AssertionError("its turn has come")
+        assert not (tmp_path / "ram" / f"{os.getpid()}.json").exists()
+
+
 def test_of_three_each_says_for_whom_it_waits_in_turn(tmp_path: Path) -> None:
     with starter(tmp_path / "ram") as first:
         assert first.line() == "has its turn"
