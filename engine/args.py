@@ -37,7 +37,7 @@ from engine.model_config import ModelConfig
 from engine.pooling_params import parse_pooler_config
 from engine.rank_layout import MOST_RANKS, require_layout_fits
 from engine.sampling_params import MAX_LOGPROBS
-from engine.step_budget import StepDevice, step_budget
+from engine.step_budget import StepBudget, StepDevice, step_budget
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _QUANTIZATIONS = tuple(dict.fromkeys(CPU_QUANTIZATIONS + GPU_QUANTIZATIONS))
@@ -341,8 +341,14 @@ class EngineArgs:
             max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_seqs=self.max_num_seqs,
-            enable_chunked_prefill=self.enable_chunked_prefill,
+            enable_chunked_prefill=self.enable_chunked_prefill and not model.is_encoder,
         )
+        if model.is_encoder and budget.max_num_batched_tokens < max_model_len:
+            raise ConfigError(
+                f"--max-num-batched-tokens {budget.max_num_batched_tokens} is below the "
+                f"{max_model_len} tokens of --max-model-len, and an encoder reads each text in one "
+                "step; raise the first, or lower the second."
+            )
         tokens, seqs = budget.max_num_batched_tokens, budget.max_num_seqs
         return EngineConfig(
             model=model,
@@ -350,8 +356,8 @@ class EngineArgs:
                 block_size=self.block_size or DEFAULT_BLOCK_SIZE,
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
-                num_gpu_blocks_override=self.num_gpu_blocks_override,
-                enable_prefix_caching=self.enable_prefix_caching,
+                num_gpu_blocks_override=self._num_blocks(model, budget),
+                enable_prefix_caching=self.enable_prefix_caching and not model.is_encoder,
                 cache_dtype=self.kv_cache_dtype,
             ),
             scheduler=SchedulerConfig(
@@ -359,8 +365,10 @@ class EngineArgs:
                 max_num_seqs=seqs,
                 max_model_len=max_model_len,
                 auto_fit_max_model_len=self.max_model_len == -1,
-                enable_chunked_prefill=self.enable_chunked_prefill,
-                long_prefill_token_threshold=self.long_prefill_token_threshold,
+                enable_chunked_prefill=self.enable_chunked_prefill and not model.is_encoder,
+                long_prefill_token_threshold=0
+                if model.is_encoder
+                else self.long_prefill_token_threshold,
                 policy=self.scheduling_policy,
             ),
             parallel=self._parallel(model),
@@ -377,7 +385,7 @@ class EngineArgs:
                 debug_endpoints=self.enable_debug_endpoints,
                 show_prompts=self.show_prompts,
             ),
-            tasks=self._tasks(),
+            tasks=self._tasks(model),
             seed=self.seed,
             shutdown_timeout_s=self.shutdown_timeout,
         )
@@ -429,15 +437,32 @@ class EngineArgs:
         require_layout_fits(model, parallel)
         return parallel
 
-    def _tasks(self) -> TaskConfig:
+    def _num_blocks(self, model: ModelConfig, budget: StepBudget) -> int | None:
+        """An encoder's blocks hold nothing: as many as the texts of one step can ask for."""
+        if not model.is_encoder or self.num_gpu_blocks_override is not None:
+            return self.num_gpu_blocks_override
+        size = self.block_size or DEFAULT_BLOCK_SIZE
+        return budget.max_num_batched_tokens // size + budget.max_num_seqs + 1
+
+    def _tasks(self, model: ModelConfig) -> TaskConfig:
+        if not model.has_head and (self.runner == "generate" or self.convert == "none"):
+            asked = "--runner generate" if self.runner == "generate" else "--convert none"
+            raise ConfigError(
+                f"{asked} cannot be had: {model.path} holds a model without a head for text, which "
+                "answers embeddings only. Leave it out."
+            )
         if self.runner == "pooling" and self.convert == "none":
             raise ConfigError(
                 "--runner pooling with --convert none leaves nothing to serve; drop one of them."
             )
         return TaskConfig(
-            can_generate=self.runner != "pooling",
+            can_generate=self.runner != "pooling" and model.has_head,
             can_embed=self.convert != "none",
-            pooling=parse_pooler_config(self.pooler_config),
+            pooling=parse_pooler_config(
+                self.pooler_config,
+                model.sentence.pooling_type or ("MEAN" if model.is_encoder else "LAST"),
+            ),
+            has_text_model=model.has_head,
         )
 
     def _resolve_max_model_len(self, model: ModelConfig) -> int:
@@ -525,6 +550,8 @@ def _resolve_dtype(asked: str, model: ModelConfig, device: str) -> str:
     """`auto` is a 16-bit format where the device computes it fast; on a CPU our own kernels do."""
     if asked != "auto":
         return asked
+    if model.is_encoder:
+        return "float32" if device == "cpu" else model.dtype
     return cpu_dtype(model.implementation) if device == "cpu" else gpu_dtype(model.dtype)
 
 

@@ -128,6 +128,7 @@ class TaskConfig:
     can_generate: bool = True
     can_embed: bool = True
     pooling: PoolingParams = field(default_factory=PoolingParams)
+    has_text_model: bool = True  # False: the model has no head, whatever flags say
 
     @property
     def names(self) -> tuple[str, ...]:

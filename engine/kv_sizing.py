@@ -137,6 +137,8 @@ def kv_cache_spec(
     layers: range | None = None,
 ) -> KVCacheSpec:
     """The cache of one rank; `layers` are those of its pipeline stage, all when None."""
+    if model.is_encoder:  # nothing is cached; a block still has a size, to be counted with
+        return KVCacheSpec(block_size, num_kv_heads=1, head_dim=1, num_layers=1, dtype_bytes=1)
     windows = (
         model.layer_windows if layers is None else model.layer_windows[layers.start : layers.stop]
     )

@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
 from engine.model_families import (
+    encoder_positions,
     family_fields,
+    is_encoder,
     is_supported,
     require_own_code,
     supported_architectures,
     text_part,
     with_family_defaults,
+    with_head,
 )
 from engine.model_files.config_values import check_decoder, read_config
 from engine.model_files.json_objects import read_optional_json
+from engine.model_files.sentence_files import SentenceFiles, read_sentence_files
 from engine.model_files.weight_quantization import WeightQuantization, read_quantization
 
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 _OLD_NAMES = {  # words of older families, for decoders that transformers runs
-    "hidden_size": ("n_embd", "d_model"),
+    "hidden_size": ("n_embd", "d_model", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
@@ -52,9 +56,10 @@ class ModelConfig:
     with a default are what a plain Llama does not have: see `engine.model_families`.
     `layer_windows` holds each layer's sliding window in tokens, None for full attention;
     `local_rope_theta` is the rotary base of layers that have one. Norm weights are stored less
-    `norm_offset`. `kv_lora_rank` and `qk_rope_head_dim` describe an MLA cache, which is only
-    planned with. Where `implementation` is `transformers`, the shape is a first reading that
-    EngineCore completes.
+    `norm_offset`. An encoder keeps no KV and, like a decoder without its head, generates no text:
+    `sentence` says how its vectors are made. `kv_lora_rank` and `qk_rope_head_dim` describe an MLA
+    cache, which is only planned with. Where `implementation` is `transformers`, the shape is a
+    first reading that EngineCore completes.
     """
 
     path: str
@@ -90,6 +95,9 @@ class ModelConfig:
     implementation: str = "stoker"  # whose code runs the decoder: stoker or transformers
     own_obstacle: str | None = None  # why ours does not, for a family of ours
     quantization: WeightQuantization | None = None  # of the checkpoint's linears
+    is_encoder: bool = False  # every token sees all others
+    has_head: bool = True
+    sentence: SentenceFiles = field(default_factory=SentenceFiles)
 
     def __post_init__(self) -> None:
         if not self.layer_windows:
@@ -112,11 +120,24 @@ class ModelConfig:
         raw = read_config(config_path)
         generation = read_optional_json(folder / "generation_config.json")
         try:
-            return cls.from_raw(raw, generation, folder, served_name, model_impl)
+            config = cls.from_raw(raw, generation, folder, served_name, model_impl)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise CorruptModelError(
                 f"{config_path} is incomplete or damaged: {error!r}."
             ) from error
+        sentence = read_sentence_files(folder)
+        longest = sentence.max_seq_length or config.max_position_embeddings
+        return dataclasses.replace(
+            config,
+            sentence=sentence,
+            max_position_embeddings=min(longest, config.max_position_embeddings),
+        )
+
+    @property
+    def embedding_size(self) -> int:
+        """How many numbers the vector of a text has."""
+        dense = self.sentence.dense
+        return dense[-1].out_features if dense else self.hidden_size
 
     @classmethod
     def from_raw(
@@ -134,6 +155,42 @@ class ModelConfig:
         their like say is damage.
         """
         raw = text_part(raw)
+        named = str((raw.get("architectures") or [""])[0])
+        if is_encoder(named, raw):
+            return cls._encoder(raw, folder, served_name, named, model_impl)
+        if (architecture := with_head(named)) == named:
+            return cls._decoder(raw, generation, folder, served_name, model_impl)
+        raw |= {"architectures": [architecture], "tie_word_embeddings": True}  # the only table
+        config = cls._decoder(raw, generation, folder, served_name, model_impl)
+        return dataclasses.replace(config, has_head=False)
+
+    @classmethod
+    def _encoder(
+        cls, raw: dict[str, Any], folder: Path, served_name: str, architecture: str, model_impl: str
+    ) -> ModelConfig:
+        """A float32 one unless it says otherwise: so these were trained, and so they are run."""
+        if model_impl == "stoker":
+            raise ModelError(
+                f"{architecture} is an encoder, which transformers' code runs; leave --model-impl "
+                "stoker out."
+            )
+        plain = plain_decoder(architecture, raw)
+        plain["max_position_embeddings"] = encoder_positions(plain)
+        config = cls._from_raw(plain, {}, folder, served_name, architecture, is_own=False)
+        dtype = config.dtype if raw.get("dtype") or raw.get("torch_dtype") else "float32"
+        return dataclasses.replace(
+            config, implementation="transformers", is_encoder=True, has_head=False, dtype=dtype
+        )
+
+    @classmethod
+    def _decoder(
+        cls,
+        raw: dict[str, Any],
+        generation: dict[str, Any],
+        folder: Path,
+        served_name: str,
+        model_impl: str,
+    ) -> ModelConfig:
         architectures = raw.get("architectures") or []
         architecture = str(architectures[0]) if architectures else "(none named)"
         is_ours = is_supported(architecture)

@@ -64,6 +64,52 @@ def require_own_code(architecture: str, raw: Mapping[str, Any]) -> None:
         raise ModelError("Gemma 3 with bidirectional attention (an encoder) is not supported.")
 
 
+_ENCODER_TYPES = frozenset(
+    (
+        *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra"),
+        *("ernie", "eurobert", "jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert"),
+        *("roberta", "xlm-roberta", "xlm-roberta-xl"),
+    )
+)
+"""Words of `model_type` whose attention looks both ways."""
+
+_PADDED_POSITIONS = frozenset(("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"))
+"""Those whose first positions, up to the padding token's id, stand for no token."""
+
+_ENCODER_HEADS = ("Model", "ForMaskedLM", "ForPreTraining")
+
+
+def is_encoder(architecture: str, raw: Mapping[str, Any]) -> bool:
+    """Whether every token sees all others: such a model makes vectors, and no text.
+
+    ModelError for one with a head that gives something else.
+    """
+    kind = raw.get("model_type")
+    if kind not in _ENCODER_TYPES:
+        return bool(raw.get("use_bidirectional_attention")) and "Gemma3" in architecture
+    if not architecture.endswith(_ENCODER_HEADS):
+        raise ModelError(
+            f"{architecture} has a head for something else than text or embeddings; of {kind} "
+            f"models this engine serves those that end in {', '.join(_ENCODER_HEADS)}."
+        )
+    return True
+
+
+def encoder_positions(raw: Mapping[str, Any]) -> int:
+    """How many tokens a text may have; `raw` in today's words."""
+    positions = int(raw["max_position_embeddings"])
+    if raw.get("model_type") not in _PADDED_POSITIONS:
+        return positions
+    return max(1, positions - int(raw.get("pad_token_id", 1)) - 1)
+
+
+def with_head(architecture: str) -> str:
+    """The name that a decoder without its head (`Qwen3Model`) has with it."""
+    if not architecture.endswith("Model") or architecture.endswith("LMHeadModel"):
+        return architecture
+    return f"{architecture.removesuffix('Model').removesuffix('Text')}ForCausalLM"
+
+
 def is_supported(architecture: str) -> bool:
     """Whether this engine has code of its own for the architecture."""
     return architecture in _FAMILIES

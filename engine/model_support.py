@@ -109,7 +109,7 @@ def find_support(raw: Mapping[str, Any]) -> Support:
     """How `--model-impl auto` serves the model of this config.json."""
     try:
         config = ModelConfig.from_raw(dict(raw), {}, Path(), "")
-        if config.implementation == "transformers":
+        if config.implementation == "transformers" and not config.is_encoder:
             _require_known_decoder(config.architecture, raw)
     except ModelError as error:
         return Support(None, str(error).rstrip("."))

@@ -174,6 +174,7 @@ _EMBEDDING_GEMMA = _decoder(
     head_dim=256,
     sliding_window=512,
     tie_word_embeddings=True,
+    use_bidirectional_attention=True,
 )
 
 

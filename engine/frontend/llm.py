@@ -24,7 +24,7 @@ from engine.errors import EngineDeadError, RequestError
 from engine.frontend import outputs
 from engine.frontend.async_llm import EngineCoreClient, StartedEngine, start_async_llm
 from engine.frontend.chat_template import ChatMessage, plain_text
-from engine.frontend.embeddings import check_dimensions, embed_all
+from engine.frontend.embeddings import TextPrompt, check_dimensions, embed_all
 from engine.frontend.input_processor import tokenize_bad_words
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.loop_thread import LoopThread
@@ -125,14 +125,21 @@ class LLM:
         return self._answer(prompts, sampling_params, add_special_tokens=False, progress=use_tqdm)
 
     def embed(
-        self, prompts: Prompts, *, dimensions: int | None = None
+        self, prompts: Prompts, *, dimensions: int | None = None, prompt_name: str | None = None
     ) -> list[EmbeddingRequestOutput]:
-        """One vector per prompt, pooled as `pooler_config` says; `dimensions` shortens it."""
+        """One vector per prompt, pooled as `pooler_config` says; `dimensions` shortens it.
+
+        Before each text stands what the model's files have for `prompt_name`, or by default.
+        """
+        config = self._engine.config
+        before = TextPrompt.named(
+            config.model.sentence, prompt_name, self._engine.llm.tokenizer, config.tasks.pooling
+        )
         requests = [
-            self._make_pooling(index, text_or_ids(prompt))
+            self._make_pooling(index, text_or_ids(prompt), before)
             for index, prompt in enumerate(as_list(prompts))
         ]
-        check_dimensions(dimensions, self._engine.config.model.hidden_size)
+        check_dimensions(dimensions, config.model.embedding_size)
         found = self._run(embed_all(self._engine.llm, requests))
         return [
             EmbeddingRequestOutput(
@@ -213,14 +220,17 @@ class LLM:
             ) from error
         return _Ask(request_id, text, requests)
 
-    def _make_pooling(self, index: int, prompt: str | list[int]) -> EngineCoreRequest:
-        llm = self._engine.llm
+    def _make_pooling(
+        self, index: int, prompt: str | list[int], before: TextPrompt
+    ) -> EngineCoreRequest:
+        llm, pooling = self._engine.llm, self._engine.config.tasks.pooling
         if isinstance(prompt, str):
-            prompt = llm.tokenizer.encode(prompt, add_special_tokens=True)
+            pooling = before.pooling
+            prompt = llm.tokenizer.encode(before.before(prompt), add_special_tokens=True)
         return llm.input_processor.process_pooling(
             str(next(self._ids)),
             prompt,
-            self._engine.config.tasks.pooling,
+            pooling,
             arrival_time=time.time(),
             prompt_param=f"prompt {index}",
         )

@@ -76,6 +76,15 @@ class Tokenizer:
         return [encoding.ids for encoding in found]
 
     @cached_property
+    def end_tokens(self) -> list[int]:
+        """What is put behind every text that gets special tokens, such as [SEP]."""
+        encoding = self._fast.encode("a", add_special_tokens=True)
+        count = 0
+        while count < len(encoding) and encoding.special_tokens_mask[-1 - count]:
+            count += 1
+        return encoding.ids[len(encoding) - count :]
+
+    @cached_property
     def max_chars_per_token(self) -> int:
         """Length of the vocabulary's longest token: so much text a token stands for at most."""
         return max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)

@@ -15,12 +15,15 @@ twenty times as much memory while it reads one."""
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; CorruptModelError when it holds anything else."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(LIMIT_BYTES + 1)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return parse_json(text, str(path))
+    return parse_json(_read(path), str(path))
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """The JSON array in `path`; CorruptModelError when it holds anything else."""
+    value = _parse(_read(path), str(path))
+    if not isinstance(value, list):
+        raise CorruptModelError(f"{path} holds {type(value).__name__}, not a list.")
+    return value
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
@@ -30,16 +33,29 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 def parse_json(text: bytes, source: str) -> dict[str, Any]:
     """The JSON object that is `text`; `source` names it in errors."""
+    value = _parse(text, source)
+    if not isinstance(value, dict):
+        raise CorruptModelError(f"{source} holds {type(value).__name__}, not an object.")
+    return value
+
+
+def _read(path: Path) -> bytes:
+    """At most one byte more than is allowed."""
+    try:
+        with path.open("rb") as file:
+            return file.read(LIMIT_BYTES + 1)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _parse(text: bytes, source: str) -> Any:
     if len(text) > LIMIT_BYTES:
         raise CorruptModelError(
             f"{source} has more than {LIMIT_BYTES:,} bytes of JSON, which no model needs."
         )
     try:
-        value = json.loads(text.decode("utf-8"))
+        return json.loads(text.decode("utf-8"))
     except RecursionError:
         raise CorruptModelError(f"{source} is not valid JSON: it is nested too deep.") from None
     except ValueError as error:  # of the encoding, too
         raise CorruptModelError(f"{source} is not valid JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise CorruptModelError(f"{source} holds {type(value).__name__}, not an object.")
-    return value

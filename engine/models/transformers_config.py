@@ -50,8 +50,9 @@ def effective_window(window: int | None, num_positions: int) -> int | None:
 def load_config(model: ModelConfig) -> Any:
     """transformers' configuration object for the folder of `model`."""
     config_class = transformers_class(model.architecture).config_class
+    without_head = {} if model.has_head else {"tie_word_embeddings": True}
     try:
-        return config_class.from_pretrained(model.path, local_files_only=True)
+        return config_class.from_pretrained(model.path, local_files_only=True, **without_head)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CorruptModelError(
             f"transformers cannot read {model.path}/config.json: {error}"

@@ -15,14 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import CorruptModelError
 from engine.kernels.kernel_set import KernelSet, KVCache, most_likely
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
-from engine.logger import get_logger
 from engine.model_config import ModelConfig
 from engine.model_files.checkpoint import checkpoint_files
-from engine.models.quantized_tensors import checkpoint_tensors
 from engine.models.transformers_attention import (
     ATTENTION_NAME,
     LayerContext,
@@ -31,8 +28,7 @@ from engine.models.transformers_attention import (
 )
 from engine.models.transformers_check import require_equal_logits
 from engine.models.transformers_config import load_config, transformers_class
-
-logger = get_logger(__name__)
+from engine.models.transformers_weights import from_pretrained
 
 
 class TransformersModel:
@@ -129,58 +125,16 @@ def load_transformers_model(
     """Load the checkpoint in `config.path`, check it, and put it on `device`."""
     files = checkpoint_files(Path(config.path))
     on_shard(0, len(files))
-    model = _from_pretrained(config, dtype).to(device)
+    register_paged_attention()
+    model = from_pretrained(
+        transformers_class(config.architecture),
+        config,
+        load_config(config),
+        dtype,
+        attn_implementation=ATTENTION_NAME,
+    ).to(device)
     on_shard(len(files), len(files))
     # Not over an fp8 cache: its rounding would hide smaller faults.
     exact = dataclasses.replace(spec, dtype_bytes=dtype.itemsize)
     require_equal_logits(TransformersModel(config, model, kernels, exact), model, exact)
     return TransformersModel(config, model, kernels, spec)
-
-
-def _source(config: ModelConfig) -> dict[str, Any]:
-    """Where the weights come from; those of a quantised checkpoint are plain ones by then."""
-    if config.quantization is None:
-        return {"pretrained_model_name_or_path": config.path, "config": load_config(config)}
-    plain = load_config(config)
-    del plain.quantization_config
-    tensors = checkpoint_tensors(Path(config.path), config.quantization, lambda *state: None)
-    weights = {tensor.name: tensor.read() for tensor in tensors}
-    return {"pretrained_model_name_or_path": None, "config": plain, "state_dict": weights}
-
-
-def _from_pretrained(config: ModelConfig, dtype: torch.dtype) -> Any:
-    """Weights from safetensors only; one that is missing would be made up at random."""
-    from safetensors import SafetensorError
-    from transformers.utils import logging as transformers_logging
-
-    # What it would warn of is checked below.
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    register_paged_attention()
-    try:
-        model, report = transformers_class(config.architecture).from_pretrained(
-            **_source(config),
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except torch.OutOfMemoryError:
-        raise
-    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-        raise CorruptModelError(
-            f"transformers cannot load the weights in {config.path}: {error}"
-        ) from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise CorruptModelError(
-            f"{config.path} lacks {len(missing)} parameters that config.json promises: "
-            f"{', '.join(missing[:5])}."
-        )
-    unused = sorted(report["unexpected_keys"])
-    if unused:
-        logger.warning(
-            "%d tensors of the checkpoint are not used: %s.", len(unused), ", ".join(unused[:5])
-        )
-    return model.eval().requires_grad_(False)

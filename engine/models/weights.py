@@ -18,6 +18,7 @@ from engine.models.safetensors_loader import CheckpointTensor
 from engine.rank_layout import WHOLE, RankPlace, layers_of, model_of_rank
 
 _VISION = ("vision_tower.", "multi_modal_projector.")
+_WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.")  # names in a decoder saved without its head
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # older checkpoints store what config.json says
 
 
@@ -269,6 +270,8 @@ def _text_name(name: str) -> str | None:
     for nested in ("language_model.model.", "model.language_model."):
         if name.startswith(nested):
             return "model." + name.removeprefix(nested)
+    if name.startswith(_WITHOUT_HEAD):
+        return f"model.{name}"
     return name.removeprefix("language_model.")
 
 

@@ -65,11 +65,18 @@ async def encode_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> Samp
 
 
 def truncated(
-    token_ids: list[int], limit: int, max_model_len: int, *, reserved: int = 0, keeps_end: bool
+    token_ids: list[int],
+    limit: int,
+    max_model_len: int,
+    *,
+    reserved: int = 0,
+    keeps_end: bool,
+    end: Sequence[int] = (),
 ) -> list[int]:
     """At most `limit` tokens of a prompt; -1 leaves room for `reserved` tokens of the answer.
 
-    Text generation keeps the end, which the answer goes on from; embeddings keep the beginning.
+    Text generation keeps the end, which the answer goes on from; embeddings keep the beginning, and
+    `end`, the special tokens that every text ends with.
     RequestError for a limit above the model's.
     """
     if limit > max_model_len:
@@ -81,4 +88,7 @@ def truncated(
     most = max(0, max_model_len - reserved) if limit == -1 else limit
     if len(token_ids) <= most:
         return token_ids
-    return token_ids[len(token_ids) - most :] if keeps_end else token_ids[:most]
+    if keeps_end:
+        return token_ids[len(token_ids) - most :]
+    kept = max(0, most - len(end))
+    return [*token_ids[:kept], *end][:most]

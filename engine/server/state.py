@@ -12,6 +12,7 @@ from engine.config import TaskConfig
 from engine.core.grammar_checker import GrammarChecker
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import ChatTemplate
+from engine.model_files.sentence_files import SentenceFiles
 from engine.server.errors import ApiError, unavailable
 from engine.server.parsers.thinking import ThoughtMarks
 from engine.server.rendering import Rendering
@@ -30,7 +31,7 @@ class ServerPhase(enum.Enum):
 class Services:
     """What request handlers need. `created` is unix time, `root` the model as it was asked for.
 
-    `hidden_size` is how long embeddings are.
+    `embedding_size` is how long embeddings are; `sentence` names the prompts for their texts.
     `sampling_defaults` are the model's own, for requests that leave a field out. Without a
     `tool_call_parser` the model cannot be left to choose whether it calls a tool; without
     `reasoning` its thoughts are part of its answers.
@@ -42,7 +43,8 @@ class Services:
     model_name: str
     root: str
     created: int
-    hidden_size: int
+    embedding_size: int
+    sentence: SentenceFiles = field(default_factory=SentenceFiles)
     log_requests: bool = False
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     tool_call_parser: str | None = None
@@ -53,6 +55,12 @@ class Services:
 
     def require_generation(self) -> None:
         """404 where only embeddings are served."""
+        if not self.tasks.has_text_model:
+            raise ApiError(
+                404,
+                f"{self.model_name} has no head for text: it answers /v1/embeddings alone.",
+                code="task_not_served",
+            )
         if not self.tasks.can_generate:
             raise ApiError(
                 404,

@@ -21,7 +21,7 @@ from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.input_batch import InputBatch
 from engine.worker.logprobs import PromptLogprobs, token_logprobs
-from engine.worker.pooler import Pooler
+from engine.worker.pooler import Head, Pooler
 from engine.worker.rank_links import RankLinks
 from engine.worker.sampler import SamplingBatch, sample
 
@@ -41,6 +41,7 @@ class ModelRunner:
         num_groups: int = 1,
         links: RankLinks = _ALONE,
         draw: Draw | None = None,
+        head: Head | None = None,
     ) -> None:
         self._draw = draw
         scheduler = config.scheduler
@@ -53,7 +54,7 @@ class ModelRunner:
         self._max_model_len = scheduler.max_model_len
         self._kv_cache: KVCache = []
         self._prompt_logprobs = PromptLogprobs()
-        self._pooler = Pooler()
+        self._pooler = Pooler(head)
         self._batch = InputBatch(
             scheduler.max_num_seqs,
             scheduler.max_model_len,

@@ -20,8 +20,10 @@ from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
 from engine.machine.cores import usable_cores
 from engine.machine.heap import trim_heap
+from engine.models.encoder import load_encoder
 from engine.models.packed_decoder import load_native_decoder
 from engine.models.registry import kernel_sets_of, load_weights, model_class
+from engine.models.sentence_head import load_sentence_head
 from engine.models.transformers_config import with_transformers_facts
 from engine.models.transformers_fallback import load_transformers_model
 from engine.models.weights import DecoderWeights
@@ -93,7 +95,12 @@ class Worker:
         )
         model = self._graphed or self._model
         self._runner = ModelRunner(
-            self._config, model, len(self._spec.groups), self._links, _draw_of(kernels)
+            self._config,
+            model,
+            len(self._spec.groups),
+            self._links,
+            _draw_of(kernels),
+            load_sentence_head(self._config.model, self._device),
         )
 
     def warm_up(self) -> int:
@@ -164,6 +171,8 @@ class Worker:
 
     def _build_model(self, kernels: KernelSet | NativeKernels) -> ModelStep:
         config = self._config
+        if config.model.is_encoder:
+            return load_encoder(config.model, self._device, self._dtype, self._shard_progress())
         if config.model.implementation == "transformers":
             assert not isinstance(kernels, NativeKernels), kernels.name
             return load_transformers_model(
@@ -277,6 +286,13 @@ def _compute_capability(device: torch.device) -> tuple[int, int] | None:
 def _completed(config: EngineConfig) -> EngineConfig:
     """With the shape that transformers gives the model, where transformers runs it."""
     model = config.model
+    if model.is_encoder:
+        logger.info(
+            "%s is an encoder: it answers with vectors and keeps no KV cache. Its blocks only "
+            "count the tokens of a step.",
+            model.architecture,
+        )
+        return config
     if model.implementation != "transformers":
         return config
     logger.warning(

@@ -30,12 +30,17 @@ def test_vllms_pooler_config(text: str | None, expected: PoolingParams) -> None:
     assert parse_pooler_config(text) == expected
 
 
+def test_a_value_that_names_no_way_leaves_the_models_own() -> None:
+    assert parse_pooler_config('{"normalize": true}', "CLS").pooling_type == "CLS"
+    assert parse_pooler_config('{"pooling_type": "max"}', "CLS").pooling_type == "MAX"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("MEAN", "'MEAN' is not JSON"),
         ('["MEAN"]', "is not an object"),
-        ('{"pooling_type": "CLS"}', "'CLS' is not known; use LAST or MEAN."),
+        ('{"pooling_type": "ALL"}', "'ALL' is not known; use one of LAST, MEAN, CLS, MAX,"),
         ('{"pooling_type": 3}', "'3' is not known"),
         ('{"normalize": false}', "normalize=false is not supported"),
         ('{"pool": "MEAN"}', 'pool="MEAN" is not supported; the key that this engine knows'),

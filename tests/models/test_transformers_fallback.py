@@ -333,7 +333,7 @@ def test_near_positions_of_longrope_are_served(tmp_path: Path) -> None:
         (transformers.MambaConfig(), "MambaForCausalLM.*has no num_attention_heads"),
         (transformers.JambaConfig(), "JambaForCausalLM.*keeps a state"),
         (transformers.Qwen3NextConfig(), "Qwen3NextForCausalLM.*keeps a state"),
-        (transformers.BertConfig(), "BertForMaskedLM.*no decoder"),
+        (transformers.BertConfig(), "BertForQuestionAnswering has a head for something else"),
         (transformers.Qwen2VLConfig(), "Qwen2VLForConditionalGeneration.*no decoder"),
         (transformers.LlamaConfig(), "FooForCausalLM is not supported.*never run"),
     ],

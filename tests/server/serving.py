@@ -94,7 +94,7 @@ async def serving(
         model_name=MODEL,
         root=str(folder),
         created=1,
-        hidden_size=HIDDEN_SIZE,
+        embedding_size=HIDDEN_SIZE,
         tool_call_parser=tool_call_parser,
         thought_marks=thought_marks(reasoning_parser, llm.tokenizer),
         tokenizer_info=tokenizer_info or {},

@@ -14,7 +14,7 @@ import msgspec
 from pydantic import Field
 
 from engine.errors import RequestError
-from engine.frontend.embeddings import Embedding, check_dimensions
+from engine.frontend.embeddings import Embedding, TextPrompt, check_dimensions
 from engine.frontend.input_processor import InputProcessor
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
@@ -32,7 +32,10 @@ MAX_INPUTS = 2048
 
 
 class EmbeddingBody(Body):
-    """POST /v1/embeddings. Beside those, vLLM's at values that change nothing."""
+    """POST /v1/embeddings. Beside those, vLLM's at values that change nothing.
+
+    `prompt_name` is sentence-transformers' word for what the model's files put before a text.
+    """
 
     input: str | CheckedList[str] | TokenIds | CheckedList[TokenIds]
     model: str | None = None
@@ -42,6 +45,7 @@ class EmbeddingBody(Body):
     add_special_tokens: bool = True
     cache_salt: str | None = None
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    prompt_name: str | None = None
     messages: None = None
     truncate_prompt_tokens: PromptLimit | None = None
     embed_dtype: Literal["float32"] = "float32"
@@ -105,34 +109,40 @@ class EmbeddingJob:
 async def make_embedding_job(services: Services, body: EmbeddingBody) -> EmbeddingJob:
     """Tokenize what is text, check; RequestError refuses the whole request."""
     services.check_model(body.model)
+    before = TextPrompt.named(
+        services.sentence, body.prompt_name, services.llm.tokenizer, services.tasks.pooling
+    )
     inputs = body.inputs
     _check_inputs(
         inputs,
         services.llm.input_processor,
         text_allowance(body.truncate_prompt_tokens),
     )
-    check_dimensions(body.dimensions, services.hidden_size)
+    check_dimensions(body.dimensions, services.embedding_size)
     job_id, now = f"embd-{uuid.uuid4().hex}", time.time()
-    texts = [entry for entry in inputs if isinstance(entry, str)]
+    texts = [before.before(entry) for entry in inputs if isinstance(entry, str)]
     found = iter(
         await encode_all(services.llm.tokenizer, texts, add_special_tokens=body.add_special_tokens)
     )
     requests = []
     for index, entry in enumerate(inputs):
         await asyncio.sleep(0)  # thousands of inputs must not hold up the other requests
+        is_text = isinstance(entry, str)
         token_ids = next(found) if isinstance(entry, str) else entry
+        is_ended = is_text and body.add_special_tokens
         if body.truncate_prompt_tokens is not None:
             token_ids = truncated(
                 token_ids,
                 body.truncate_prompt_tokens,
                 services.llm.input_processor.max_model_len,
                 keeps_end=False,
+                end=services.llm.tokenizer.end_tokens if is_ended else [],
             )
         requests.append(
             services.llm.input_processor.process_pooling(
                 f"{job_id}-{index}",
                 token_ids,
-                services.tasks.pooling,
+                before.pooling if is_text else services.tasks.pooling,
                 arrival_time=now,
                 prompt_param=_name(index, len(inputs)),
                 cache_salt=body.cache_salt,

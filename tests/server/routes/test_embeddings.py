@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from engine.config import TaskConfig
+from engine.model_files.sentence_files import SentenceFiles
 from engine.pooling_params import PoolingParams
 from engine.server.routes.embeddings import MAX_INPUTS
 from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore, fake_vector
@@ -163,6 +164,50 @@ async def test_pooling_type_and_tasks_come_from_the_flags(served: Served) -> Non
         response = await served.http.post(f"/v1/{path}", json=body)
         assert response.status_code == 404
         assert "--runner pooling" in response.json()["error"]["message"]
+
+
+async def test_a_model_without_a_head_says_so(served: Served) -> None:
+    tasks = TaskConfig(can_generate=False, has_text_model=False)
+    served.state.become_ready(dataclasses.replace(served.services, tasks=tasks))
+    response = await served.http.post("/v1/completions", json={"prompt": "a"})
+    assert response.status_code == 404
+    assert "no head for text" in response.json()["error"]["message"]
+
+
+def with_files(served: Served, **files: Any) -> None:
+    sentence = SentenceFiles(**files)
+    served.state.become_ready(dataclasses.replace(served.services, sentence=sentence))
+
+
+async def test_prompts_are_put_before_texts_by_name(served: Served) -> None:
+    prompts = {"query": "Q: ", "document": ""}
+    with_files(served, prompts=prompts, default_prompt="query")
+    for name, whole in (("query", "Q: ab"), ("document", "ab"), (None, "Q: ab")):
+        answer = await ask(served, input=["ab", "c"], prompt_name=name)
+        ids = served.llm.tokenizer.encode(whole, add_special_tokens=True)
+        assert served.core.requests[-2].prompt_token_ids == ids
+        assert answer["usage"]["prompt_tokens"] == 2 * len(ids) - 1
+    await ask(served, input=[5, 6])
+    assert served.core.requests[-1].prompt_token_ids == [5, 6]
+    error = await refused(served, 400, input="a", prompt_name="passage")
+    assert error["param"] == "prompt_name"
+    assert (
+        "'passage' is no prompt of this model: those of this model are query, document"
+        in (error["message"])
+    )
+
+
+async def test_a_model_without_prompts_knows_no_name(served: Served) -> None:
+    error = await refused(served, 400, input="a", prompt_name="query")
+    assert "it has none" in error["message"]
+
+
+async def test_tokens_of_a_prompt_may_be_left_out_of_the_pooling(served: Served) -> None:
+    with_files(served, prompts={"q": "ABC"}, pools_prompt=False, lowers_case=True)
+    await ask(served, input="De", prompt_name="q")
+    (request,) = served.core.requests
+    assert request.prompt_token_ids == served.llm.tokenizer.encode("abcde", add_special_tokens=True)
+    assert request.pooling == PoolingParams(num_left_out=3)
 
 
 async def test_embeddings_can_be_turned_off(served: Served) -> None:
