@@ -143,6 +143,19 @@ def require_layout_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
         )
 
 
+def require_devices(parallel: ParallelConfig, local_rank: int, num_devices: int) -> None:
+    """ConfigError where a rank's process does not see its device: each has a GPU of its own."""
+    if local_rank < num_devices:
+        return
+    raise ConfigError(
+        f"--tensor-parallel-size {parallel.tensor_parallel_size} and --pipeline-parallel-size "
+        f"{parallel.pipeline_parallel_size} need {parallel.world_size} GPUs, one for each rank, "
+        f"and {num_devices} can be seen. Use sizes whose product is at most {num_devices}, let "
+        "CUDA_VISIBLE_DEVICES name more of those that `nvidia-smi -L` lists, or use the GPUs of "
+        "several machines: --distributed-executor-backend ray."
+    )
+
+
 def tensor_sizes(model: ModelConfig) -> list[int]:
     """Tensor-parallel sizes that divide the heads, the KV heads and the inner size."""
     return [size for size in range(1, MOST_RANKS + 1) if _obstacle(model, size) is None]

@@ -160,7 +160,7 @@ class EngineCore:
         if name == "scheduler":
             parallel = self.config.parallel
             document = {
-                **scheduler_document(self.scheduler, self._steps),
+                **scheduler_document(self.scheduler, self._steps, self.executor.rank_snapshots()),
                 "engine": parallel.data_parallel_rank,
                 "num_engines": parallel.data_parallel_size,
             }

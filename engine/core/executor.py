@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 from engine.kv_sizing import KVCacheSpec
 from engine.quick_imports import no_collections
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.snapshot import RankSnapshot
 
 _EXECUTORS = {
     "uni": "engine.worker.uniproc_executor:UniProcExecutor",
@@ -58,6 +59,9 @@ class Executor(Protocol):
     @property
     def wake_descriptors(self) -> Sequence[int]:
         """Descriptors that become readable when there is something for `check_health`."""
+
+    def rank_snapshots(self) -> Sequence[RankSnapshot]:
+        """Each rank's memory and times; nothing of a worker inside EngineCore."""
 
     def shutdown(self) -> None:
         """Free the device; may be called more than once."""

@@ -112,6 +112,16 @@ def process_clock(pid: int) -> ProcessClock | None:
     return ProcessClock(stat[0].decode(), int(stat[_CPU_FIELDS]) + int(stat[_CPU_FIELDS + 1]))
 
 
+def rss_bytes(pid: int) -> int | None:
+    """RAM that the process holds, shared memory included; None when there is no such process."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return None
+
+
 def is_same_process(pid: int, identity: str) -> bool:
     """True while the process of this pid and identity lives."""
     return bool(identity) and process_identity(pid) == identity

@@ -50,6 +50,28 @@ class StepRecord:
     next_waiting_blocks: int | None  # blocks that all of it would take, cached ones included
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSnapshot:
+    """One rank of several. `step_s` and `waited_s` are means over its newest steps, None before
+    the first; it waited for other ranks. `held_bytes` is of the RAM, or of the GPU's memory.
+
+    `node` is the address of its machine, None where all ranks are on this one.
+    """
+
+    name: str
+    stage: int
+    tensor_rank: int
+    pid: int
+    node: str | None
+    state: str  # running, stopped (by a signal or a debugger) or gone
+    num_steps: int
+    step_s: float | None
+    waited_s: float | None
+    weight_bytes: int
+    kv_cache_bytes: int
+    held_bytes: int | None
+
+
 class StepHistory:
     """Remembers the newest step that computed something."""
 
@@ -118,8 +140,10 @@ def _limit(
 # ---- documents ----------------------------------------------------------------------------------
 
 
-def scheduler_document(scheduler: Scheduler, history: StepHistory) -> Document:
-    """Limits, queue lengths, block counts and the newest step."""
+def scheduler_document(
+    scheduler: Scheduler, history: StepHistory, ranks: Iterable[RankSnapshot] = ()
+) -> Document:
+    """Limits, queue lengths, block counts, the newest step, and the ranks where there are any."""
     config, pool = scheduler.config, scheduler.kv_cache_manager.block_pool
     num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
     return {
@@ -137,6 +161,7 @@ def scheduler_document(scheduler: Scheduler, history: StepHistory) -> Document:
         "num_steps": history.num_steps,
         "last_step_age_s": round(time.monotonic() - history.last_step_time_s, 3),
         "last_step": asdict(history.last_step) if history.last_step else None,
+        "ranks": [asdict(rank) for rank in ranks],
     }
 
 

@@ -150,6 +150,7 @@ class ModelRunner:
     ) -> tuple[StepBatch, IntArray]:
         counts = map(step.num_scheduled_tokens.__getitem__, req_ids)
         batch, sampling = self._batch.build_step(rows, np.fromiter(counts, np.int64, len(rows)))
+        self._links.note_batch(batch)
         if not self._place.is_first_stage:
             residual = self._links.receive_states(len(batch.token_ids))
             batch = dataclasses.replace(batch, residual=residual)

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NoReturn, cast
@@ -25,31 +25,55 @@ from engine.errors import EngineError
 from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
 from engine.machine.children import engine_command, kill_session, spawn
-from engine.machine.processes import ProcessClock, process_clock
+from engine.machine.processes import process_clock, rss_bytes
 from engine.rank_layout import RankPlace
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.snapshot import RankSnapshot
 from engine.worker.ram import ram_for_cache, ram_reserved
 from engine.worker.rank_channels import ChannelMap, Channels
 from engine.worker.rank_memory import Inbox, Outbox, PeerGoneError, SharedMemory
-from engine.worker.rank_steps import PendingStep, RankError, SampledTokens, tightest_rank
+from engine.worker.rank_progress import stray_ranks
+from engine.worker.rank_steps import (
+    TIMED_STEPS,
+    PendingStep,
+    RankError,
+    SampledTokens,
+    disagrees_on_blocks,
+    disagrees_on_step,
+    mean_times,
+    rank_with_other_blocks,
+    tightest_rank,
+)
+from engine.worker.standstill import LOOK_S, StandstillWatch, is_stopped
 from engine.worker.worker_messages import Call, Failure, RankLost, Step, WorkerInit
 from engine.worker.worker_proc import LENGTH
 
 logger = get_logger(__name__)
 
-_LOOK_S = 0.5  # between two looks at ranks that owe an answer
-_STILL_LOOKS = 6  # so often a rank may be seen where it was, without a moment of CPU time
 _EXIT_S = 3.0
-_STANDS = frozenset("STt")  # states of a process that waits or is stopped; not for a disk or a core
+_CALL_LOOKS = 60
+"""So often a rank may be seen without a moment of CPU time in a call: it may wait for a file."""
+
+_WorkerCommand = Callable[[str, int], Sequence[str]]
+"""Makes the command of a rank from its name and the descriptor that it is spoken to over."""
+
+
+def _worker_command(name: str, control: int) -> Sequence[str]:
+    return engine_command("worker", "--name", name, "--control", str(control))
 
 
 class MultiprocExecutor:
     """The Executor of several ranks, each in a process of its own."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, worker_command: _WorkerCommand = _worker_command
+    ) -> None:
         self._config = config
+        self._worker_command = worker_command
         self._is_on_cpu = config.device.device == "cpu"
-        self._weight_bytes = 0
+        self._weight_bytes: list[int] = []  # of each rank, as are the cache's
+        self._cache_bytes: list[int] = []
+        self._num_steps_done = 0
         channel_map = ChannelMap.of(config)
         self._memory = SharedMemory.create(channel_map.num_bytes)
         self._channels = Channels(channel_map, self._memory)
@@ -77,7 +101,9 @@ class MultiprocExecutor:
         try:
             for place in channel_map.places:
                 inherited = [self._memory.descriptor, store, *pairs.descriptors(place)]
-                worker = _WorkerProcess.start(place, inherited, self._channels)
+                worker = _WorkerProcess.start(
+                    place, inherited, self._channels, self._worker_command
+                )
                 self._workers.append(worker)
                 init = WorkerInit(
                     config,
@@ -99,8 +125,8 @@ class MultiprocExecutor:
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache of the rank that has room for the fewest blocks."""
-        self._weight_bytes = sum(cast(list[int], self._call_all("warm_up")))
-        room = ram_for_cache(self._config, self._weight_bytes) if self._is_on_cpu else 0
+        self._weight_bytes = cast(list[int], self._call_all("warm_up"))
+        room = ram_for_cache(self._config, sum(self._weight_bytes)) if self._is_on_cpu else 0
         share = room // len(self._workers)  # all ranks are on this machine
         available = cast(list[int], self._call_all("determine_available_memory", share))
         specs = cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))
@@ -115,16 +141,27 @@ class MultiprocExecutor:
         """As many blocks on every rank, whose block tables are the same; the RAM that it all may
         take.
         """
-        cache_bytes = sum(cast(list[int], self._call_all("initialize_kv_cache", num_blocks)))
-        return ram_reserved(self._weight_bytes, cache_bytes) if self._is_on_cpu else 0
+        self._cache_bytes = cast(list[int], self._call_all("initialize_kv_cache", num_blocks))
+        specs = cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))
+        if other := rank_with_other_blocks(self._cache_bytes, specs, num_blocks):
+            worker = self._workers[other[0]]
+            self._fail(disagrees_on_blocks(worker.place.name, other[1], num_blocks), worker)
+        if not self._is_on_cpu:
+            return 0
+        return ram_reserved(sum(self._weight_bytes), sum(self._cache_bytes))
 
     def _call_all(self, method: str, *arguments: object) -> list[object]:
         """The ranks' answers in order; raises what one of them could not do."""
         self._tell(Call(method, arguments))
         answers: dict[int, object] = {}
+        watch = StandstillWatch(_CALL_LOOKS)
         while len(answers) < len(self._workers):
-            for worker in self._ready(_LOOK_S):
+            ready = self._ready(LOOK_S)
+            for worker in ready:
                 (answers[worker.place.rank],) = cast(tuple[object], self._answer(worker))
+            owing = [one for one in self._workers if one.place.rank not in answers]
+            if not ready and (still := watch.look({one.process.pid: () for one in owing})):
+                self._fail_with_still(still, watch.seconds, f"during {method}")
         return [answers[rank] for rank in range(len(self._workers))]
 
     # ---- steps ---------------------------------------------------------------------------------
@@ -138,13 +175,17 @@ class MultiprocExecutor:
 
     def _finish_until(self, wanted: PendingStep) -> None:
         """Take answers, the oldest step's first, until the one of `wanted` is there."""
-        watch = _StandstillWatch(self._workers, self._channels)
+        watch = StandstillWatch()
         while not wanted.done():
-            ready = self._ready(_LOOK_S)
+            ready = self._ready(LOOK_S)
             for worker in ready:
                 self._take_step(worker)
-            if not ready and (still := watch.look()):
-                self._fail(_stands_still(still), still[0])
+            if not ready and (still := watch.look(self._steps_of_ranks())):
+                self._fail_with_still(still, watch.seconds, "in a step that the others wait for")
+
+    def _steps_of_ranks(self) -> dict[int, tuple[int, ...]]:
+        progress = self._channels.progress
+        return {one.process.pid: progress(one.place.rank).steps for one in self._workers}
 
     def check_health(self) -> None:
         """RankError when a rank has ended or failed; takes answers that have come."""
@@ -159,8 +200,23 @@ class MultiprocExecutor:
     def _take_step(self, worker: _WorkerProcess) -> None:
         output = self._answer(worker)
         assert isinstance(output, ModelRunnerOutput), output
+        self._num_steps_done += 1
+        self._require_agreement(self._num_steps_done)
         self._sampled.add(output)
         self._waiting.popleft().set_result(output)
+
+    def _require_agreement(self, number: int) -> None:
+        """RankError when a rank computed something else in that step than the others: its part of
+        every sum is wrong, and so are all tokens.
+        """
+        notes = {
+            one.place.rank: self._channels.progress(one.place.rank).note(number)
+            for one in self._workers
+        }
+        if stray := stray_ranks(notes, self._output_rank):
+            names = [one.place.name for one in self._workers if one.place.rank not in stray]
+            worker = self._workers[stray[0]]
+            self._fail(disagrees_on_step(worker.place.name, names, number), worker)
 
     def _tell(self, message: object) -> None:
         try:
@@ -182,6 +238,7 @@ class MultiprocExecutor:
             self._fail_with_ended()
         if not isinstance(answer, Failure):
             return answer
+        self._require_agreement(self._num_steps_done + 1)  # which may be why it failed
         self._end_all()
         if answer.is_expected:
             raise error_from_name(answer.kind, answer.message)
@@ -190,7 +247,37 @@ class MultiprocExecutor:
             "above)."
         )
 
+    def rank_snapshots(self) -> Sequence[RankSnapshot]:
+        """Each rank's memory and times, read without a word to it."""
+        return [self._snapshot(worker) for worker in self._workers]
+
+    def _snapshot(self, worker: _WorkerProcess) -> RankSnapshot:
+        place, pid = worker.place, worker.process.pid
+        progress = self._channels.progress(place.rank)
+        step_s, waited_s = mean_times(progress.latest(TIMED_STEPS))
+        held_bytes = rss_bytes(pid) if self._is_on_cpu else progress.device_bytes
+        return RankSnapshot(
+            name=place.name,
+            stage=place.stage,
+            tensor_rank=place.tensor_rank,
+            pid=pid,
+            node=None,
+            state=_state_of(pid),
+            num_steps=progress.steps[1],
+            step_s=step_s,
+            waited_s=waited_s,
+            weight_bytes=self._weight_bytes[place.rank],
+            kv_cache_bytes=self._cache_bytes[place.rank],
+            held_bytes=held_bytes,
+        )
+
     # ---- ends ----------------------------------------------------------------------------------
+
+    def _fail_with_still(self, pids: Sequence[int], seconds: float, where: str) -> NoReturn:
+        """Some ranks do nothing; where one has gone astray, that is why."""
+        self._require_agreement(self._num_steps_done + 1)
+        still = [one for one in self._workers if one.process.pid in pids]
+        self._fail(_stands_still(still, seconds, where), still[0])
 
     def _fail_with_ended(self) -> NoReturn:
         """Some rank's socket has closed: that rank, or the first of those that have ended."""
@@ -250,13 +337,16 @@ class _WorkerProcess:
 
     @classmethod
     def start(
-        cls, place: RankPlace, inherited: Sequence[int], channels: Channels
+        cls,
+        place: RankPlace,
+        inherited: Sequence[int],
+        channels: Channels,
+        command: _WorkerCommand,
     ) -> _WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
-            words = ("--name", place.name, "--control", str(theirs.fileno()))
             process = spawn(
-                engine_command("worker", *words),
+                command(place.name, theirs.fileno()),
                 stdout=1,
                 stderr=2,
                 pass_fds=(*inherited, theirs.fileno()),
@@ -310,45 +400,15 @@ class _StageSockets:
                 one.close()
 
 
-class _StandstillWatch:
-    """Finds ranks that owe an answer and do nothing for it.
-
-    The suspects are those that are furthest behind: the others may be waiting for them. Looks are
-    counted, not seconds, so that a stop of all processes is nobody's standstill.
-    """
-
-    def __init__(self, workers: Sequence[_WorkerProcess], channels: Channels) -> None:
-        self._workers = workers
-        self._channels = channels
-        self._seen: dict[int, tuple[tuple[int, ...], ProcessClock | None]] = {}
-        self._num_looks = 0
-
-    def look(self) -> list[_WorkerProcess]:
-        """Those that have stood still for so many looks; empty for now."""
-        progress = {one.place.rank: self._progress(one) for one in self._workers}
-        least = min(progress.values())
-        behind = [one for one in self._workers if progress[one.place.rank] == least]
-        seen = {
-            one.place.rank: (progress[one.place.rank], process_clock(one.process.pid))
-            for one in behind
-        }
-        is_still = seen == self._seen and all(
-            clock is not None and clock.state in _STANDS for _, clock in seen.values()
-        )
-        self._num_looks = self._num_looks + 1 if is_still else 0
-        self._seen = seen
-        return behind if self._num_looks >= _STILL_LOOKS else []
-
-    def _progress(self, worker: _WorkerProcess) -> tuple[int, ...]:
-        return self._channels.progress(worker.place.rank).steps
-
-
-def _stands_still(workers: Sequence[_WorkerProcess]) -> str:
+def _stands_still(workers: Sequence[_WorkerProcess], seconds: float, where: str) -> str:
     names = ", ".join(f"{one.place.name} (pid {one.process.pid})" for one in workers)
-    seconds = _LOOK_S * _STILL_LOOKS
-    clock = process_clock(workers[0].process.pid)
-    why = " It is stopped by a signal or a debugger." if clock and clock.state in "Tt" else ""
+    why = " It is stopped by a signal or a debugger." if is_stopped(workers[0].process.pid) else ""
     return (
-        f"Worker proc {names} has not moved for {seconds:g} s in a step that the others wait for, "
-        f"shutting down executor.{why}"
+        f"Worker proc {names} has not moved for {seconds:g} s {where}, shutting down executor.{why}"
     )
+
+
+def _state_of(pid: int) -> str:
+    if process_clock(pid) is None:
+        return "gone"
+    return "stopped" if is_stopped(pid) else "running"

@@ -15,10 +15,10 @@ from engine.worker.rank_memory import (
     LastLines,
     Layout,
     MessageRing,
-    Progress,
     RingShape,
     SharedMemory,
 )
+from engine.worker.rank_progress import Progress
 
 _MESSAGE_BYTES = 16 << 20
 _STATES_BYTES = 64 << 20

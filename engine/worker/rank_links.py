@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ import torch.distributed
 from torch import Tensor
 
 from engine.kernels.native.library import RankMemory
-from engine.kernels.step_batch import FloatArray
-from engine.layers.parallel import OneRank, RankGroup, TorchRanks
+from engine.kernels.step_batch import FloatArray, StepBatch
+from engine.layers.parallel import OneRank, RankGroup, TorchRanks, WaitClock
 from engine.logger import get_logger
 from engine.rank_layout import WHOLE, RankPlace
 from engine.worker.rank_channels import Channels
@@ -25,6 +25,7 @@ from engine.worker.rank_memory import (
     RankLostError,
     inherited_socket,
 )
+from engine.worker.rank_progress import Progress
 from engine.worker.worker_messages import WorkerInit
 
 logger = get_logger(__name__)
@@ -40,6 +41,8 @@ class RankLinks:
     states_in: Inbox | None = None
     states_out: Outbox | None = None
     sums: RankMemory | None = None  # of the tensor ranks of this stage
+    progress: Progress | None = None
+    waits: WaitClock = field(default_factory=WaitClock)
 
     @property
     def local_rank(self) -> int:
@@ -58,7 +61,15 @@ class RankLinks:
             targets = [inherited_socket(one) for one in init.states_out]
             states_out = Outbox(channels.states(place.stage), targets)
         sums = channels.sums(place.stage) if place.tensor_size > 1 else None
-        return cls(place, num_cores, init.store, states_in, states_out, sums)
+        return cls(
+            place,
+            num_cores,
+            init.store,
+            states_in,
+            states_out,
+            sums,
+            channels.progress(init.rank),
+        )
 
     def join(self, device: torch.device) -> RankGroup:
         """The tensor ranks of this stage as a process group; waits until all have come."""
@@ -80,7 +91,7 @@ class RankLinks:
         torch.distributed.init_process_group(
             backend, store=store, rank=place.rank, world_size=place.world_size
         )
-        group = group_of_stage(place)
+        group = group_of_stage(place, self.waits)
         logger.info(
             "rank %d in world size %d is assigned as DP rank %d, PP rank %d, TP rank %d",
             place.rank,
@@ -90,6 +101,26 @@ class RankLinks:
             place.tensor_rank,
         )
         return group
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others, in all."""
+        in_kernels = 0 if self.sums is None else self.sums.waited_ns(self.place.tensor_rank)
+        return self.waits.seconds + in_kernels / 1e9
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a step: notes how long it takes, and how much of that is waiting."""
+        assert self.progress is not None, "a rank alone notes nothing"
+        self.progress.begin_step()
+        before_s = self.waited_s
+        yield
+        self.progress.end_step(self.waited_s - before_s)
+
+    def note_batch(self, batch: StepBatch) -> None:
+        """What this rank is about to compute, for EngineCore to compare."""
+        if self.progress is not None:
+            self.progress.note_batch(batch)
 
     def send_states(self, states: Tensor) -> None:
         """Float32 [T, hidden] for the next stage; the first tensor rank's are those of all."""
@@ -102,7 +133,9 @@ class RankLinks:
         """Float32 [T, hidden] of the stage before."""
         assert self.states_in is not None, "the first stage begins with the tokens"
         with _lost_when_gone():
-            data = bytearray(self.states_in.receive_bytes())  # torch wants to be able to write
+            with self.waits.running():
+                received = self.states_in.receive_bytes()
+            data = bytearray(received)  # torch wants to be able to write
         return np.frombuffer(data, dtype=np.float32).reshape(num_tokens, -1)
 
 
@@ -115,7 +148,7 @@ def _lost_when_gone() -> Iterator[None]:
         raise RankLostError("a neighbour in the pipeline") from error
 
 
-def group_of_stage(place: RankPlace) -> RankGroup:
+def group_of_stage(place: RankPlace, waits: WaitClock) -> RankGroup:
     """The tensor ranks of the stage, out of the process group that all ranks have joined.
 
     Every rank makes the groups of all stages, as torch.distributed wants it.
@@ -124,4 +157,4 @@ def group_of_stage(place: RankPlace) -> RankGroup:
     groups = [
         torch.distributed.new_group(range(first, first + place.tensor_size)) for first in firsts
     ]
-    return OneRank() if place.tensor_size == 1 else TorchRanks(groups[place.stage])
+    return OneRank() if place.tensor_size == 1 else TorchRanks(groups[place.stage], waits)

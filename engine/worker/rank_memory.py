@@ -1,4 +1,4 @@
-"""The memory that an engine's processes share: message rings, the ranks' progress and last lines.
+"""The memory that an engine's processes share: message rings and the ranks' last lines.
 
 It has no name: a file in memory that is handed on as an open descriptor, so whatever way the
 processes end, nothing of it is left. Who waits for a message sleeps in the read of a socket, whose
@@ -194,26 +194,6 @@ class Layout:
         start = self.num_bytes
         self.num_bytes += _padded(num_bytes)
         return slice(start, start + num_bytes)
-
-
-class Progress:
-    """How far a rank is: steps that it began and ended. Others read it when they miss an answer."""
-
-    NUM_BYTES = _LINE
-
-    def __init__(self, memory: memoryview) -> None:
-        self._counters: NDArray[np.uint64] = np.frombuffer(memory, dtype=np.uint64)
-
-    def begin_step(self) -> None:
-        self._counters[0] += np.uint64(1)
-
-    def end_step(self) -> None:
-        self._counters[1] += np.uint64(1)
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """How many steps the rank has begun, and how many ended."""
-        return int(self._counters[0]), int(self._counters[1])
 
 
 class LastLines:

@@ -1,15 +1,19 @@
-"""What executors of several ranks share: their error, steps under way, the tokens that ranks learn
-which do not sample, and which rank limits the cache. No torch.
+"""What executors of several ranks share: their errors, steps under way, the tokens that ranks learn
+which do not sample, and what their answers are compared for. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 
 from engine.errors import EngineError
 from engine.kv_sizing import KVCacheSpec
 from engine.sched.scheduler_output import ModelRunnerOutput
+from engine.worker.rank_progress import StepNote
+
+TIMED_STEPS = 50
+"""Of a rank, for means."""
 
 
 class RankError(EngineError):
@@ -46,6 +50,42 @@ class SampledTokens:
         """All of them, for the next message."""
         taken, self._pairs = self._pairs, []
         return taken
+
+
+def disagrees_on_step(name: str, others: Sequence[str], number: int) -> str:
+    """What to say of a rank that computed something else in that step, counted from the start."""
+    return (
+        f"Worker proc {name} disagrees with {', '.join(others)}: in step {number} it computed "
+        "other tokens or used other blocks, shutting down executor."
+    )
+
+
+def disagrees_on_blocks(name: str, found: int, asked: int) -> str:
+    """What to say of a rank whose KV cache has another number of blocks than all should have."""
+    return (
+        f"Worker proc {name} disagrees with the others: it has a KV cache of {found} blocks where "
+        f"{asked} were asked for, shutting down executor."
+    )
+
+
+def rank_with_other_blocks(
+    cache_bytes: Sequence[int], specs: Sequence[KVCacheSpec], num_blocks: int
+) -> tuple[int, int] | None:
+    """The first rank that does not have `num_blocks`, and how many it has."""
+    for rank, (num_bytes, spec) in enumerate(zip(cache_bytes, specs, strict=True)):
+        if num_bytes != num_blocks * spec.bytes_per_block:
+            return rank, num_bytes // spec.bytes_per_block
+    return None
+
+
+def mean_times(notes: Collection[StepNote]) -> tuple[float | None, float | None]:
+    """Seconds of a step and, of these, of waiting for other ranks; None without steps."""
+    if not notes:
+        return None, None
+    return (
+        sum(note.seconds for note in notes) / len(notes),
+        sum(note.waited_s for note in notes) / len(notes),
+    )
 
 
 def tightest_rank(available: Sequence[int], specs: Sequence[KVCacheSpec]) -> int:

@@ -11,10 +11,11 @@ import logging
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.config import EngineConfig
 from engine.core.handshake import error_from_name
@@ -23,8 +24,23 @@ from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
 from engine.rank_layout import RankPlace, rank_places
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from engine.worker.rank_steps import PendingStep, RankError, SampledTokens, tightest_rank
+from engine.sched.snapshot import RankSnapshot
+from engine.worker.rank_progress import StepNote, stray_ranks
+from engine.worker.rank_steps import (
+    TIMED_STEPS,
+    PendingStep,
+    RankError,
+    SampledTokens,
+    disagrees_on_blocks,
+    disagrees_on_step,
+    mean_times,
+    rank_with_other_blocks,
+    tightest_rank,
+)
 from engine.worker.worker_messages import Step
+
+if TYPE_CHECKING:
+    from engine.worker.ray_rank import RayAnswer
 
 logger = get_logger(__name__)
 
@@ -39,6 +55,7 @@ class _Rank:
     address: str  # of its machine
     node: str  # Ray's name for it
     pid: int
+    notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=TIMED_STEPS))
 
     def __str__(self) -> str:
         return f"{self.place.name} (node {self.address}, {self.node[:8]}, pid {self.pid})"
@@ -52,6 +69,9 @@ class RayExecutor:
         self._ray = ray = _connect()
         self._group = _place(ray, config)
         self._sampled = SampledTokens()
+        self._weight_bytes: list[int] = []  # of each rank, as are the cache's
+        self._cache_bytes: list[int] = []
+        self._held_bytes: list[int | None] = []  # as of the last step
         self._tightest = 0
         self._dead: str | None = None
         self._is_over = False
@@ -104,7 +124,7 @@ class RayExecutor:
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache of the rank that has room for the fewest blocks."""
-        self._call_all("warm_up")
+        self._weight_bytes = self._call_all("warm_up")
         rooms = [rank.actor.ram_share.remote() for rank in self._ranks]
         available = self._get(
             [
@@ -125,7 +145,10 @@ class RayExecutor:
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
         """As many blocks on every rank; no RAM of this machine is counted for them."""
-        self._call_all("initialize_kv_cache", num_blocks)
+        self._cache_bytes = self._call_all("initialize_kv_cache", num_blocks)
+        specs = self._call_all("get_kv_cache_spec")
+        if other := rank_with_other_blocks(self._cache_bytes, specs, num_blocks):
+            self._fail(disagrees_on_blocks(str(self._ranks[other[0]]), other[1], num_blocks))
         return 0
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -136,11 +159,45 @@ class RayExecutor:
         return PendingStep(lambda pending: pending.set_result(self._take_step(answers)))
 
     def _take_step(self, answers: list[Any]) -> ModelRunnerOutput:
-        outputs = self._get(answers, [rank.place for rank in self._ranks])
-        (output,) = [found for found in outputs if found is not None]
-        assert isinstance(output, ModelRunnerOutput), output
+        found: list[RayAnswer] = self._get(answers, [rank.place for rank in self._ranks])
+        for rank, answer in zip(self._ranks, found, strict=True):
+            rank.notes.append(answer.note)
+        self._held_bytes = [answer.held_bytes for answer in found]
+        self._require_agreement([answer.note for answer in found])
+        (output,) = [answer.output for answer in found if answer.output is not None]
         self._sampled.add(output)
         return output
+
+    def _require_agreement(self, notes: Sequence[StepNote]) -> None:
+        """RankError when a rank computed something else than the others."""
+        (output_rank,) = [one.place.rank for one in self._ranks if one.place.is_output]
+        if stray := stray_ranks(dict(enumerate(notes)), output_rank):
+            names = [one.place.name for one in self._ranks if one.place.rank not in stray]
+            self._fail(disagrees_on_step(str(self._ranks[stray[0]]), names, notes[0].number))
+
+    def rank_snapshots(self) -> Sequence[RankSnapshot]:
+        """Each rank's memory and times, as of the last step."""
+        held_bytes = self._held_bytes or [None] * len(self._ranks)
+        return [
+            self._snapshot(rank, held) for rank, held in zip(self._ranks, held_bytes, strict=True)
+        ]
+
+    def _snapshot(self, rank: _Rank, held_bytes: int | None) -> RankSnapshot:
+        step_s, waited_s = mean_times(rank.notes)
+        return RankSnapshot(
+            name=rank.place.name,
+            stage=rank.place.stage,
+            tensor_rank=rank.place.tensor_rank,
+            pid=rank.pid,
+            node=rank.address,
+            state="running",  # the engine ends with the first that is gone
+            num_steps=rank.notes[-1].number if rank.notes else 0,
+            step_s=step_s,
+            waited_s=waited_s,
+            weight_bytes=self._weight_bytes[rank.place.rank],
+            kv_cache_bytes=self._cache_bytes[rank.place.rank],
+            held_bytes=held_bytes,
+        )
 
     def check_health(self) -> None:
         """RankError when a rank or its machine is gone."""

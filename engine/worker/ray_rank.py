@@ -17,9 +17,11 @@ from engine.kernels.step_batch import FloatArray
 from engine.layers.parallel import RankGroup
 from engine.logger import setup_logging
 from engine.machine.memory import free_ram_bytes
+from engine.machine.processes import rss_bytes
 from engine.rank_layout import RankPlace
 from engine.sched.scheduler_output import ModelRunnerOutput
 from engine.worker.rank_links import RankLinks, group_of_stage
+from engine.worker.rank_progress import Progress, StepNote
 from engine.worker.worker import Worker
 from engine.worker.worker_messages import Step
 
@@ -40,7 +42,7 @@ class TcpLinks(RankLinks):
 
     def join(self, device: torch.device) -> RankGroup:
         """The process group is there already; the tensor ranks of this stage out of it."""
-        return group_of_stage(self.place)
+        return group_of_stage(self.place, self.waits)
 
     def send_states(self, states: Tensor) -> None:
         """From the first tensor rank to all ranks of the next stage."""
@@ -53,9 +55,22 @@ class TcpLinks(RankLinks):
     def receive_states(self, num_tokens: int) -> FloatArray:
         """Of the first tensor rank of the stage before."""
         states = torch.empty(num_tokens, self.hidden_size)
-        torch.distributed.recv(states, (self.place.stage - 1) * self.place.tensor_size)
+        with self.waits.running():
+            torch.distributed.recv(states, (self.place.stage - 1) * self.place.tensor_size)
         found: FloatArray = np.asarray(states.numpy())
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class RayAnswer:
+    """What a rank says after a step; the tokens come from the one that samples.
+
+    `held_bytes` is of its machine's RAM, or of its GPU's memory.
+    """
+
+    output: ModelRunnerOutput | None
+    note: StepNote
+    held_bytes: int | None
 
 
 class RayRank:
@@ -95,8 +110,14 @@ class RayRank:
             rank=place.rank,
             world_size=place.world_size,
         )
-        links = TcpLinks(place, num_cores=1, hidden_size=self._config.model.hidden_size)
-        self._worker = Worker(self._config, links)
+        self._progress = Progress(bytearray(Progress.NUM_BYTES))
+        self._links = TcpLinks(
+            place,
+            num_cores=1,
+            progress=self._progress,
+            hidden_size=self._config.model.hidden_size,
+        )
+        self._worker = Worker(self._config, self._links)
 
     def call(self, method: str, *arguments: object) -> object:
         """A method of the worker that every rank runs."""
@@ -106,10 +127,14 @@ class RayRank:
         """Of the RAM that is free on this machine every rank of the engine gets as much, bytes."""
         return free_ram_bytes() // self._num_neighbours
 
-    def execute_model(self, step: Step) -> ModelRunnerOutput | None:
-        """The tokens, from the rank that samples."""
-        output = self._worker.execute_model(step.scheduler_output, step.sampled)
-        return output if self._place.is_output else None
+    def execute_model(self, step: Step) -> RayAnswer:
+        """Run a step; the executor compares what the ranks noted of it."""
+        with self._links.step():
+            output = self._worker.execute_model(step.scheduler_output, step.sampled)
+        (note,) = self._progress.latest(1)
+        on_cpu = self._config.device.device == "cpu"
+        held_bytes = rss_bytes(os.getpid()) if on_cpu else self._worker.device_bytes
+        return RayAnswer(output if self._place.is_output else None, note, held_bytes)
 
 
 def _address() -> str:

@@ -9,6 +9,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.kv_sizing import KVCacheSpec
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.snapshot import RankSnapshot
 from engine.worker.ram import ram_for_cache, ram_reserved
 from engine.worker.worker import Worker
 
@@ -58,6 +59,10 @@ class UniProcExecutor:
 
     @property
     def wake_descriptors(self) -> Sequence[int]:
+        return ()
+
+    def rank_snapshots(self) -> Sequence[RankSnapshot]:
+        """The worker is a part of EngineCore."""
         return ()
 
     def shutdown(self) -> None:

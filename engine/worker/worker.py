@@ -27,6 +27,7 @@ from engine.models.sentence_head import load_sentence_head
 from engine.models.transformers_config import with_transformers_facts
 from engine.models.transformers_fallback import load_transformers_model
 from engine.models.weights import DecoderWeights
+from engine.rank_layout import require_devices
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.graph_device import CudaGraphDevice, GraphDevice
 from engine.worker.graph_settings import configured_graphs
@@ -65,10 +66,11 @@ class Worker:
         self._free_at_init = 0
 
     def init_device(self) -> None:
-        """Set threads on a CPU; on a GPU check that the requested share is free."""
+        """Set threads on a CPU; on a GPU check that it is there and the requested share free."""
         if self._device.type == "cpu":
             torch.set_num_threads(self._num_threads())
             return
+        require_devices(self._config.parallel, self._links.local_rank, torch.cuda.device_count())
         torch.cuda.set_device(self._device)
         self._free_at_init, total = torch.cuda.mem_get_info(self._device)
         if self._config.cache.kv_cache_memory_bytes is None:
@@ -131,9 +133,9 @@ class Worker:
         return self._spec
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
-        """Allocate the cache that all requests share; returns what RAM it may take.
+        """Allocate the cache that all requests share; returns its bytes.
 
-        On a CPU its pages come on first use. On a GPU they are taken now, and the result is 0.
+        On a CPU its pages come on first use, on a GPU they are taken now.
         """
         try:
             kv_cache = self._model.create_kv_cache(num_blocks)
@@ -146,7 +148,14 @@ class Worker:
                 f"The KV cache of {num_blocks} blocks ({wanted} GiB) cannot be allocated: {error}. "
                 "Lower --gpu-memory-utilization or --kv-cache-memory-bytes."
             ) from error
-        return num_blocks * self._spec.bytes_per_block if self._device.type == "cpu" else 0
+        return num_blocks * self._spec.bytes_per_block
+
+    @property
+    def device_bytes(self) -> int:
+        """What this process holds of its GPU's memory; 0 on a CPU, where the system tells."""
+        if self._device.type != "cuda":
+            return 0
+        return int(torch.cuda.memory_reserved(self._device))
 
     def execute_model(
         self, scheduler_output: SchedulerOutput, sampled: Sequence[tuple[str, int]] = ()

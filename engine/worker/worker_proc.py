@@ -87,21 +87,23 @@ class WorkerProc:
         from engine.worker.worker import Worker
 
         self._place = place = init.channels.places[init.rank]
-        self._progress = channels.progress(init.rank)
         parallel = init.config.parallel
         before = parallel.data_parallel_rank * place.world_size  # ranks of other replicas
         num_processes = parallel.data_parallel_size * place.world_size
         num_cores = pin_to_cores(before + place.rank, num_processes)
-        self._worker = Worker(init.config, RankLinks.open(init, channels, num_cores))
+        self._links = RankLinks.open(init, channels, num_cores)
+        self._progress = channels.progress(init.rank)
+        self._worker = Worker(init.config, self._links)
 
     def handle(self, message: object) -> object:
         """The answer to a message; None when nobody waits for one."""
         if isinstance(message, Call):
-            return (getattr(self._worker, message.method)(*message.arguments),)
+            answer = getattr(self._worker, message.method)(*message.arguments)
+            self._progress.device_bytes = self._worker.device_bytes
+            return (answer,)
         assert isinstance(message, Step), message
-        self._progress.begin_step()
-        output = self._worker.execute_model(message.scheduler_output, message.sampled)
-        self._progress.end_step()
+        with self._links.step():
+            output = self._worker.execute_model(message.scheduler_output, message.sampled)
         return output if self._place.is_output else None
 
 

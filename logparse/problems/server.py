@@ -291,6 +291,17 @@ OWN_ENGINE_PROBLEMS: tuple[ProblemRule, ...] = (
         (("start it again", "{serve}"),),
     ),
     ProblemRule(
+        "G14",
+        patterns(
+            r"Worker proc (?P<name>.{1,200}?) disagrees with (?P<others>.{1,400}?): "
+            r"(?P<what>[^\n]{1,200}?), shutting"
+        ),
+        ("the process {name} disagrees with {others}: {what}",),
+        "Ranks of one model have to do the same: its tokens would have been wrong. Faulty memory "
+        "or another version of Stoker on one machine can be why.",
+        (("start it again", "{serve}"), ("see what this machine says of itself", "stoker doctor")),
+    ),
+    ProblemRule(
         "S1",
         patterns(r"MemoryBudgetError: (?P<detail>[^\n]{1,500})"),
         ("{detail}",),

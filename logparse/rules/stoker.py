@@ -354,6 +354,16 @@ _RANKS = (
         Take("process", Unit.TEXT),
         Take("seconds", Unit.SECONDS, (2,)),
     ),
+    _line(
+        "stoker-rank-disagrees",
+        "Worker proc ",
+        r"(.{1,200}?) disagrees with (.{1,400}?):",
+        "A worker process computed something else than the others, so the engine ends.",
+        _EXECUTOR,
+        None,
+        Take("process", Unit.TEXT),
+        Take("others", Unit.TEXT, (2,)),
+    ),
 )
 
 STOKER_RULES: tuple[Rule, ...] = (*_KERNELS, *_WEIGHTS, *_MEMORY, *_FILES, *_SERVING, *_RANKS)

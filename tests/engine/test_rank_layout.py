@@ -18,6 +18,7 @@ from engine.rank_layout import (
     layers_of,
     model_of_rank,
     rank_places,
+    require_devices,
     require_layout_fits,
     tensor_sizes,
 )
@@ -127,3 +128,17 @@ def test_one_rank_needs_no_process_of_its_own(tmp_path: Path) -> None:
     assert config.parallel.executor_backend == "uni"
     config = EngineArgs(tensor_parallel_size=2).create_engine_config(config.model, _CPU)
     assert config.parallel.executor_backend == "mp"
+
+
+def test_a_rank_without_a_device_is_refused() -> None:
+    require_devices(layout(2, 2), 3, 4)
+    with pytest.raises(ConfigError) as refusal:
+        require_devices(layout(2, 2), 2, 2)
+    for words in (
+        "--tensor-parallel-size 2 and --pipeline-parallel-size 2 need 4 GPUs",
+        "and 2 can be seen",
+        "at most 2",
+        "CUDA_VISIBLE_DEVICES",
+        "--distributed-executor-backend ray",
+    ):
+        assert words in str(refusal.value)

@@ -375,3 +375,22 @@ def test_a_warning_of_our_engine_is_ranked_and_explained() -> None:
     lines = [*START, f"(EngineCore pid=71) WARNING 10-03 12:00:04 [worker.py:165] {said}"]
     (warning,) = parse_lines(lines).insight.warnings
     assert (warning.id, warning.line) == ("own-transformers-model", said)
+
+
+def test_a_rank_that_goes_astray_is_the_cause() -> None:
+    said = (
+        "Worker proc Worker_TP1 disagrees with Worker_TP0: in step 7 it computed other tokens or "
+        "used other blocks, shutting down executor."
+    )
+    died = [
+        f"(EngineCore pid=71) ERROR 10-03 12:05:00 [m.py:1] {said}",
+        "(EngineCore pid=71) ERROR 10-03 12:05:00 [m.py:2] last lines of Worker_TP1: 12:04:59 so",
+        "(EngineCore pid=71) ERROR 10-03 12:05:00 [p.py:1] EngineCore encountered a fatal error.",
+        f"(EngineCore pid=71) ERROR 10-03 12:05:00 [p.py:2] RankError: {said}",
+    ]
+    problem = parse_lines([*START, *died]).problem
+    assert problem is not None
+    assert problem.title == (
+        "the process Worker_TP1 disagrees with Worker_TP0: in step 7 it computed other tokens or "
+        "used other blocks"
+    )

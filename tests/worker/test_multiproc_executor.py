@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import ModelError
 from engine.messages import EngineCoreRequest, TokenLogprobs
@@ -24,6 +26,7 @@ from engine.worker.multiproc_executor import MultiprocExecutor
 from engine.worker.rank_steps import RankError
 from tests.core.conftest import engine_config
 from tests.core.core_runs import probe, request, run, run_all
+from tests.fakes import straying_worker
 from tests.kernels.native_models import native_library
 from tests.tiny_model import write_tiny_llama
 from tests.waiting import is_running, wait_for
@@ -80,6 +83,22 @@ def engine(folder: Path, **flags: object) -> Iterator[EngineCore]:
         core.shutdown()
 
 
+@contextmanager
+def straying_engine(folder: Path, kind: str, **flags: object) -> Iterator[EngineCore]:
+    """Of two tensor ranks in each stage, the second of which goes astray."""
+
+    def command(name: str, control: int) -> list[str]:
+        words = ["--name", name, "--control", str(control)]
+        return [sys.executable, straying_worker.__file__, kind, *words]
+
+    config = engine_config(folder, kernels="reference", tensor_parallel_size=2, **flags)
+    core = EngineCore(config, lambda config: MultiprocExecutor(config, command))
+    try:
+        yield core
+    finally:
+        core.shutdown()
+
+
 def children() -> dict[str, psutil.Process]:
     """The worker processes of this one, by their names."""
     found = psutil.Process().children()
@@ -87,7 +106,7 @@ def children() -> dict[str, psutil.Process]:
     return {
         line[line.index("--name") + 1]: process
         for line, process in zip(words, found, strict=True)
-        if "worker" in line
+        if "--name" in line
     }
 
 
@@ -215,6 +234,67 @@ def test_a_stopped_rank_is_named(folder: Path) -> None:
         with pytest.raises(RankError, match=r"Worker_TP1 \(pid \d+\) has not moved .*stopped by"):
             run_all(core, _REQUESTS[:1])
         assert not any(map(is_running, workers.values()))
+
+
+def test_a_rank_that_is_stopped_while_it_loads_is_named(folder: Path) -> None:
+    """The others are there, and wait for it."""
+
+    def with_one_stopped(config: EngineConfig) -> MultiprocExecutor:
+        executor = MultiprocExecutor(config)
+        children()["Worker_TP1"].suspend()
+        return executor
+
+    with pytest.raises(
+        RankError, match=r"proc Worker_TP1 \(pid \d+\) has not moved .*init_device.*stopped by"
+    ):
+        EngineCore(
+            engine_config(folder, kernels="reference", tensor_parallel_size=2), with_one_stopped
+        )
+    assert not children()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_rank_that_computes_other_tokens_is_named(folder: Path, stages: int) -> None:
+    """Its part of every sum is wrong from then on: no token of that step comes out."""
+    with straying_engine(folder, "tokens", pipeline_parallel_size=stages) as core:
+        core.add_request(_REQUESTS[0])
+        while not (outputs := core.step().outputs):  # the prompt, which all were told alike
+            pass
+        assert len(outputs[0].new_token_ids) == 1
+        first = "Worker_TP" if stages == 1 else "Worker_PP0_TP"
+        wanted = rf"proc {first}1 disagrees with {first}0.* in step 2 it computed other"
+        with pytest.raises(RankError, match=wanted):
+            run_all(core, [])
+    assert not children()
+
+
+def test_a_rank_with_other_blocks_is_named(folder: Path) -> None:
+    wanted = r"proc Worker_TP1 disagrees .* KV cache of 9 blocks where 10 were asked"
+    with (
+        pytest.raises(RankError, match=wanted),
+        straying_engine(folder, "blocks", **_PRESSED),
+    ):
+        pass
+    assert not children()
+
+
+def test_ranks_tell_their_memory_and_times(folder: Path) -> None:
+    with engine(folder, tensor_parallel_size=2, pipeline_parallel_size=2) as core:
+        assert [rank.step_s for rank in core.executor.rank_snapshots()] == [None] * 4
+        run_all(core, _REQUESTS[:1])
+        found = core.executor.rank_snapshots()
+        processes = children()
+    assert [rank.name for rank in found] == list(processes)
+    assert [rank.pid for rank in found] == [process.pid for process in processes.values()]
+    assert [rank.state for rank in found] == ["running"] * 4
+    for rank in found:
+        assert rank.step_s is not None
+        assert rank.waited_s is not None
+        assert 0 < rank.waited_s < rank.step_s  # each has had to wait for another
+        assert rank.held_bytes is not None
+        assert rank.held_bytes > rank.weight_bytes > 0
+        assert rank.kv_cache_bytes > 0
+    assert len({rank.num_steps for rank in found[2:]}) == 1
 
 
 def test_a_rank_that_cannot_load_says_what_one_process_would(tmp_path: Path) -> None:

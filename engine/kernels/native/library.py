@@ -10,6 +10,7 @@ from pathlib import Path
 _PAGE = 4096
 _FLOAT_BYTES = 4
 _RANK_HEAD_BYTES = 128  # RankHead in ranks.h
+_WAITED_OFFSET = 24  # in it
 
 
 class Shape(Structure):
@@ -135,6 +136,11 @@ class RankMemory(Structure):
             output_bytes=sizes.output_bytes,
             max_tokens=sizes.max_tokens,
         )
+
+    def waited_ns(self, rank: int) -> int:
+        """What that rank has waited for the others, in all."""
+        place = self.heads + rank * _RANK_HEAD_BYTES + _WAITED_OFFSET
+        return c_int64.from_address(place).value
 
 
 @dataclass(frozen=True, slots=True)

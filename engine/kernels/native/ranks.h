@@ -15,6 +15,7 @@
 #endif
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -37,7 +38,9 @@ struct alignas(2 * kCacheLine) RankHead {
   std::atomic<std::uint32_t> arrived;   // at so many meetings
   std::atomic<std::uint32_t> sleepers;  // who wait for that
   std::atomic<std::int64_t> sizes[2];   // of what it brings to a meeting; odd ones, even ones
+  std::atomic<std::int64_t> waited_ns;  // for the others, in all
 };
+static_assert(offsetof(RankHead, waited_ns) == 24, "library.py reads it there");
 
 class Ranks {
  public:
@@ -69,9 +72,18 @@ class Ranks {
     own.arrived.store(target, std::memory_order_seq_cst);
     if (own.sleepers.load(std::memory_order_seq_cst) != 0) wake(own.arrived);
     bool agree = true;
+    std::int64_t waiting_since = 0;  // the last one to come looks at no clock
     for (std::int64_t rank = 0; rank < count_; ++rank) {
-      wait_for(heads_[rank], target);
+      if (!has_come(heads_[rank].arrived, target)) {
+        if (waiting_since == 0) waiting_since = now_ns();
+        wait_for(heads_[rank], target);
+      }
       agree &= heads_[rank].sizes[target & 1].load(std::memory_order_relaxed) == size;
+    }
+    if (waiting_since != 0) {
+      const std::int64_t waited = now_ns() - waiting_since;
+      own.waited_ns.store(own.waited_ns.load(std::memory_order_relaxed) + waited,
+                          std::memory_order_relaxed);
     }
     return agree;
   }
@@ -104,6 +116,12 @@ class Ranks {
 
  private:
   static constexpr long kNapNs = 50'000'000;  // a wake-up is never relied on alone
+
+  static std::int64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+  }
 
   static bool has_come(const std::atomic<std::uint32_t>& arrived, std::uint32_t target) {
     return static_cast<std::int32_t>(arrived.load(std::memory_order_acquire) - target) >= 0;

@@ -540,6 +540,11 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {"process": "Worker_TP1", "seconds": 60.0},
     ),
     (
+        "stoker-rank-disagrees",
+        "Worker proc Worker_TP1 disagrees with Worker_TP0: in step 7 it computed other tokens",
+        {"process": "Worker_TP1", "others": "Worker_TP0"},
+    ),
+    (
         "stoker-grammar",
         "Grammar of request cmpl-1 failed: no such rule",
         {"request": "cmpl-1", "reason": "no such rule"},
