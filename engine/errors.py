@@ -18,6 +18,9 @@ EngineError
 
 from __future__ import annotations
 
+CONTEXT_CODE = "context_length_exceeded"
+"""`code` of a RequestError about more tokens than the model's context holds."""
+
 
 class EngineError(Exception):
     """Base of every error that the engine raises on purpose.

@@ -8,13 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from engine.errors import RequestError
+from engine.errors import CONTEXT_CODE, RequestError
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreRequest
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams, check_logprobs
-
-_CONTEXT_CODE = "context_length_exceeded"
 
 
 class InputProcessor:
@@ -104,7 +102,7 @@ class InputProcessor:
                 f"This model's maximum context length is {self.max_model_len} tokens, but {param} "
                 f"has {len(token_ids)} tokens. Shorten it to {self.max_model_len} tokens or fewer.",
                 param=param,
-                code=_CONTEXT_CODE,
+                code=CONTEXT_CODE,
             )
 
     def check_text(self, text: str, param: str, *, at_least: int = 0) -> None:
@@ -118,7 +116,7 @@ class InputProcessor:
             f"This model's maximum context length is {self.max_model_len} tokens, which is at most "
             f"{self._max_chars} characters, but {param} has {len(text)} characters. Shorten it.",
             param=param,
-            code=_CONTEXT_CODE,
+            code=CONTEXT_CODE,
         )
 
     def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
@@ -131,9 +129,20 @@ class InputProcessor:
                 f"prompt has {len(token_ids)} input tokens and leaves no room for output. Shorten "
                 f"it to {self.max_model_len - 1} tokens or fewer.",
                 param=param,
-                code=_CONTEXT_CODE,
+                code=CONTEXT_CODE,
             )
         self.check_token_ids(token_ids, param)
+
+    def within_context(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """`params` with no higher `max_tokens` than the context has room for behind the prompt.
+
+        Of a prompt that fills the context, and so will be cut or refused, half is left.
+        """
+        room = self.max_model_len - num_prompt_tokens
+        most = room if room > 0 else self.max_model_len // 2
+        if params.max_tokens is None or params.max_tokens <= most:
+            return params
+        return dataclasses.replace(params, max_tokens=most)
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Refuse ids outside the vocabulary."""
@@ -153,7 +162,7 @@ class InputProcessor:
                 f"is {self.max_model_len} tokens and the prompt has {num_prompt_tokens} input "
                 f"tokens, so at most {room} can be generated.",
                 param="max_tokens",
-                code=_CONTEXT_CODE,
+                code=CONTEXT_CODE,
             )
         default = min(room, self._default_max_tokens or room)
         self.check_token_ids(params.stop_token_ids, "stop_token_ids")

@@ -34,11 +34,15 @@ from engine.server.protocol import (
     TokenizeBody,
     parse_body,
 )
+from engine.server.protocol_messages import CountTokensBody, MessagesBody
+from engine.server.protocol_responses import ResponsesBody
 from engine.server.routes import introspection
 from engine.server.routes.chat import ChatFormat, make_chat_job
 from engine.server.routes.completions import CompletionFormat, make_completion_job
 from engine.server.routes.debug import add_debug_routes
 from engine.server.routes.embeddings import EmbeddingBody, make_embedding_job
+from engine.server.routes.messages import count_tokens, make_messages_job
+from engine.server.routes.responses import make_response_job
 from engine.server.state import ApiState, Services
 from engine.server.streaming import (
     AnswerFormat,
@@ -72,6 +76,7 @@ def create_app(
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     routes = _Routes(state)
     for path, methods, endpoint in (
+        ("/", ["GET", "HEAD"], routes.root),
         ("/health", ["GET", "HEAD"], routes.health),
         ("/ping", ["GET", "POST"], routes.health),
         ("/load", ["GET"], routes.load),
@@ -86,6 +91,9 @@ def create_app(
         ("/v1/chat/completions", ["POST"], routes.chat_completions),
         ("/v1/completions", ["POST"], routes.completions),
         ("/v1/embeddings", ["POST"], routes.embeddings),
+        ("/v1/responses", ["POST"], routes.responses),
+        ("/v1/messages", ["POST"], routes.messages),
+        ("/v1/messages/count_tokens", ["POST"], routes.count_tokens),
     ):
         app.add_api_route(path, endpoint, methods=methods, response_model=None)
     if has_debug_routes:
@@ -115,6 +123,9 @@ class _Routes:
 
     async def health(self) -> Response:
         return introspection.health(self._state)
+
+    async def root(self) -> Response:
+        return introspection.root()
 
     async def load(self) -> Response:
         return introspection.load(self._state)
@@ -169,6 +180,32 @@ class _Routes:
         marks.note("read")
         job = await _unless_client_goes(request, make_completion_job(services, body, marks))
         return await _answer(services, request, job, CompletionFormat(job), stream=body.stream)
+
+    async def responses(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        services.require_generation()
+        marks = _arrival(request)
+        body = parse_body(ResponsesBody, await read_json_body(request))
+        marks.note("read")
+        work = make_response_job(services, body, marks)
+        job, answer = await _unless_client_goes(request, work)
+        return await _answer(services, request, job, answer, stream=body.stream)
+
+    async def messages(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        services.require_generation()
+        marks = _arrival(request)
+        body = parse_body(MessagesBody, await read_json_body(request))
+        marks.note("read")
+        work = make_messages_job(services, body, marks)
+        job, answer = await _unless_client_goes(request, work)
+        return await _answer(services, request, job, answer, stream=body.stream)
+
+    async def count_tokens(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        services.require_generation()
+        body = parse_body(CountTokensBody, await read_json_body(request))
+        return await count_tokens(services, body)
 
     async def embeddings(self, request: Request) -> Response:
         services = self._state.require_ready()

@@ -1,7 +1,9 @@
-"""HTTP errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+"""HTTP errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, or under
+/v1/messages in Anthropic's, `{"type": "error", "error": {"type", "message"}}`.
 
 ApiError
 |- status 400, 401, 404, 405, 409, 413   the client's fault
+|- status 429                       the queue is full; carries Retry-After
 |- status 500                       a request failed while it ran
 `- status 503                       the engine starts, stops or is dead; carries Retry-After
 
@@ -15,8 +17,15 @@ from http import HTTPStatus
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from engine.errors import EngineDeadError, EngineError, GenerationError, RequestError
+from engine.errors import (
+    CONTEXT_CODE,
+    EngineDeadError,
+    EngineError,
+    GenerationError,
+    RequestError,
+)
 
 # The words of vLLM's error bodies.
 _TYPES = {
@@ -26,8 +35,18 @@ _TYPES = {
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
     HTTPStatus.CONFLICT: "ConflictError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
+    HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
+_MESSAGES_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
+_MESSAGES_PATH = "/v1/messages"
 _RETRY_AFTER_S = 2
 
 
@@ -67,7 +86,7 @@ def unavailable(message: str, *, code: str | None = None) -> ApiError:
 
 
 def error_body(error: ApiError) -> bytes:
-    """The JSON document of an error; also used inside a stream."""
+    """OpenAI's JSON document of an error; also used inside a stream."""
     return msgspec.json.encode(
         {
             "error": {
@@ -80,10 +99,39 @@ def error_body(error: ApiError) -> bytes:
     )
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(
-        error_body(error),
-        status_code=error.status,
-        headers=error.headers,
-        media_type="application/json",
+def messages_error_body(error: ApiError) -> bytes:
+    """Anthropic's. Its clients know a prompt that is too long by the first words of the message,
+    and make it shorter.
+    """
+    kind = "invalid_request_error" if error.status < 500 else "api_error"
+    is_too_long = error.code == CONTEXT_CODE and error.param == "messages"
+    return msgspec.json.encode(
+        {
+            "type": "error",
+            "error": {
+                "type": _MESSAGES_TYPES.get(HTTPStatus(error.status), kind),
+                "message": f"prompt is too long: {error}" if is_too_long else str(error),
+            },
+        }
     )
+
+
+def error_response(error: ApiError) -> Response:
+    return _ErrorResponse(error)
+
+
+class _ErrorResponse(Response):
+    """Takes the shape of the API that the request's path belongs to."""
+
+    media_type = "application/json"
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error_body(error), status_code=error.status, headers=error.headers)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        if scope["path"].startswith(_MESSAGES_PATH):
+            self.body = messages_error_body(self._error)
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)

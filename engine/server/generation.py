@@ -188,7 +188,7 @@ async def make_job(
             truncated(prompt, limit, longest, reserved=reserved, keeps_end=True)
             for prompt in prompts
         ]
-    job_id = f"{id_prefix}-{uuid.uuid4().hex}"
+    job_id = f"{id_prefix}{uuid.uuid4().hex}"
     now = time.time()
     requests: list[EngineCoreRequest] = []
     for prompt in prompts:

@@ -14,6 +14,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
 from engine.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from engine.server.protocol_messages import CountTokensBody, MessagesBody
+from engine.server.protocol_responses import ResponsesBody
 from engine.server.routes.embeddings import EmbeddingBody
 from engine.version import __version__
 
@@ -23,6 +25,9 @@ _BODIES = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
 }
 _ANSWERS = {
     "200": "the answer",

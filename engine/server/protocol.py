@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.errors import RequestError
 from engine.frontend.chat_template import plain_text
+from engine.frontend.input_processor import InputProcessor
 from engine.sampling_params import SamplingParams
 from engine.server.errors import ApiError
 from engine.server.http.body_limits import MAX_MESSAGES, MAX_TOOLS, CheckedList
@@ -85,6 +86,18 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """Known fields that are refused, with the values that ask for nothing."""
+
+    # Of these two, the last one is the first to run.
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, raw: Any) -> Any:
+        if isinstance(raw, dict):
+            for name in raw.keys() & (cls.UNSUPPORTED.keys() - cls.model_fields.keys()):
+                _require_neutral(name, raw[name], cls.UNSUPPORTED[name])
+        return raw
+
     @model_validator(mode="before")
     @classmethod
     def _null_means_default(cls, raw: Any) -> Any:
@@ -130,13 +143,7 @@ class GenerationBody(Body, StructuredFields):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, raw: Any) -> Any:
-        if isinstance(raw, dict):
-            for name in raw.keys() & (_UNSUPPORTED.keys() - cls.model_fields.keys()):
-                _require_neutral(name, raw[name], _UNSUPPORTED[name])
-        return raw
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED
 
     def sampling_params(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Checked sampling settings; RequestError names what is out of range.
@@ -238,7 +245,13 @@ class PromptEnd(BaseModel):
 
 
 class ChatBody(GenerationBody, PromptEnd):
-    """POST /v1/chat/completions. `max_tokens` is the old name of `max_completion_tokens`."""
+    """POST /v1/chat/completions. `max_tokens` is the old name of `max_completion_tokens`.
+
+    The internal form of a chat, too: the bodies of the Responses and Messages APIs become one.
+    """
+
+    ID_PREFIX: ClassVar[str] = "chatcmpl-"
+    PROMPT_PARAM: ClassVar[str] = "messages"
 
     messages: CheckedList[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = None
@@ -286,6 +299,12 @@ class ChatBody(GenerationBody, PromptEnd):
             effort["reasoning_effort"] = self.reasoning_effort
         return {"documents": self.documents, **effort, **self.chat_template_kwargs}
 
+    def fitted(
+        self, params: SamplingParams, _processor: InputProcessor, _num_prompt_tokens: int
+    ) -> SamplingParams:
+        """`params` for a prompt of this length; a limit that is too high stays, and is refused."""
+        return params
+
     def _own_settings(self) -> dict[str, int | None]:
         if self.top_logprobs and not self.logprobs:
             raise RequestError(
@@ -295,6 +314,17 @@ class ChatBody(GenerationBody, PromptEnd):
             "max_tokens": self.token_limit,
             "logprobs": self.top_logprobs if self.logprobs else None,
         }
+
+
+class AgentChat(ChatBody):
+    """A chat of an API whose clients ask for as long an answer as their own models can give: a
+    limit above what the context has left is lowered to that.
+    """
+
+    def fitted(
+        self, params: SamplingParams, processor: InputProcessor, num_prompt_tokens: int
+    ) -> SamplingParams:
+        return processor.within_context(params, num_prompt_tokens)
 
 
 class CompletionBody(GenerationBody):
@@ -359,11 +389,23 @@ def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        if first["type"] == "json_invalid":
-            raise ApiError(400, f"The body is not valid JSON: {first['msg']}.") from error
-        path = _field_path(first["loc"])
-        raise ApiError(400, f"{path or 'body'}: {first['msg']}.", param=path) from error
+        raise _refusal(error) from error
+
+
+def make_body(kind: type[BodyT], fields: dict[str, Any]) -> BodyT:
+    """A body of the fields that another API's body came to; refused as if it had been sent."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"The body is not valid JSON: {first['msg']}.")
+    path = _field_path(first["loc"])
+    return ApiError(400, f"{path or 'body'}: {first['msg']}.", param=path)
 
 
 def _field_path(location: tuple[int | str, ...]) -> str | None:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import EngineError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.logprobs import LogprobsList
-from engine.server.errors import error_body, error_response, to_api_error
+from engine.server.errors import ApiError, error_body, error_response, to_api_error
 from engine.server.generation import Choice, Job, run_job, usage
 
 DONE = b"data: [DONE]\n\n"
@@ -55,8 +55,8 @@ class AnswerFormat(Protocol):
 
     def document(self, choices: Sequence[Choice]) -> bytes: ...
 
-    def opening(self, index: int) -> bytes:
-        """Event before a choice's first text; may be empty."""
+    def opening(self, index: int, choice: Choice) -> bytes:
+        """Event before a choice's first text; may be empty. `choice` has its first output."""
 
     def event(self, index: int, delta: Delta) -> bytes: ...
 
@@ -65,6 +65,22 @@ class AnswerFormat(Protocol):
 
     def usage_event(self, usage: dict[str, object]) -> bytes:
         """Event with token counts and no choices."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Last event of a stream that fails on its way."""
+
+    @property
+    def ending(self) -> bytes:
+        """What stands behind the last event of every stream."""
+
+
+class OpenAIStream:
+    """How the streams of both completion APIs end; a part of their AnswerFormats."""
+
+    ending = DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return b"data: " + error_body(error) + b"\n\n"
 
 
 async def document(answer: AnswerFormat, choices: Sequence[Choice]) -> bytes:
@@ -87,15 +103,32 @@ async def _closing(answer: AnswerFormat, index: int, delta: Delta, choice: Choic
 
 
 async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGenerator[bytes, None]:
-    """The events of a job, `[DONE]` included. The first `anext` raises what refuses the request."""
+    """The events of a job, its ending included. The first `anext` raises what refuses the request,
+    and a failure later on is the last event.
+    """
+    has_begun = False
+    try:
+        async with aclosing(_events(llm, job, answer)) as events:
+            async for event in events:
+                has_begun = True
+                yield event
+    except EngineError as error:
+        if not has_begun:
+            raise
+        yield answer.failure(to_api_error(error))
+    yield answer.ending
+
+
+async def _events(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGenerator[bytes, None]:
     choices = [Choice() for _ in job.requests]
     async with aclosing(run_job(llm, job)) as outputs:
         async for index, output in outputs:
             choice, text, head = choices[index], output.text, b""
-            if not choice.texts:
-                head = answer.opening(index)
-                text = job.echoes[index] + text
+            is_first = not choice.texts
             choice.add(output)
+            if is_first:
+                head = answer.opening(index, choice)
+                text = job.echoes[index] + text
             counts = usage(job, choices) if job.continuous_usage else None
             token_ids = output.token_ids if job.shows_token_ids else None
             delta = Delta(text, output.reasoning, job.shown_logprobs(output), counts, token_ids)
@@ -110,7 +143,6 @@ async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGene
             choice.forget_content()
     if job.include_usage:
         yield answer.usage_event(usage(job, choices))
-    yield DONE
 
 
 class Document(Response):
@@ -173,11 +205,8 @@ class EventStream(Response):
                 }
             )
             await _send_body(send, first)
-            try:
-                async for event in events:
-                    await _send_body(send, event)
-            except EngineError as error:
-                await _send_body(send, b"data: " + error_body(to_api_error(error)) + b"\n\n" + DONE)
+            async for event in events:
+                await _send_body(send, event)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

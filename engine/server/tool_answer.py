@@ -29,11 +29,19 @@ class ToolAnswer:
 
     def feed(self, text: str) -> list[dict[str, object]]:
         """The deltas that a piece of text brings; none while it may be the beginning of a call."""
-        return self._deltas(self._parser.feed(text))
+        return _deltas(self.read(text))
 
     def finish(self) -> list[dict[str, object]]:
         """The deltas of what was held back."""
-        return self._deltas(self._parser.finish())
+        return _deltas(self.read_end())
+
+    def read(self, text: str) -> Parsed:
+        """What a piece of text brings, of the calls that are kept."""
+        return self._kept(self._parser.feed(text))
+
+    def read_end(self) -> Parsed:
+        """What was held back."""
+        return self._kept(self._parser.finish())
 
     def finish_reason(self, reason: str | None) -> str | None:
         """`tool_calls` for an answer that ended by itself with a call that the model chose."""
@@ -41,14 +49,16 @@ class ToolAnswer:
             return "tool_calls"
         return reason
 
-    def _deltas(self, parsed: Parsed) -> list[dict[str, object]]:
-        content: list[dict[str, object]] = [{"content": parsed.content}] if parsed.content else []
+    def _kept(self, parsed: Parsed) -> Parsed:
         limit = self._plan.max_calls
-        return content + [
-            {"tool_calls": [_call_delta(call)]}
-            for call in parsed.calls
-            if limit is None or call.index < limit
-        ]
+        if limit is None:
+            return parsed
+        return Parsed(parsed.content, [call for call in parsed.calls if call.index < limit])
+
+
+def _deltas(parsed: Parsed) -> list[dict[str, object]]:
+    content: list[dict[str, object]] = [{"content": parsed.content}] if parsed.content else []
+    return content + [{"tool_calls": [_call_delta(call)]} for call in parsed.calls]
 
 
 def _call_delta(call: ToolCallDelta) -> dict[str, object]:

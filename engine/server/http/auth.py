@@ -1,4 +1,7 @@
-"""Bearer key check for /v1 and for what changes the server. Other paths stay open, as in vLLM."""
+"""Key check for /v1 and for what changes the server. Other paths stay open, as in vLLM.
+
+The key comes as OpenAI's clients send it, or as Anthropic's do (`x-api-key`).
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,24 @@ class BearerAuth:
         if (
             scope["type"] != "http"
             or not scope["path"].startswith(_PROTECTED)
-            or self._is_allowed(Headers(scope=scope).get("authorization", ""))
+            or self._is_allowed(Headers(scope=scope))
         ):
             await self._app(scope, receive, send)
             return
         error = ApiError(
             401,
-            "This server needs an API key: send it as `Authorization: Bearer KEY`.",
+            "This server needs an API key: send it as `Authorization: Bearer KEY`, or as "
+            "`x-api-key: KEY`.",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
         await error_response(error)(scope, receive, send)
 
-    def _is_allowed(self, header: str) -> bool:
-        scheme, _, key = header.partition(" ")
+    def _is_allowed(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        is_bearer = self._is_key(key) and scheme.lower() == "bearer"
+        return is_bearer or self._is_key(headers.get("x-api-key", ""))
+
+    def _is_key(self, text: str) -> bool:
         # Header values are latin-1 on the wire; the key was read as UTF-8.
-        given = key.strip().encode("latin-1", "replace")
-        return hmac.compare_digest(given, self._key) and scheme.lower() == "bearer"
+        return hmac.compare_digest(text.strip().encode("latin-1", "replace"), self._key)

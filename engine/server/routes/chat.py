@@ -16,7 +16,7 @@ from engine.server.parsers.thinking import plan_thinking
 from engine.server.prompts import encode, text_allowance
 from engine.server.protocol import ChatBody, Message
 from engine.server.state import Services
-from engine.server.streaming import Delta, encode_json
+from engine.server.streaming import Delta, OpenAIStream, encode_json
 from engine.server.structured import check_structured_outputs
 from engine.server.tool_answer import ToolAnswer
 from engine.server.tools import ToolPlan, plan_tools
@@ -57,11 +57,15 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         services.llm,
         prompt,
         add_special_tokens=body.add_special_tokens,
-        param="messages",
+        param=body.PROMPT_PARAM,
         at_least=text_allowance(body.truncate_prompt_tokens),
     )
     marks.note("tokenized")
-    params = body.sampling_params(services.sampling_defaults)
+    params = body.fitted(
+        body.sampling_params(services.sampling_defaults),
+        services.llm.input_processor,
+        len(token_ids),
+    )
     params = await check_structured_outputs(services.grammars, body, params)
     params = await plan.apply(services.grammars, params)
     if thinking is not None and thinking.marks.keeps_special_tokens:
@@ -71,8 +75,8 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         body,
         [token_ids],
         params,
-        id_prefix="chatcmpl",
-        prompt_param="messages",
+        id_prefix=body.ID_PREFIX,
+        prompt_param=body.PROMPT_PARAM,
         logprobs_param="top_logprobs",
         echoes=[body.echoed_text],
         marks=marks,
@@ -108,7 +112,7 @@ def render_chat(
     )
 
 
-class ChatFormat:
+class ChatFormat(OpenAIStream):
     """Chat completion objects and chunks of one job."""
 
     def __init__(self, job: Job, plan: ToolPlan, role: str = "assistant") -> None:
@@ -167,7 +171,7 @@ class ChatFormat:
             return self._tools[index].finish_reason(choice.finish_reason)
         return choice.finish_reason
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, _choice: Choice) -> bytes:
         """The chunk that names the role."""
         content = b'{"role":%s,"content":""}' % encode_json(self._role)
         return self._chunk(index, content, Delta(""), tail=self._job.prompt_id_tail(index))

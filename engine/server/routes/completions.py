@@ -11,7 +11,7 @@ from engine.server.logprobs import CompletionLogprobs, prompt_logprobs
 from engine.server.prompts import decode, encode_all, text_allowance
 from engine.server.protocol import CompletionBody
 from engine.server.state import Services
-from engine.server.streaming import Delta, encode_json
+from engine.server.streaming import Delta, OpenAIStream, encode_json
 from engine.server.structured import check_structured_outputs
 
 
@@ -29,7 +29,7 @@ async def make_completion_job(services: Services, body: CompletionBody, marks: M
         body,
         token_ids,
         params,
-        id_prefix="cmpl",
+        id_prefix="cmpl-",
         prompt_param="prompt",
         echoes=[await _as_text(tokenizer, prompt) for prompt in prompts] if body.echo else None,
         has_echo=body.echo,
@@ -59,7 +59,7 @@ async def _as_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else await decode(tokenizer, prompt)
 
 
-class CompletionFormat:
+class CompletionFormat(OpenAIStream):
     """Text completion objects of one job; chunks have the same shape."""
 
     def __init__(self, job: Job) -> None:
@@ -98,7 +98,7 @@ class CompletionFormat:
             }
         )
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, _choice: Choice) -> bytes:
         """Completions have no opening chunk, unless it brings the prompt's token ids."""
         tail = self._job.prompt_id_tail(index)
         return self._chunk(index, Delta(""), b'"finish_reason":null' + tail) if tail else b""

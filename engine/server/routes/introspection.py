@@ -10,7 +10,7 @@ from starlette.responses import Response
 from engine.errors import RequestError
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.errors import ApiError
-from engine.server.prompts import MAX_UNBOUND_CHARS, decode, encode_all
+from engine.server.prompts import MAX_UNBOUND_CHARS, decode, encode
 from engine.server.protocol import DetokenizeBody, TokenizeBody
 from engine.server.routes.chat import render_chat
 from engine.server.state import ApiState, ServerPhase, Services
@@ -34,6 +34,11 @@ def health(state: ApiState) -> Response:
 
 def version() -> Response:
     return json_response({"version": __version__})
+
+
+def root() -> Response:
+    """What answers here, for clients that try the address first."""
+    return json_response({"name": "stoker", "version": __version__, "openapi": "/openapi.json"})
 
 
 def load(state: ApiState) -> Response:
@@ -70,34 +75,46 @@ async def tokenize(services: Services, body: TokenizeBody) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is None:
-        text, adds_special = body.prompt or "", body.add_special_tokens is not False
+        adds_special = body.add_special_tokens is not False
+        token_ids = await _token_ids(services, body.prompt or "", "prompt", adds_special)
     else:
-        messages = body.messages
-        text = await services.rendering.run(
-            lambda: render_chat(
-                services.chat_template,
-                messages,
-                add_generation_prompt=body.adds_generation_prompt,
-                continue_final_message=body.continue_final_message,
-                template_args=body.chat_template_kwargs,
-                tools=template_tools(body.tools),
-            )
-        )
-        # Chat templates write the special tokens themselves.
-        adds_special = body.add_special_tokens is True
-    processor, tokenizer = services.llm.input_processor, services.llm.tokenizer
-    param = "prompt" if body.messages is None else "messages"
-    processor.check_text(text, param, at_least=MAX_UNBOUND_CHARS)
-    (token_ids,) = await encode_all(tokenizer, [text], add_special_tokens=adds_special)
+        token_ids = await chat_token_ids(services, body)
     return json_response(
         {
             "count": len(token_ids),
-            "max_model_len": processor.max_model_len,
+            "max_model_len": services.llm.input_processor.max_model_len,
             "tokens": token_ids,
-            "token_strs": await _token_strings(tokenizer, token_ids)
+            "token_strs": await _token_strings(services.llm.tokenizer, token_ids)
             if body.return_token_strs
             else None,
         }
+    )
+
+
+async def chat_token_ids(services: Services, body: TokenizeBody) -> list[int]:
+    """Token ids of a body's messages after the chat template."""
+    messages = body.messages or []
+    text = await services.rendering.run(
+        lambda: render_chat(
+            services.chat_template,
+            messages,
+            add_generation_prompt=body.adds_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_args=body.chat_template_kwargs,
+            tools=template_tools(body.tools),
+        )
+    )
+    # Chat templates write the special tokens themselves.
+    return await _token_ids(services, text, "messages", body.add_special_tokens is True)
+
+
+async def _token_ids(services: Services, text: str, param: str, adds_special: bool) -> list[int]:
+    return await encode(
+        services.llm,
+        text,
+        add_special_tokens=adds_special,
+        param=param,
+        at_least=MAX_UNBOUND_CHARS,
     )
 
 

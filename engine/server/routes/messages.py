@@ -1,0 +1,184 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API over the chat route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from engine.frontend.request_traces import Marks
+from engine.server.blocks import Block, BlockKind, BlockReader, Step, StepKind
+from engine.server.errors import ApiError, messages_error_body
+from engine.server.generation import Choice, Job
+from engine.server.protocol import TokenizeBody, make_body
+from engine.server.protocol_messages import CountTokensBody, MessagesBody
+from engine.server.routes.chat import make_chat_job
+from engine.server.routes.introspection import chat_token_ids, json_response
+from engine.server.state import Services
+from engine.server.streaming import Delta, encode_json
+from engine.server.tools import ToolPlan
+
+
+async def count_tokens(services: Services, body: CountTokensBody) -> Response:
+    """How many tokens the prompt of a request has; it may be longer than the context."""
+    chat = body.chat(can_think=services.thought_marks is not None)
+    services.check_model(chat.model)
+    tokenized = make_body(
+        TokenizeBody,
+        {
+            "messages": [message.model_dump() for message in chat.messages],
+            "tools": [tool.model_dump() for tool in chat.tools],
+            "chat_template_kwargs": chat.template_args,
+            "continue_final_message": chat.continue_final_message,
+        },
+    )
+    return json_response({"input_tokens": len(await chat_token_ids(services, tokenized))})
+
+
+async def make_messages_job(
+    services: Services, body: MessagesBody, marks: Marks
+) -> tuple[Job, MessagesFormat]:
+    """The job of a request, and how its answer is written."""
+    chat = body.chat(can_think=services.thought_marks is not None)
+    job, plan = await make_chat_job(services, chat, marks)
+    return job, MessagesFormat(job, plan, body)
+
+
+class MessagesFormat:
+    """Message objects and events of one job."""
+
+    ending = b""
+
+    def __init__(self, job: Job, plan: ToolPlan, body: MessagesBody) -> None:
+        self._job = job
+        self._plan = plan
+        self._reader = BlockReader(plan)
+        self._max_tokens = job.requests[0].sampling_params.max_tokens or 0
+        self._is_cut = self._max_tokens < body.max_tokens
+
+    def document(self, choices: Sequence[Choice]) -> bytes:
+        """The answer that is not streamed."""
+        (choice,) = choices
+        reader = BlockReader.of_whole(self._plan, choice)
+        message = self._message(choice, [self._content(block) for block in reader.blocks])
+        return encode_json({**message, **self._end(choice, reader)})
+
+    def opening(self, _index: int, choice: Choice) -> bytes:
+        """The message without content."""
+        return _event("message_start", message=self._message(choice, []))
+
+    def event(self, _index: int, delta: Delta) -> bytes:
+        return self._written(self._reader.feed(delta.reasoning, delta.text))
+
+    def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
+        """The last text, why it ended, and the counts."""
+        rest = self.event(index, delta) + self._written(self._reader.finish())
+        end = self._end(choice, self._reader)
+        usage = self._usage(choice)
+        return b"".join(
+            (rest, _event("message_delta", delta=end, usage=usage), _event("message_stop"))
+        )
+
+    def usage_event(self, _usage: dict[str, object]) -> bytes:
+        """Nothing: every message has its counts."""
+        return b""
+
+    def failure(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: " + messages_error_body(error) + b"\n\n"
+
+    def _message(self, choice: Choice, content: list[dict[str, object]]) -> dict[str, object]:
+        return {
+            "id": self._job.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._job.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(choice),
+        }
+
+    def _end(self, choice: Choice, reader: BlockReader) -> dict[str, object]:
+        text = choice.stop_reason if isinstance(choice.stop_reason, str) else None
+        return {"stop_reason": self._stop_reason(choice, reader), "stop_sequence": text}
+
+    def _stop_reason(self, choice: Choice, reader: BlockReader) -> str:
+        if choice.finish_reason == "length":
+            return "model_context_window_exceeded" if self._is_cut else "max_tokens"
+        if isinstance(choice.stop_reason, str):
+            return "stop_sequence"
+        return "tool_use" if reader.num_calls else "end_turn"
+
+    def _usage(self, choice: Choice) -> dict[str, object]:
+        """Counts. What was found in the prefix cache is apart from the rest of the prompt, and a
+        limit that was lowered to what the context has room for is there, too.
+        """
+        prompt, cached = self._job.num_prompt_tokens, choice.num_cached_tokens
+        counts: dict[str, object] = {
+            "input_tokens": prompt - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": choice.num_tokens,
+            "output_tokens_details": {"thinking_tokens": choice.num_reasoning_tokens},
+            "service_tier": "standard",
+        }
+        return {**counts, "max_tokens": self._max_tokens} if self._is_cut else counts
+
+    def _content(self, block: Block) -> dict[str, object]:
+        if block.kind is BlockKind.CALL:
+            arguments = _as_object(block.text)
+            if arguments is None:  # cut off: not to be acted on
+                return {"type": "text", "text": f"{block.name}({block.text}"}
+            return {**self._start(block), "input": arguments}
+        name = "thinking" if block.kind is BlockKind.THOUGHT else "text"
+        signed = {"signature": self._job.id} if block.kind is BlockKind.THOUGHT else {}
+        return {**self._start(block), name: block.text, **signed}
+
+    def _start(self, block: Block) -> dict[str, object]:
+        """A block without what it holds."""
+        if block.kind is BlockKind.THOUGHT:
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        if block.kind is BlockKind.TEXT:
+            return {"type": "text", "text": ""}
+        return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": {}}
+
+    def _written(self, steps: Iterable[Step]) -> bytes:
+        return b"".join(self._step(step) for step in steps)
+
+    def _step(self, step: Step) -> bytes:
+        block = step.block
+        if step.kind is StepKind.OPENED:
+            return _event(
+                "content_block_start", index=block.index, content_block=self._start(block)
+            )
+        if step.kind is StepKind.GREW:
+            return _delta(block, *_DELTAS[block.kind], step.text)
+        stop = _event("content_block_stop", index=block.index)
+        if block.kind is BlockKind.THOUGHT:
+            # Nobody checks it; clients keep a thought for the next request if it is signed.
+            return _delta(block, "signature_delta", "signature", self._job.id) + stop
+        return stop
+
+
+_DELTAS = {
+    BlockKind.THOUGHT: ("thinking_delta", "thinking"),
+    BlockKind.TEXT: ("text_delta", "text"),
+    BlockKind.CALL: ("input_json_delta", "partial_json"),
+}
+
+
+def _delta(block: Block, kind: str, name: str, text: str) -> bytes:
+    return _event("content_block_delta", index=block.index, delta={"type": kind, name: text})
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode_json({"type": kind, **fields}))
+
+
+def _as_object(text: str) -> dict[str, object] | None:
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, object])
+    except msgspec.MsgspecError:
+        return None
