@@ -34,6 +34,7 @@ from engine.cuda_graph_sizes import CaptureRules, capture_sizes
 from engine.env import HostDevice, cpu_has_bf16
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig
+from engine.parser_choice import AUTO, NONE, REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 from engine.pooling_params import parse_pooler_config
 from engine.rank_layout import MOST_RANKS, require_layout_fits
 from engine.sampling_params import MAX_LOGPROBS
@@ -45,11 +46,6 @@ _QUANTIZATIONS = tuple(dict.fromkeys(CPU_QUANTIZATIONS + GPU_QUANTIZATIONS))
 
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _EXECUTOR_BACKENDS = ("uni", "mp", "ray")
-_TOOL_CALL_PARSERS = ("auto", "none", "hermes", "llama3_json", "json")
-_REASONING_PARSERS = (
-    *("auto", "none", "deepseek_r1", "deepseek_v3", "gemma4", "glm45", "hunyuan_a13b", "kimi_k2"),
-    *("minimax_m2", "mistral", "qwen3", "seed_oss"),
-)
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _MOST = (1 << 63) - 1  # what the messages between the processes carry
 _MOST_COUNTED = 1 << 20  # requests, tokens of a step, threads: tables have a row for each
@@ -255,12 +251,12 @@ class EngineArgs:
     tool_call_parser: str = _flag(
         "auto",
         "How the model writes tool calls; auto looks into its chat template.",
-        choices=_TOOL_CALL_PARSERS,
+        choices=(AUTO, NONE, *TOOL_PARSER_NAMES),
     )
     reasoning_parser: str = _flag(
         "auto",
         "How the model marks its thoughts; auto looks into its chat template.",
-        choices=_REASONING_PARSERS,
+        choices=(AUTO, NONE, *REASONING_PARSER_NAMES),
     )
     generation_config: str = _flag(
         "auto",

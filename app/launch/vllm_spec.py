@@ -35,6 +35,7 @@ _OUR_VALUES = {
     ("model_impl", "stoker"): "leave it out, or use transformers",
     ("chat_template", "chatml"): "give a file that holds the template",
     ("tool_call_parser", "json"): "use hermes or llama3_json, or: -- --tool-call-parser NAME",
+    ("reasoning_parser", "kimi_vl"): "leave it out, or: -- --reasoning-parser NAME",
 }
 
 

@@ -16,9 +16,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.errors import ConfigError, CorruptModelError, RequestError
-from engine.frontend.tokenizer import read_tokenizer_config
-from engine.model_files.json_objects import read_optional_json
+from engine.errors import CorruptModelError, RequestError
+from engine.model_files.chat_templates import read_chat_templates, read_template_file
 
 ChatMessage = dict[str, Any]
 
@@ -56,6 +55,7 @@ class ChatTemplate:
             raise CorruptModelError(f"The chat template cannot be compiled: {error}.") from error
         self._special_tokens = special_tokens
         self.source = source
+        self.tool_source = tool_source or source
 
     def render(
         self,
@@ -126,42 +126,15 @@ def _part_text(part: dict[str, Any]) -> str:
 def load_chat_template(
     folder: Path, special_tokens: dict[str, str], override: str | None = None
 ) -> ChatTemplate | None:
-    """That of `override`, chat_template.jinja, chat_template.json or tokenizer_config.json, in this
-    order; None where there is none.
-    """
+    """That of `override`, or the folder's own; None where there is none."""
     if override == CHATML:
         return ChatTemplate(_CHATML_SOURCE, special_tokens)
     if override is not None:
-        return ChatTemplate(_read_override(Path(override)), special_tokens)
-    jinja_file = folder / "chat_template.jinja"
-    if jinja_file.is_file():
-        return ChatTemplate(jinja_file.read_text(encoding="utf-8"), special_tokens)
-    # Processors of transformers before version 5 wrote it into a JSON file of its own.
-    value = read_optional_json(folder / "chat_template.json").get("chat_template")
-    value = value or read_tokenizer_config(folder).get("chat_template")
-    source = _named_template(value, "default")
-    if source is None:
+        return ChatTemplate(read_template_file(Path(override)), special_tokens)
+    sources = read_chat_templates(folder)
+    if sources is None:
         return None
-    tool_source = None if isinstance(value, str) else _named_template(value, "tool_use")
-    return ChatTemplate(source, special_tokens, tool_source)
-
-
-def _read_override(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {path} cannot be read: {error}.") from error
-
-
-def _named_template(value: object, name: str) -> str | None:
-    """The template itself, or the one of this name of a list of named ones."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value}
-        source = named.get(name)
-        return source if isinstance(source, str) else None
-    return None
+    return ChatTemplate(sources.default, special_tokens, sources.tool_use)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -26,11 +26,9 @@ from engine.frontend.iteration_stats import StatSink
 from engine.frontend.tokenizer import read_tokenizer_config
 from engine.logger import get_logger
 from engine.messages import HandshakeReady
+from engine.model_files.json_objects import read_optional_json
+from engine.parser_choice import ModelSigns, choose_reasoning_parser, choose_tool_parser
 from engine.server.metrics import EngineMetrics
-from engine.server.parsers.choice import (
-    choose_reasoning_parser,
-    choose_tool_parser,
-)
 from engine.server.parsers.thinking import thought_marks
 from engine.server.stat_logger import StatLogger
 from engine.server.state import ApiState, Services
@@ -66,8 +64,9 @@ async def start_engine(
     started = await start_async_llm(
         model, args, client_factory=client_factory, make_sinks=make_sinks
     )
-    reasoning = choose_reasoning_parser(args.reasoning_parser, started.chat_template)
-    tools = choose_tool_parser(args.tool_call_parser, started.chat_template)
+    signs = _signs_of(started)
+    reasoning = choose_reasoning_parser(args.reasoning_parser, signs)
+    tools = choose_tool_parser(args.tool_call_parser, signs)
     if started.config.tasks.can_generate:
         logger.info("Parser of thoughts: %s (%s).", reasoning.name, reasoning.reason)
         logger.info("Parser of tool calls: %s (%s).", tools.name, tools.reason)
@@ -92,6 +91,18 @@ async def start_engine(
         ),
         stat_logger=next((sink for sink in sinks if isinstance(sink, StatLogger)), None),
         stats_interval_s=interval_s,
+    )
+
+
+def _signs_of(started: StartedEngine) -> ModelSigns:
+    """What tells how the model writes thoughts and tool calls."""
+    template = started.chat_template
+    config = read_optional_json(Path(started.config.model.path) / "config.json")
+    model_type = config.get("model_type")
+    return ModelSigns(
+        template=None if template is None else template.source,
+        tool_template=None if template is None else template.tool_source,
+        model_type=model_type if isinstance(model_type, str) else None,
     )
 
 

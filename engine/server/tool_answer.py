@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 from engine.server.parsers.tool_calls.base import Parsed, ToolCallDelta
 from engine.server.tools import ToolPlan
 
@@ -22,18 +20,21 @@ class ToolAnswer:
         if calls:
             message["content"] = content or None
             message["tool_calls"] = [
-                _with_id({"function": {"name": call.name, "arguments": call.arguments}})
-                for call in calls[: self._plan.max_calls]
+                {
+                    **self._identity(call.name, index),
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for index, call in enumerate(calls[: self._plan.max_calls])
             ]
         return message
 
     def feed(self, text: str) -> list[dict[str, object]]:
         """The deltas that a piece of text brings; none while it may be the beginning of a call."""
-        return _deltas(self.read(text))
+        return self._deltas(self.read(text))
 
     def finish(self) -> list[dict[str, object]]:
         """The deltas of what was held back."""
-        return _deltas(self.read_end())
+        return self._deltas(self.read_end())
 
     def read(self, text: str) -> Parsed:
         """What a piece of text brings, of the calls that are kept."""
@@ -55,18 +56,16 @@ class ToolAnswer:
             return parsed
         return Parsed(parsed.content, [call for call in parsed.calls if call.index < limit])
 
+    def _deltas(self, parsed: Parsed) -> list[dict[str, object]]:
+        content: list[dict[str, object]] = [{"content": parsed.content}] if parsed.content else []
+        return content + [{"tool_calls": [self._call_delta(call)]} for call in parsed.calls]
 
-def _deltas(parsed: Parsed) -> list[dict[str, object]]:
-    content: list[dict[str, object]] = [{"content": parsed.content}] if parsed.content else []
-    return content + [{"tool_calls": [_call_delta(call)]} for call in parsed.calls]
+    def _call_delta(self, call: ToolCallDelta) -> dict[str, object]:
+        if call.name is None:
+            return {"index": call.index, "function": {"arguments": call.arguments}}
+        function = {"name": call.name, "arguments": call.arguments}
+        identity = self._identity(call.name, call.index)
+        return {"index": call.index, **identity, "function": function}
 
-
-def _call_delta(call: ToolCallDelta) -> dict[str, object]:
-    if call.name is None:
-        return {"index": call.index, "function": {"arguments": call.arguments}}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": call.index, **_with_id({"function": function})}
-
-
-def _with_id(call: dict[str, object]) -> dict[str, object]:
-    return {"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function", **call}
+    def _identity(self, name: str, index: int) -> dict[str, object]:
+        return {"id": self._parser.new_call_id(name, index), "type": "function"}

@@ -12,7 +12,7 @@ from engine.core.grammar_checker import GrammarChecker
 from engine.errors import RequestError
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
 from engine.server.parsers.tool_calls import tool_parser_class
-from engine.server.parsers.tool_calls.base import ToolParser
+from engine.server.parsers.tool_calls.base import ParameterSchemas, ToolParser
 from engine.server.parsers.tool_calls.constrained import NamedToolParser, RequiredToolParser
 from engine.server.structured import check_grammar
 from engine.server.tool_fields import FunctionDefinition, ToolDefinition
@@ -76,7 +76,7 @@ def plan_tools(
             make_parser=RequiredToolParser,
             schema=json.dumps(_calls_schema(tools, max_calls)),
         )
-    return _auto_plan(for_template, max_calls, auto_parser)
+    return _auto_plan(tools, max_calls, auto_parser)
 
 
 def template_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def _named_plan(for_template: list[dict[str, Any]], function: FunctionDefinition
 
 
 def _auto_plan(
-    for_template: list[dict[str, Any]], max_calls: int | None, parser: str | None
+    tools: Sequence[ToolDefinition], max_calls: int | None, parser: str | None
 ) -> ToolPlan:
     if parser is None:
         raise RequestError(
@@ -104,12 +104,25 @@ def _auto_plan(
             param="tools",
         )
     kind = tool_parser_class(parser)
+    schemas = _parameter_schemas(tools)
     return ToolPlan(
-        for_template=for_template,
-        make_parser=kind,
+        for_template=template_tools(tools),
+        make_parser=lambda: kind(schemas),
         max_calls=max_calls,
         keeps_special_tokens=kind.NEEDS_SPECIAL_TOKENS,
     )
+
+
+def _parameter_schemas(tools: Sequence[ToolDefinition]) -> ParameterSchemas:
+    """Of each function the schemas of its parameters; one that is no object tells nothing."""
+    schemas: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        properties = (tool.function.parameters or {}).get("properties")
+        known = properties.items() if isinstance(properties, Mapping) else ()
+        schemas[tool.function.name] = {
+            name: schema for name, schema in known if isinstance(schema, Mapping)
+        }
+    return schemas
 
 
 def _named_function(choice: ToolChoice | None) -> str | None:

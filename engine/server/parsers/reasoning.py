@@ -7,8 +7,22 @@ prompt: a template may have opened it, or closed it at once.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from engine.server.parsers.harmony import (
+    ANALYSIS,
+    CHANNEL,
+    END,
+    FINAL,
+    MESSAGE,
+    START,
+    HarmonyScanner,
+    Head,
+    Piece,
+)
+from engine.server.parsers.marks import num_begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,29 +30,51 @@ class ReasoningTags:
     """How a family marks its thought. `label` is a word that stands behind the opening tag.
 
     With `is_assumed` an answer is a thought until the closing tag comes, also where neither the
-    prompt nor the model wrote the opening one.
+    prompt nor the model wrote the opening one. `answer_head` has to stand between the closing tag
+    and an answer, and behind `answer_begun` where the model has not thought.
     """
 
     opening: str
     closing: str
     label: str = ""
     is_assumed: bool = False
+    answer_head: str = "\n\n"
+    answer_begun: str = ""
+
+    def splitter(self, start: Start, *, keeps_calls: bool = False) -> Splitter:
+        """What tells an answer's thought from its content; with `keeps_calls` tool calls keep the
+        marks that a tool parser needs.
+        """
+        return ReasoningSplitter(self, start)
+
+
+class HarmonyTags(ReasoningTags):
+    """Thoughts are messages of a channel; a head says which, and a message has its own."""
+
+    __slots__ = ()
+
+    def splitter(self, start: Start, *, keeps_calls: bool = False) -> Splitter:
+        """One that knows heads."""
+        return HarmonySplitter(start, keeps_calls=keeps_calls)
 
 
 _THINK = ReasoningTags("<think>", "</think>")
 _THINKING = ReasoningTags("<think>", "</think>", is_assumed=True)
 
 REASONING_PARSERS: Mapping[str, ReasoningTags] = {
-    "qwen3": _THINK,
-    "glm45": _THINK,
-    "deepseek_v3": _THINK,
-    "hunyuan_a13b": _THINK,
-    "deepseek_r1": _THINKING,
-    "minimax_m2": _THINKING,
-    "kimi_k2": ReasoningTags("◁think▷", "◁/think▷"),
+    **dict.fromkeys(("qwen3", "glm45", "glm47", "deepseek_v3", "hunyuan_a13b", "kimi_k2"), _THINK),
+    **dict.fromkeys(("mimo", "nemotron_v3"), _THINK),
+    **dict.fromkeys(("deepseek_r1", "minimax_m2", "step3"), _THINKING),
+    "kimi_vl": ReasoningTags("◁think▷", "◁/think▷"),
     "mistral": ReasoningTags("[THINK]", "[/THINK]"),
     "seed_oss": ReasoningTags("<seed:think>", "</seed:think>"),
     "gemma4": ReasoningTags("<|channel>", "<channel|>", label="thought"),
+    "openai_gptoss": HarmonyTags(
+        f"{CHANNEL}{ANALYSIS}{MESSAGE}",
+        END,
+        answer_head=f"{START}assistant{CHANNEL}{FINAL}{MESSAGE}",
+        answer_begun=f"{START}assistant",
+    ),
 }
 """By their flag's value."""
 
@@ -57,7 +93,8 @@ def start_of(prompt: str, tags: ReasoningTags) -> Start:
     bare = end.removesuffix(tags.label).rstrip() if tags.label else end
     if bare.endswith(tags.opening):
         return Start.INSIDE
-    if end.endswith(tags.closing):
+    answer_head = tags.answer_head.strip()
+    if end.endswith(answer_head or tags.closing):
         return Start.OUTSIDE
     return Start.INSIDE if tags.is_assumed else Start.OPEN_QUESTION
 
@@ -68,6 +105,70 @@ class Split:
 
     reasoning: str = ""
     content: str = ""
+
+
+class Splitter(Protocol):
+    """Takes an answer's text in pieces of any size; what it returns depends on the text alone."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what comes next belongs to a thought, as far as is known."""
+
+    @property
+    def has_thought(self) -> bool:
+        """Whether there was one, or is."""
+
+    def feed(self, text: str) -> Split:
+        """Take the next piece of text."""
+
+    def finish(self) -> Split:
+        """The text has ended: what was held back comes out."""
+
+
+class HarmonySplitter:
+    """Tells the channel `analysis` from the others; of no head or mark anything is shown.
+
+    With `keeps_calls` a call comes out as content with a head of its own, for the tool parser.
+    """
+
+    def __init__(self, start: Start, *, keeps_calls: bool = False) -> None:
+        begun = {Start.INSIDE: Head(ANALYSIS), Start.OUTSIDE: Head()}
+        self._scanner = HarmonyScanner(begun.get(start))
+        self._keeps_calls = keeps_calls
+        self.has_thought = start is Start.INSIDE
+        self._has_reasoning = False
+
+    @property
+    def is_inside(self) -> bool:
+        """In a message of the channel `analysis`."""
+        head = self._scanner.head
+        return head is not None and head.is_thought
+
+    def feed(self, text: str) -> Split:
+        """Take the next piece of text."""
+        return self._split(self._scanner.feed(text))
+
+    def finish(self) -> Split:
+        """The text has ended: what was held back comes out."""
+        return self._split(self._scanner.finish())
+
+    def _split(self, pieces: Sequence[Piece]) -> Split:
+        reasoning, content = [], []
+        for piece in pieces:
+            if piece.head.is_thought:
+                self.has_thought = True
+                reasoning.append(self._thought_of(piece))
+            elif piece.head.function is not None and self._keeps_calls:
+                content.append(piece.written())
+            else:
+                content.append(piece.text)
+        return Split("".join(reasoning), "".join(content))
+
+    def _thought_of(self, piece: Piece) -> str:
+        """A second message stands on a line of its own."""
+        lead = "\n" if piece.is_first and self._has_reasoning else ""
+        self._has_reasoning |= bool(piece.text)
+        return lead + piece.text
 
 
 class ReasoningSplitter:
@@ -131,8 +232,7 @@ class ReasoningSplitter:
         where one may begin.
         """
         held = self._held
-        sizes = range(min(len(held), max(map(len, tags)) - 1), 0, -1)
-        begun = next((n for n in sizes if any(t.startswith(held[-n:]) for t in tags)), 0)
+        begun = num_begun(held, tags)
         certain = held[: len(held) - begun]
         if not self.is_inside and (certain.strip() or not self._is_at_beginning):
             return begun

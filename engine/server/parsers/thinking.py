@@ -23,7 +23,6 @@ from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreRequest, FinishReason
 from engine.server.parsers.reasoning import (
     REASONING_PARSERS,
-    ReasoningSplitter,
     ReasoningTags,
     Start,
     start_of,
@@ -35,14 +34,22 @@ class ThoughtMarks:
     """A family's tags as tokens of the served model.
 
     `closing_ids` are the tokens that end a thought at its limit, `closing_id` is the closing tag
-    where that is one token.
+    where that is one token. A grammar's answer begins behind `head_ids` where the model ended its
+    thought itself, and behind `first_head_ids` where it had none.
     """
 
     tags: ReasoningTags
     closing_ids: tuple[int, ...]
+    head_ids: tuple[int, ...] = ()
+    first_head_ids: tuple[int, ...] = ()
     closing_id: int | None
     num_opening_ids: int
     keeps_special_tokens: bool
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether thought and answer are messages with heads, not text around tags."""
+        return bool(self.head_ids)
 
 
 def thought_marks(parser: str | None, tokenizer: Tokenizer) -> ThoughtMarks | None:
@@ -50,10 +57,18 @@ def thought_marks(parser: str | None, tokenizer: Tokenizer) -> ThoughtMarks | No
     if parser is None:
         return None
     tags = REASONING_PARSERS[parser]
-    closing = tokenizer.encode(tags.closing, add_special_tokens=False)
+
+    def ids_of(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False)) if text else ()
+
+    closing = ids_of(tags.closing)
+    head = tags.answer_head
+    has_head = bool(head.strip())
     return ThoughtMarks(
         tags=tags,
-        closing_ids=tuple(tokenizer.encode(f"\n{tags.closing}\n\n", add_special_tokens=False)),
+        closing_ids=ids_of(f"{'' if has_head else chr(10)}{tags.closing}{head}"),
+        head_ids=ids_of(head) if has_head else (),
+        first_head_ids=ids_of(head.removeprefix(tags.answer_begun)) if has_head else (),
         closing_id=closing[0] if len(closing) == 1 else None,
         num_opening_ids=len(tokenizer.encode(tags.opening, add_special_tokens=False)),
         keeps_special_tokens=not tokenizer.decode(closing, skip_special_tokens=True),
@@ -64,13 +79,14 @@ def thought_marks(parser: str | None, tokenizer: Tokenizer) -> ThoughtMarks | No
 class ThinkingPlan:
     """How one request's thought is dealt with; `budget` is its most tokens.
 
-    A thought that is not shown still counts.
+    A thought that is not shown still counts. With `keeps_calls` a tool parser reads the answer.
     """
 
     marks: ThoughtMarks
     start: Start
     budget: int | None
     is_shown: bool
+    keeps_calls: bool = False
 
     def needs_two_requests(self, request: EngineCoreRequest) -> bool:
         """Whether one request to the engine cannot do it."""
@@ -79,7 +95,12 @@ class ThinkingPlan:
 
 
 def plan_thinking(
-    marks: ThoughtMarks | None, prompt: str, *, budget: int | None, is_shown: bool
+    marks: ThoughtMarks | None,
+    prompt: str,
+    *,
+    budget: int | None,
+    is_shown: bool,
+    keeps_calls: bool = False,
 ) -> ThinkingPlan | None:
     """The plan of a chat whose rendered prompt is `prompt`; None for a model that does not think.
 
@@ -94,7 +115,9 @@ def plan_thinking(
             )
         return None
     start = start_of(prompt, marks.tags)
-    return ThinkingPlan(marks=marks, start=start, budget=budget, is_shown=is_shown)
+    return ThinkingPlan(
+        marks=marks, start=start, budget=budget, is_shown=is_shown, keeps_calls=keeps_calls
+    )
 
 
 async def generate_thinking(
@@ -114,10 +137,9 @@ async def generate_thinking(
             if part.is_finished:
                 return
     answer = _answer_request(request, plan, thought)
-    if thought.is_cut:
-        reader.close()
     if thought.is_none:
-        reader = _Reader(plan, Start.OUTSIDE)
+        reader = _Reader(plan, plan.start if plan.marks.has_heads else Start.OUTSIDE)
+    reader.read_forced(_forced_text(request, plan, thought))
     if answer.sampling_params.max_tokens == 0:
         yield RequestDelta(request.request_id, finish_reason=FinishReason.LENGTH)
         return
@@ -157,9 +179,12 @@ async def _think(
             thought.num_cached_tokens = output.num_cached_tokens
             is_closed = output.stop_reason == plan.marks.tags.closing
             is_at_limit = output.finish_reason is FinishReason.LENGTH
-            thought.is_cut = is_at_limit and limit < (request.sampling_params.max_tokens or 0)
             part = reader.read(_without_stop(output, request, plan))
-            if part.text.strip() and not is_closed:
+            thought.is_cut = is_at_limit and limit < (request.sampling_params.max_tokens or 0)
+            has_ended = is_closed or thought.is_cut
+            is_other_message = plan.marks.has_heads and has_ended and not reader.has_thought
+            if is_other_message or (part.text.strip() and not is_closed):
+                thought.is_cut = False
                 thought.is_none = True
                 thought.token_ids.clear()
                 return
@@ -204,12 +229,32 @@ def _thought_request(
     )
 
 
+def _forced_ids(
+    request: EngineCoreRequest, plan: ThinkingPlan, thought: _Thought
+) -> tuple[int, ...]:
+    """What is written for the model between its thought and its answer."""
+    if thought.is_cut:
+        return plan.marks.closing_ids
+    if request.sampling_params.structured_outputs is None:
+        return ()
+    return plan.marks.first_head_ids if thought.is_none else plan.marks.head_ids
+
+
+def _forced_text(request: EngineCoreRequest, plan: ThinkingPlan, thought: _Thought) -> str:
+    """The same as text, without the blanks around a tag."""
+    tags = plan.marks.tags
+    head = tags.answer_head.strip()
+    if thought.is_cut:
+        return f"{tags.closing}{head}"
+    return "" if request.sampling_params.structured_outputs is None else head
+
+
 def _answer_request(
     request: EngineCoreRequest, plan: ThinkingPlan, thought: _Thought
 ) -> EngineCoreRequest:
     """What follows the thought: the client's own request, with the thought in its prompt."""
     params, used = request.sampling_params, len(thought.token_ids)
-    closing = plan.marks.closing_ids if thought.is_cut else ()
+    closing = _forced_ids(request, plan, thought)
     return msgspec.structs.replace(
         request,
         request_id=f"{request.request_id}-answer",
@@ -228,7 +273,11 @@ class _Reader:
 
     def __init__(self, plan: ThinkingPlan, start: Start) -> None:
         self._plan = plan
-        self._splitter = ReasoningSplitter(plan.marks.tags, start)
+        self._splitter = plan.marks.tags.splitter(start, keeps_calls=plan.keeps_calls)
+
+    @property
+    def has_thought(self) -> bool:
+        return self._splitter.has_thought
 
     def read(self, output: RequestDelta) -> RequestDelta:
         """The output with its text told apart."""
@@ -246,9 +295,9 @@ class _Reader:
             num_reasoning_tokens=self._num_thought(output.token_ids, was_inside, is_inside),
         )
 
-    def close(self) -> None:
-        """The thought was ended for the model."""
-        self._splitter.feed(self._plan.marks.tags.closing)
+    def read_forced(self, text: str) -> None:
+        """What was written for the model is not shown."""
+        self._splitter.feed(text)
 
     def _num_thought(self, token_ids: list[int], was_inside: bool, is_inside: bool) -> int:
         if is_inside:

@@ -8,12 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from engine.args import EngineArgs
-from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreOutput
-from engine.server.parsers.choice import choose_reasoning_parser, choose_tool_parser
-from engine.server.parsers.reasoning import REASONING_PARSERS
 from engine.server.protocol import ReasoningEffort
 from tests.server.fake_core import FakeCore, _Running
 from tests.server.serving import MODEL, Served, serving
@@ -42,6 +38,11 @@ def core_that_says(folder: Path, thought: str, rest: str = "") -> TwoPartCore:
     core = TwoPartCore([*tokenizer.encode(thought, add_special_tokens=False), EOS])
     core.rest = (*tokenizer.encode(rest, add_special_tokens=False), EOS)
     return core
+
+
+HARMONY_THOUGHT = "<|channel|>analysis<|message|>Two and two.<|end|>"
+HARMONY_ANSWER = "<|start|>assistant<|channel|>final<|message|>Four."
+HARMONY_CALL = "<|start|>assistant<|channel|>commentary to=functions.now json<|message|>{}"
 
 
 def text_of(served: Served, token_ids: list[int]) -> str:
@@ -188,32 +189,84 @@ async def test_an_effort_reaches_the_template(
     assert shown == [f"{effort} {effort != 'none'}", f"{effort} 7"]
 
 
-def test_every_parser_has_its_flag() -> None:
-    (flag,) = [f for f in EngineArgs.__dataclass_fields__.values() if f.name == "reasoning_parser"]
-    assert set(flag.metadata["choices"]) == {"auto", "none", *REASONING_PARSERS}
+async def test_channels_are_apart(tiny_folder: Path) -> None:
+    core = core_that_says(tiny_folder, HARMONY_THOUGHT + HARMONY_ANSWER)
+    async with serving(
+        tiny_folder, core, reasoning_parser="openai_gptoss", in_process=True
+    ) as served:
+        message = (await ask(served))["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("Two and two.", "Four.")
+        assert await streamed(served) == ("Two and two.", "Four.", [], "stop")
 
 
-@pytest.mark.parametrize(
-    ("source", "reasoning", "tools"),
-    [
-        ("{{ messages }}<|im_start|>", None, None),
-        ("<think>\n\n</think> enable_thinking <tool_call>{}</tool_call>", "qwen3", "hermes"),
-        ("<tool_call>{}</tool_call>", None, "hermes"),
-        ("<think> <tool_call> <function=name>", "qwen3", None),
-        ("[gMASK]<sop> <think></think> <tool_call> <arg_key>", "glm45", None),
-        ("<｜Assistant｜> content.split('</think>')", "deepseek_r1", None),
-        ("[THINK] [TOOL_CALLS]", "mistral", None),
-        ("◁think▷", "kimi_k2", None),
-        ("<|channel>thought", "gemma4", None),
-        ('ipython tools "parameters": dictionary', None, "llama3_json"),
-    ],
-)
-def test_the_template_tells_the_parsers(
-    source: str, reasoning: str | None, tools: str | None
+async def test_a_call_follows_the_channel_of_thoughts(tiny_folder: Path) -> None:
+    preamble = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+    core = core_that_says(tiny_folder, HARMONY_THOUGHT + preamble + HARMONY_CALL)
+    async with serving(
+        tiny_folder,
+        core,
+        reasoning_parser="openai_gptoss",
+        tool_call_parser="openai",
+        in_process=True,
+    ) as served:
+        choice = (await ask(served, tools=TOOLS))["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        message = choice["message"]
+        assert (message["reasoning"], message["content"]) == ("Two and two.", "I look.")
+        assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+        reasoning, content, calls, reason = await streamed(served, tools=TOOLS)
+        assert (reasoning, content, reason) == ("Two and two.", "I look.", "tool_calls")
+        assert [call["function"].get("name") for call in calls] == ["now", None]
+        # Nobody asked for tools: what the model says to one is text, without a mark.
+        message = (await ask(served))["choices"][0]["message"]
+        assert message["content"] == "I look.{}"
+
+
+@pytest.mark.parametrize("budget", [0, 4, 16])
+async def test_a_channel_of_thoughts_ends_at_its_limit(tiny_folder: Path, budget: int) -> None:
+    opening, endless = "<|channel|>analysis<|message|>", "hm " * 50
+    core = core_that_says(tiny_folder, opening + endless, "So: four.")
+    async with serving(
+        tiny_folder, core, reasoning_parser="openai_gptoss", in_process=True
+    ) as served:
+        answer = await ask(served, thinking_token_budget=budget)
+        message = answer["choices"][0]["message"]
+        assert message["content"] == "So: four."
+        assert message.get("reasoning", "") == endless[:budget]
+        first, second = core.requests
+        added = text_of(served, second.prompt_token_ids[len(first.prompt_token_ids) :])
+        head = "<|start|>assistant<|channel|>final<|message|>"
+        assert added == f"{opening}{endless[:budget]}<|end|>{head}"
+
+
+@pytest.mark.parametrize("thought", [HARMONY_THOUGHT, "<|channel|>final<|message|>Four, I think"])
+async def test_a_grammar_begins_behind_the_head_of_an_answer(
+    tiny_folder: Path, thought: str
 ) -> None:
-    template = ChatTemplate(source.replace("{{ messages }}", ""), {})
-    assert choose_reasoning_parser("auto", template).name == reasoning
-    assert choose_tool_parser("auto", template).name == tools
-    assert choose_reasoning_parser("none", template).name is None
-    assert choose_reasoning_parser("qwen3", None).name == "qwen3"
-    assert choose_tool_parser("auto", None).name is None
+    core = core_that_says(tiny_folder, thought, '{"sum": 4}')
+    form = {"response_format": {"type": "json_object"}}
+    async with serving(
+        tiny_folder, core, reasoning_parser="openai_gptoss", in_process=True
+    ) as served:
+        message = (await ask(served, **form))["choices"][0]["message"]
+        assert message["content"] == '{"sum": 4}'
+        first, second = core.requests
+        added = text_of(served, second.prompt_token_ids[len(first.prompt_token_ids) :])
+        head = "<|channel|>final<|message|>"
+        has_thought = thought is HARMONY_THOUGHT
+        assert added == (f"{thought}<|start|>assistant{head}" if has_thought else head)
+        assert message.get("reasoning") == ("Two and two." if has_thought else None)
+
+
+async def test_a_required_call_of_a_model_with_channels(tiny_folder: Path) -> None:
+    core = core_that_says(tiny_folder, HARMONY_THOUGHT, '[{"name": "now", "parameters": {}}]')
+    async with serving(
+        tiny_folder,
+        core,
+        reasoning_parser="openai_gptoss",
+        tool_call_parser="openai",
+        in_process=True,
+    ) as served:
+        message = (await ask(served, tools=TOOLS, tool_choice="required"))["choices"][0]["message"]
+        assert message["reasoning"] == "Two and two."
+        assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}

@@ -1,11 +1,46 @@
-"""Tool parsers by their --tool-call-parser name."""
+"""Tool parsers by their --tool-call-parser name, as vLLM has them; `json` is our own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from engine.server.parsers.tool_calls.base import ToolParser
+from engine.server.parsers.tool_calls.deepseek import DeepSeekToolParser, KimiToolParser
+from engine.server.parsers.tool_calls.gemma import FunctionGemmaToolParser, GemmaToolParser
+from engine.server.parsers.tool_calls.harmony_calls import HarmonyToolParser
 from engine.server.parsers.tool_calls.hermes import HermesToolParser
 from engine.server.parsers.tool_calls.json_calls import JsonToolParser
+from engine.server.parsers.tool_calls.mistral import MistralToolParser
+from engine.server.parsers.tool_calls.pythonic import PythonicToolParser
+from engine.server.parsers.tool_calls.xml_calls import (
+    GlmToolParser,
+    QwenXmlToolParser,
+    SeedOssToolParser,
+)
+
+TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
+    "deepseek_v3": DeepSeekToolParser,
+    "deepseek_v31": DeepSeekToolParser,
+    "functiongemma": FunctionGemmaToolParser,
+    "gemma4": GemmaToolParser,
+    "glm45": GlmToolParser,
+    "glm47": GlmToolParser,
+    "hermes": HermesToolParser,
+    "json": JsonToolParser,
+    "kimi_k2": KimiToolParser,
+    "llama3_json": JsonToolParser,
+    "llama4_json": JsonToolParser,
+    "llama4_pythonic": PythonicToolParser,
+    "mimo": QwenXmlToolParser,
+    "mistral": MistralToolParser,
+    "openai": HarmonyToolParser,
+    "pythonic": PythonicToolParser,
+    "qwen3_coder": QwenXmlToolParser,
+    "qwen3_xml": QwenXmlToolParser,
+    "seed_oss": SeedOssToolParser,
+}
 
 
-def tool_parser_class(name: str) -> type[HermesToolParser] | type[JsonToolParser]:
-    """The parser of a flag's value; `json` is the same as vLLM's `llama3_json`."""
-    return HermesToolParser if name == "hermes" else JsonToolParser
+def tool_parser_class(name: str) -> type[ToolParser]:
+    """The parser of a flag's value."""
+    return TOOL_PARSERS[name]

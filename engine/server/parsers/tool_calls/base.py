@@ -6,11 +6,16 @@ A parser gets an answer's text in pieces of any size; what it returns depends on
 from __future__ import annotations
 
 import re
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+
+ParameterSchemas = Mapping[str, Mapping[str, Any]]
+"""Of each function the JSON schemas of its parameters, by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +52,10 @@ class ToolParser(ABC):
     NEEDS_SPECIAL_TOKENS = False
     """True when the marks of a call are special tokens in some tokenizers."""
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: ParameterSchemas | None = None) -> None:
+        """`schemas` say what type a value is, in forms that write values without one."""
         self.num_calls = 0
+        self._schemas = schemas or {}
         self._held = ""
         self._content: list[str] = []
         self._deltas: list[ToolCallDelta] = []
@@ -76,6 +83,10 @@ class ToolParser(ABC):
         return "".join(part.content for part in parts), join_calls(
             [delta for part in parts for delta in part.calls]
         )
+
+    def new_call_id(self, name: str, index: int) -> str:
+        """An id for call `index` of an answer, as the family's chat template takes it back."""
+        return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
     @abstractmethod
     def _step(self, *, is_last: bool) -> bool:
@@ -126,25 +137,51 @@ class _WrittenCall(msgspec.Struct):
     arguments: msgspec.Raw = msgspec.Raw()
     parameters: msgspec.Raw = msgspec.Raw()
 
+    def call(self) -> ToolCall | None:
+        arguments = bytes(self.arguments) or bytes(self.parameters)
+        if not self.name or not arguments.startswith(b"{"):
+            return None
+        return ToolCall(self.name, arguments.decode())
+
 
 def decode_call(text: str) -> ToolCall | None:
     """The call that a JSON object describes; None if it is no valid JSON or no call."""
+    written = _decoded(text, _WrittenCall)
+    return None if written is None else written.call()
+
+
+def decode_calls(text: str) -> list[ToolCall] | None:
+    """The calls of a JSON list, or of one object; None where one of them is no call."""
+    written = _decoded(text, list[_WrittenCall] | _WrittenCall)
+    if written is None:
+        return None
+    calls = [one.call() for one in (written if isinstance(written, list) else [written])]
+    whole = [call for call in calls if call is not None]
+    return whole if len(whole) == len(calls) else None
+
+
+def is_json_object(text: str) -> bool:
+    """Whether `text` is one valid JSON object."""
+    return _decoded(text, dict[str, Any]) is not None
+
+
+def _decoded(text: str, kind: Any) -> Any:
     try:
-        written = msgspec.json.decode(text.encode(), type=_WrittenCall)
-    except (msgspec.MsgspecError, RecursionError):
+        return msgspec.json.decode(text.encode(), type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
         return None
-    arguments = bytes(written.arguments) or bytes(written.parameters)
-    if not written.name or not arguments.startswith(b"{"):
-        return None
-    return ToolCall(written.name, arguments.decode())
 
 
-class NotJsonError(Exception):
+class NotACallError(Exception):
+    """What stands behind an opening mark is no call."""
+
+
+class NotJsonError(NotACallError):
     """A character that cannot stand there in JSON."""
 
 
 class JsonExtent:
-    """Finds the end of a JSON object in a text that grows; looks at no character twice.
+    """Finds the end of a JSON object or list in a text that grows; looks at no character twice.
 
     Counts brackets outside strings, so it knows the end but not whether all before it is valid.
     """
@@ -159,7 +196,7 @@ class JsonExtent:
         self._is_in_string = False
 
     def scan(self, text: str) -> int | None:
-        """Where the object ends (one past its last bracket); None while it goes on."""
+        """Where the value ends (one past its last bracket); None while it goes on."""
         while self.end is None:
             pattern = self._IN_STRING if self._is_in_string else self._BETWEEN
             match = pattern.match(text, self.position)
@@ -179,7 +216,7 @@ class JsonExtent:
             self._is_in_string = not self._is_in_string
         elif self._is_in_string:
             return
-        elif char == "{" or (char == "[" and self._depth):
+        elif char in "{[":
             self._depth += 1
         elif char in "}]" and self._depth:
             self._depth -= 1

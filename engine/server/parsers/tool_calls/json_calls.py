@@ -10,6 +10,7 @@ import re
 from engine.server.parsers.tool_calls.base import (
     JsonExtent,
     NotJsonError,
+    ParameterSchemas,
     ToolCall,
     ToolParser,
     decode_call,
@@ -23,8 +24,8 @@ _BEFORE_NEXT = re.compile(r"[\s,;\]]*")
 class JsonToolParser(ToolParser):
     """A call goes out when it is complete and valid; from any other text on, all is content."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, schemas: ParameterSchemas | None = None) -> None:
+        super().__init__(schemas)
         self._is_text = False
         self._start = 0
         # Of the object at `_start` of the held text.
