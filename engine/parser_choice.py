@@ -79,6 +79,18 @@ _TOOL_SIGNS: _Rows = (
     (("pythonic",), ("tools", "func_name1(")),
     (("llama3_json",), ("tools", "ipython", '"parameters"')),
 )
+_OUR_NAMES = {"json", "kimi_vl"}
+VLLM_TOOL_PARSER_NAMES = frozenset(TOOL_PARSER_NAMES) - _OUR_NAMES | frozenset(
+    name for names, _ in _TOOL_SIGNS for name in names
+)
+"""Those of vLLM's that are known here."""
+
+VLLM_REASONING_PARSER_NAMES = (
+    frozenset(REASONING_PARSER_NAMES) - _OUR_NAMES
+    | frozenset(name for names, _ in _REASONING_SIGNS for name in names) - _OUR_NAMES
+)
+"""Those of vLLM's that are known here."""
+
 # By config.json's model_type, where a template takes tools or thoughts and shows no marks of them.
 _REASONING_TYPES = {"gpt_oss": "openai_gptoss", "seed_oss": "seed_oss"}
 _TOOL_TYPES = {

@@ -232,6 +232,8 @@ def serve(
         say(f"note: {line}")
     report = PreparationReport(service, request.served_name, startup_timeout)
     spec = _prepare(request, place, api_key, report)
+    for line in spec.notes:
+        say(f"note: {line}")
     if dry_run:
         return _print_launch(spec)
     start = PreparedStart(

@@ -9,7 +9,7 @@ import errno
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
@@ -23,9 +23,11 @@ from app.launch.llama_spec import (
     require_llama_model,
     require_llama_room,
 )
+from app.launch.vllm_parsers import fill_in_parsers, folder_here
 from app.launch.vllm_spec import (
     download_dir,
     find_vllm,
+    packages_beside,
     require_vllm_model,
     require_vllm_uds,
     vllm_flags,
@@ -96,7 +98,10 @@ def _vllm(
     require_vllm_model(path)
     if not path.exists() and find_hub_model(request.model) is None:
         require_room_for(request.model, download_dir(request.engine_words))
-    return vllm_spec(request, program, _local_or_id(request, path), api_key)
+    here = path if path.is_dir() else folder_here(request.model)
+    filled = fill_in_parsers(request, here, packages_beside(program))
+    spec = vllm_spec(filled.request, program, _local_or_id(request, path), api_key)
+    return replace(spec, notes=filled.notes)
 
 
 def _llama_cpp(

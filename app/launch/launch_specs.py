@@ -93,6 +93,7 @@ class LaunchSpec:
     variables: dict[str, str] = field(default_factory=dict)  # added to the child's environment
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value
     needed_secrets: tuple[str, ...] = ()  # names of those of our environment that it inherits
+    notes: tuple[str, ...] = ()  # what was chosen for the user, who should know
 
     @property
     def url(self) -> str:

@@ -74,7 +74,7 @@ def require_vllm_uds(program: tuple[str, ...]) -> None:
 
     Its own table of flags says so; where that is not to be found, vLLM itself will tell.
     """
-    for folder in _packages_beside(program):
+    for folder in packages_beside(program):
         tables = list(folder.glob("vllm/entrypoints/**/cli_args.py"))
         if tables and not any(_UDS_FIELD in table.read_text() for table in tables):
             raise UsageError(
@@ -89,10 +89,10 @@ def installed_version(engine_python: str | None) -> str | None:
         program = find_vllm(engine_python)
     except StokerError:
         return None
-    return next(filter(None, map(_release_in, _packages_beside(program))), None)
+    return next(filter(None, map(_release_in, packages_beside(program))), None)
 
 
-def _packages_beside(program: tuple[str, ...]) -> Iterator[Path]:
+def packages_beside(program: tuple[str, ...]) -> Iterator[Path]:
     """Where the packages of a `vllm` script lie; the one on PATH may be a link into its place."""
     return Path(program[-1]).resolve().parent.parent.glob("lib*/python3*/site-packages")
 

@@ -202,9 +202,11 @@ def _container_args(line: ServeLine, name: str, status_port: int) -> tuple[str, 
         line.request, args=dataclasses.replace(line.request.args, host=_ALL_ADDRESSES)
     )
     if request.engine == VLLM:
+        from app.launch.vllm_parsers import fill_in_parsers, folder_here
         from app.launch.vllm_spec import vllm_flags
 
-        return (request.model, *vllm_flags(request))
+        folder = folder_here(request.model)
+        return (request.model, *vllm_flags(fill_in_parsers(request, folder).request))
     if request.engine == LLAMA_CPP:
         from app.launch.llama_spec import llama_flags
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from app.selftest.run import fake_spec
 from app.supervise.managed_server import ManagedServer
 from app.views.serve import warn_of_incomplete_log
 from engine.model_store.progress import OnProgress, StoreProgress
+from tests.engine.chat_templates import FAMILIES
+from tests.fakes.programs import program
 from tests.stoker_command import run_stoker
 
 FULL = Path("/dev/full")
@@ -38,6 +41,19 @@ def test_a_dry_run_prints_the_command_without_the_key(tmp_path: Path) -> None:
     assert "--shutdown-timeout=20.0" in done.stdout
     assert "hush" not in done.stdout + done.stderr
     assert not (tmp_path / "run" / "servers").exists()
+
+
+def test_the_parsers_that_vllm_gets_are_said(tmp_path: Path) -> None:
+    model, vllm = tmp_path / "model", program(tmp_path / "bin" / "vllm")
+    model.mkdir()
+    (model / "chat_template.jinja").write_text(FAMILIES["qwen3"].source)
+    path = f"{vllm.parent}{os.pathsep}{os.environ['PATH']}"
+    done = stoker(tmp_path, "serve", "--engine", "vllm", str(model), "--dry-run", PATH=path)
+
+    assert done.returncode == 0, done.stderr
+    assert "--enable-auto-tool-choice --tool-call-parser=hermes" in done.stdout
+    assert "--reasoning-parser=qwen3" in done.stdout
+    assert "note: filled in for this model: --reasoning-parser qwen3" in done.stderr
 
 
 @pytest.mark.parametrize(
