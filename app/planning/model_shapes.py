@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.planning.layer_caches import LayerCache, LayerState
 from engine.model_support import Support
 
 RawConfig = Mapping[str, Any]
@@ -56,6 +57,8 @@ class VisionTower:
 class ModelShape:
     """One decoder. `layer_windows` holds each layer's sliding window, None for full attention.
 
+    `layer_caches` is what each layer keeps; without, keys and values of `num_kv_heads` each.
+
     `quantization` is the checkpoint's method, None for plain numbers; `declared_kv_dtype` is the
     cache format that the checkpoint itself asks for, `support` how our own engine serves it.
     """
@@ -87,6 +90,23 @@ class ModelShape:
     declared_kv_dtype: str | None = None
     support: Support = UNKNOWN_SUPPORT
     is_plain: bool = False  # read as decoders are in general: only files tell the weights
+    layer_caches: tuple[LayerCache, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.layer_caches:
+            object.__setattr__(
+                self, "layer_caches", tuple(map(self._plain_cache, self.layer_windows))
+            )
+
+    def _plain_cache(self, window: int | None) -> LayerCache:
+        if (latent := self.latent) is not None:
+            return LayerCache(1, latent.kv_lora_rank + latent.rope_dim, 0, window, is_latent=True)
+        return LayerCache(self.num_kv_heads, self.head_dim, self.head_dim, window)
+
+    @property
+    def states(self) -> tuple[LayerState, ...]:
+        """Those of the layers that keep one."""
+        return tuple(cache.state for cache in self.layer_caches if cache.state is not None)
 
 
 @dataclass(frozen=True, slots=True)

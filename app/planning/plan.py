@@ -22,7 +22,7 @@ from app.planning.plan_request import (
     planned_step_budget,
     require_possible,
 )
-from app.planning.planned_cache import LLAMA_CPP_STEP, cache_spec, run_dtype
+from app.planning.planned_cache import LLAMA_CPP_STEP, cache_spec, run_dtype, states_apart
 from app.planning.vllm_versions import version_rules
 from app.planning.weight_counts import count_weights
 from app.planning.weight_sizes import Weights, device_bytes
@@ -319,10 +319,11 @@ def _stages(
     for layers in pipeline_stages(shape.num_layers, request.pipeline_parallel_size):
         size = device_bytes(weights, shape, request.tensor_parallel_size, layers)
         spec = cache_spec(shape, request, scheduler.max_num_batched_tokens, layers)
-        available = requested - size - spent
+        states = states_apart(shape, request, scheduler.max_num_seqs, layers)
+        available = requested - size - spent - states
         if request.gpu is None:
             # Looked at once the weights are there, and the processes themselves.
-            taken = size + process_bytes(request)
+            taken = size + states + process_bytes(request)
             left = max(0, request.free_ram_bytes - request.data_parallel_size * taken)
             available = cpu_share(left, _ram_share(request), spec, max_len)
         if request.kv_memory_bytes is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from app.errors import UsageError
 from app.launch.engines import LLAMA_CPP, VLLM
+from app.planning.layer_caches import LayerCache
+from app.planning.mixed_cache import CacheRules, bytes_of_state, is_mixed, mixed_spec
 from app.planning.model_shapes import ModelShape
 from app.planning.plan_request import PlanRequest
 from engine.args import gpu_dtype
@@ -40,21 +43,66 @@ def cache_spec(
 ) -> KVCacheSpec:
     """The cache of one rank that holds `layers`."""
     kind = WindowedCacheSpec if request.engine == VLLM else KVCacheSpec
-    latent, windows = shape.latent, shape.layer_windows[layers.start : layers.stop]
+    caches = shape.layer_caches[layers.start : layers.stop]
     # With async scheduling, vLLM's default on GPUs, one step more than stages is in flight.
     batches = request.pipeline_parallel_size + 1 if request.engine == VLLM else 1
     step = LLAMA_CPP_STEP if request.engine == LLAMA_CPP else max_num_batched_tokens
-    return spec_of_rank(
-        windows,
-        shape.num_kv_heads,
-        shape.head_dim,
-        latent_dim=latent.kv_lora_rank + latent.rope_dim if latent else None,
-        tensor_parallel_size=request.tensor_parallel_size,
+    rules = CacheRules(
         block_size=request.block_size or (1 if request.engine == LLAMA_CPP else DEFAULT_BLOCK_SIZE),
         dtype_bytes=_cache_value_bytes(shape, request),
+        state_bytes=_state_value_bytes(shape, request),
+        tensor_parallel_size=request.tensor_parallel_size,
         in_flight_tokens=batches * step,
+    )
+    if is_mixed(caches):
+        return mixed_spec(_pooled(caches, request), rules)
+    return spec_of_rank(
+        [cache.window for cache in caches],
+        caches[0].num_kv_heads,
+        caches[0].key_dim,
+        latent_dim=caches[0].key_dim if caches[0].is_latent else None,
+        tensor_parallel_size=rules.tensor_parallel_size,
+        block_size=rules.block_size,
+        dtype_bytes=rules.dtype_bytes,
+        in_flight_tokens=rules.in_flight_tokens,
         kind=kind,
     )
+
+
+def states_apart(shape: ModelShape, request: PlanRequest, max_num_seqs: int, layers: range) -> int:
+    """Bytes of states that lie beside the blocks; vLLM keeps them in blocks.
+
+    llama.cpp keeps one for each of its slots, of which `llama-server` is planned with one.
+    """
+    caches = shape.layer_caches[layers.start : layers.stop]
+    if request.engine == VLLM or _is_all_states(caches):
+        return 0
+    slots = 1 if request.engine == LLAMA_CPP else max_num_seqs
+    rules = CacheRules(
+        block_size=1,
+        dtype_bytes=1,
+        state_bytes=_state_value_bytes(shape, request),
+        tensor_parallel_size=request.tensor_parallel_size,
+        in_flight_tokens=0,
+    )
+    return slots * sum(bytes_of_state(c.state, rules) for c in caches if c.state is not None)
+
+
+def _pooled(caches: tuple[LayerCache, ...], request: PlanRequest) -> tuple[LayerCache, ...]:
+    """What the blocks hold."""
+    if request.engine == VLLM or _is_all_states(caches):
+        return caches
+    return tuple(dataclasses.replace(cache, state=None) for cache in caches)
+
+
+def _is_all_states(caches: tuple[LayerCache, ...]) -> bool:
+    return all(cache.values_per_token == 0 for cache in caches)
+
+
+def _state_value_bytes(shape: ModelShape, request: PlanRequest) -> int:
+    if request.engine == LLAMA_CPP:
+        return 4
+    return cache_dtype_bytes("auto", run_dtype(shape, request))
 
 
 def run_dtype(shape: ModelShape, request: PlanRequest) -> str:

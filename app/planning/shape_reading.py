@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import StokerError, UsageError
+from app.planning.layer_caches import UnknownLayerError, layer_caches
 from app.planning.model_shapes import Experts, LatentAttention, ModelShape, RawConfig, VisionTower
+from app.planning.other_decoders import (
+    OTHER_DECODERS,
+    decoder_of,
+    in_plain_words,
+)
 from engine.errors import ModelError
-from engine.model_config import checkpoint_traits, decoder_numbers, plain_decoder
+from engine.model_config import checkpoint_traits, decoder_numbers
 from engine.model_families import (
     alternating_windows,
     family_fields,
@@ -25,7 +31,7 @@ from engine.model_families import (
     with_family_defaults,
 )
 from engine.model_files.config_values import check_decoder
-from engine.model_support import TRANSFORMERS_DECODERS, find_support
+from engine.model_support import find_support
 
 _LOADABLE = frozenset(
     {
@@ -33,8 +39,6 @@ _LOADABLE = frozenset(
         *("modelopt_fp4", "quark", "moe_wna16", "torchao"),
     }
 )
-_OTHER_STATE = ("mamba", "ssm", "linear_attention", "recurrent", "conv", "chunked_attention")
-
 
 # Models for embeddings that are a decoder without its head.
 _DECODERS_OF = {"Gemma3TextModel": "Gemma3ForCausalLM"}
@@ -56,19 +60,26 @@ def read_shape(raw: RawConfig, name: str) -> ModelShape:
     if (decoder := _DECODERS_OF.get(architecture)) is not None:
         shape = read_shape({**text, "architectures": [decoder]}, name)
         return dataclasses.replace(shape, architecture=architecture, support=find_support(raw))
-    _refuse_other_state(text, architecture, name)
-    family = _FAMILIES.get(architecture)
+    if text.get("is_encoder_decoder"):
+        raise _refused(f"{name} ({architecture}) has an encoder; only decoders are counted")
+    decoder = decoder_of(architecture, text)
+    family = _FAMILIES.get(decoder)
     is_plain = family is None
     if family is None:
-        family = _other_family(architecture, name)
+        family = _other_family(decoder, architecture, name)
     try:
         if is_plain:
-            text = plain_decoder(architecture, text)
-        text = with_family_defaults(architecture, text)
+            text = in_plain_words(text)
+        text = with_family_defaults(decoder, text)
         check_decoder(text, f"the config.json of {name}")
         return _read(text, raw, family, architecture, name, is_plain=is_plain)
     except ModelError as error:
         raise _refused(str(error).rstrip(".")) from error
+    except UnknownLayerError as error:
+        raise _refused(
+            f"{name} ({architecture}) has layers of a kind ({error}) whose memory `stoker plan` "
+            "cannot count"
+        ) from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise _refused(f"the config.json of {name} is incomplete or damaged: {error!r}") from error
 
@@ -82,7 +93,7 @@ def _read(
     *,
     is_plain: bool,
 ) -> ModelShape:
-    numbers = decoder_numbers(text)
+    numbers, caches = decoder_numbers(text), layer_caches(text, family.windows(text))
     method, cache_dtype = _quantization(raw, name)
     bias = bool(text.get("attention_bias", False))
     traits = {"has_qkv_bias": bias, "has_output_bias": bias, **family.traits}
@@ -101,7 +112,7 @@ def _read(
         head_dim=numbers["head_dim"],
         vocab_size=numbers["vocab_size"],
         max_model_len=numbers["max_position_embeddings"],
-        layer_windows=family.windows(text),
+        layer_windows=tuple(cache.window for cache in caches),
         has_mlp_bias=bool(text.get("mlp_bias", False)),
         latent=_latent(text) if text.get("kv_lora_rank") else None,
         experts=family.experts(text) if family.experts else None,
@@ -109,23 +120,10 @@ def _read(
         declared_kv_dtype=cache_dtype,
         support=find_support(raw),
         is_plain=is_plain,
+        layer_caches=caches,
         **checkpoint_traits(text),
         **traits,
     )
-
-
-def _refuse_other_state(text: RawConfig, architecture: str, name: str) -> None:
-    """Layers that keep something else than keys and values, and models that are no decoders."""
-    kinds = [str(kind) for kind in text.get("layer_types") or ()]
-    names = [*kinds, *(key for key in text if key.startswith(("mamba_", "ssm_", "linear_conv")))]
-    found = next((n for n in names if any(word in n for word in _OTHER_STATE)), None)
-    if found is not None:
-        raise _refused(
-            f"{name} ({architecture}) is a hybrid model ({found}): layers whose state is not a "
-            "key-value cache are not counted by `stoker plan`"
-        )
-    if text.get("is_encoder_decoder"):
-        raise _refused(f"{name} ({architecture}) has an encoder; only decoders are counted")
 
 
 def _quantization(raw: RawConfig, name: str) -> tuple[str | None, str | None]:
@@ -192,13 +190,12 @@ def _every(default: int) -> Callable[[RawConfig], tuple[int | None, ...]]:
     return lambda text: alternating_windows(text, default)
 
 
-def _other_family(architecture: str, name: str) -> _Family:
-    """A decoder that transformers' code serves here: attention layers all through."""
-    if architecture not in TRANSFORMERS_DECODERS:
+def _other_family(decoder: str, architecture: str, name: str) -> _Family:
+    """A decoder without a rule of its own here: layers and experts in the usual words."""
+    if decoder not in OTHER_DECODERS:
         raise _refused(
             f"{name} is a {architecture}, whose memory `stoker plan` cannot count; it knows "
-            f"{', '.join(_FAMILIES)}, and {len(TRANSFORMERS_DECODERS)} more decoders that "
-            "transformers' code serves"
+            f"{', '.join(_FAMILIES)}, and {len(OTHER_DECODERS)} more decoders of transformers"
         )
     return _Family(plain_windows, {}, _any_experts)
 

@@ -65,7 +65,8 @@ def _sorted_tensor(name: str, entry: TensorEntry, shape: ModelShape) -> WeightPa
         return WeightPart(TOWER, None, SPLIT, dtype, values, num_bytes)
     if found is None:
         if "lm_head" in name or name.startswith("output."):
-            if shape.tie_word_embeddings:  # a second copy in the file, not in memory
+            is_table = name.endswith(("lm_head.weight", "output.weight"))
+            if shape.tie_word_embeddings and is_table:  # a second copy in the file, not in memory
                 return None
             return WeightPart(HEAD, None, SPLIT, dtype, values, num_bytes)
         place = HEAD if "norm" in name else EMBEDDING

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.launch.engines import LLAMA_CPP, VLLM
 from app.output import printable
+from app.planning.mixed_cache import is_mixed
 from app.planning.plan import MemoryPlan, process_bytes
 from app.planning.plan_answers import Answers
 from app.planning.process_layout import processes
@@ -58,14 +59,28 @@ def _model_lines(plan: MemoryPlan) -> Iterator[str]:
 
 def _cache_words(plan: MemoryPlan) -> str:
     shape, spec = plan.shape, plan.tightest.spec
-    if shape.latent is not None:
-        return f"MLA, one vector of {spec.head_dim} values for a token, the same on every rank"
-    words = f"{spec.num_layers} layers x {spec.num_kv_heads} KV heads x {spec.head_dim}"
+    words = _token_words(plan)
     windows = sorted({window for window in shape.layer_windows if window is not None})
     if windows:
         sliding = sum(window is not None for window in shape.layer_windows)
         words += f"; {sliding} layers with a window of {', '.join(map(str, windows))} tokens"
         words += f" ({len(spec.groups)} KV groups)"
+    return words
+
+
+def _token_words(plan: MemoryPlan) -> str:
+    """What the layers keep of a token, and of a request."""
+    caches, spec = plan.shape.layer_caches, plan.tightest.spec
+    if not is_mixed(caches) and caches[0].is_latent:
+        return f"MLA, one vector of {spec.head_dim} values for a token, the same on every rank"
+    if not is_mixed(caches):
+        return f"{spec.num_layers} layers x {spec.num_kv_heads} KV heads x {spec.head_dim}"
+    keeping = sum(cache.values_per_token > 0 for cache in caches)
+    values = sum(cache.values_per_token for cache in caches)
+    words = f"{keeping} of {len(caches)} layers keep {values:,} values of a token"
+    if plan.shape.states:
+        size = sum(state.num_values for state in plan.shape.states)
+        words += f"; {len(plan.shape.states)} keep a state of {size:,} values for a request"
     return words
 
 

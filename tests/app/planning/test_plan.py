@@ -185,8 +185,11 @@ def test_native_weights_are_what_the_engine_keeps() -> None:
     ("changes", "message"),
     [
         ({"architectures": ["FooForCausalLM"]}, "is a FooForCausalLM, whose memory"),
-        ({"layer_types": ["linear_attention"] * 30}, "hybrid model (linear_attention)"),
-        ({"mamba_d_state": 16}, "hybrid model (mamba_d_state)"),
+        (
+            {"layer_types": ["linear_attention"] * 30},
+            "kind (linear attention of a kind that is not",
+        ),
+        ({"layer_types": ["looped_attention"] * 30}, "layers of a kind (looped_attention)"),
         ({"is_encoder_decoder": True}, "has an encoder"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised by bitsandbytes"),
         ({"num_hidden_layers": None}, "incomplete or damaged"),
