@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
+from app.client.debug.documents import read_scheduler
+from app.client.debug.ranks import RankReading
 from engine.machine.ports import free_port
 from engine.machine.processes import role_of
 from tests.e2e.running_server import STOKER, started
@@ -29,10 +32,15 @@ def planned_processes(model: Path) -> list[str]:
     return [line.split()[0] for line in json.loads(done.stdout)["processes"]]
 
 
+def ranks_of(url: str) -> Sequence[RankReading]:
+    """As the dashboard gets them."""
+    return read_scheduler(httpx.get(f"{url}/debug/scheduler").json()).ranks
+
+
 def test_a_rank_that_is_killed_ends_the_server_and_is_named(tmp_path: Path, model: Path) -> None:
     port = free_port()
     words = ("serve", str(model), "--no-tui", "--port", str(port), "--dtype", "float32", *_LAYOUT)
-    with started([str(STOKER), *words], port, cwd=tmp_path) as server:
+    with started([str(STOKER), *words, "--enable-debug-endpoints"], port, cwd=tmp_path) as server:
         tree = server.tree()
         roles = {role_of(process.cmdline()): process for process in tree}
         assert sorted(roles.keys() - {""}) == sorted(planned_processes(model))
@@ -43,6 +51,11 @@ def test_a_rank_that_is_killed_ends_the_server_and_is_named(tmp_path: Path, mode
         ) as response:
             events = response.iter_lines()
             assert next(events).startswith("data: {")
+            told = ranks_of(server.url)
+            assert {rank.name: rank.pid for rank in told} == {
+                name: process.pid for name, process in roles.items() if name.startswith("Worker")
+            }
+            assert all(rank.is_running and rank.own_s for rank in told)
             roles["Worker_PP1_TP1"].kill()
             left = list(events)
         assert '"code":"engine_dead"' in "".join(left), left[-3:]

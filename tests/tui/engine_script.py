@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
+from typing import Any
 
 from app.client.debug.documents import DebugSample, read_block_map, read_requests, read_scheduler
+from app.client.debug.ranks import RankReading
 from app.client.debug.trace import Trace
 from app.client.errors import BadStatus, ClientError
 from app.client.metrics.slots import Slot
@@ -105,3 +108,27 @@ def sample_of(
         num_not_listed=num_not_listed,
         blocks=read_block_map(json.loads(json.dumps(blocks_document(scheduler)))),
     )
+
+
+def rank(
+    name: str, step_ms: float | None = 9.0, waited_ms: float = 1.0, **other: Any
+) -> RankReading:
+    """A rank of a small model, with means of its steps."""
+    values = {
+        "name": name,
+        "pid": 4100 + sum(map(int, filter(str.isdigit, name))),
+        "node": None,
+        "state": "running",
+        "num_steps": 0 if step_ms is None else 1234,
+        "step_s": None if step_ms is None else step_ms / 1000,
+        "waited_s": None if step_ms is None else waited_ms / 1000,
+        "weight_bytes": 136 << 20,
+        "kv_cache_bytes": 1 << 30,
+        "held_bytes": 700 << 20,
+    }
+    return RankReading(**{**values, **other})
+
+
+def with_ranks(sample: DebugSample, *ranks: RankReading) -> DebugSample:
+    scheduler = dataclasses.replace(sample.scheduler, ranks=ranks)
+    return dataclasses.replace(sample, scheduler=scheduler)

@@ -16,7 +16,7 @@ from app.client.metrics.histograms import Histogram
 from app.client.metrics.sample import MetricsSample
 from app.client.watch.host import GpuHolder, GpuUse, HostSample, ProcessUse
 from tests.places import DATA
-from tests.tui.engine_script import ScriptedDebug, sample_of
+from tests.tui.engine_script import ScriptedDebug, rank, sample_of, with_ranks
 from tests.tui.picture import check_picture
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until
 from tui.app import WatchApp
@@ -210,6 +210,26 @@ async def test_engine_page(size: tuple[int, int]) -> None:
         await pilot.press("2")
         await until(pilot, lambda: "req-4" in screen_text(app))
         await check_picture(pilot, f"engine-{size[0]}x{size[1]}")
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40)])
+async def test_engine_page_of_ranks(size: tuple[int, int]) -> None:
+    found = with_ranks(
+        sample_of(("req-0", 20, 9), ("req-1", 30, 8), num_steps=5),
+        rank("Worker_PP0_TP0", 9.2, 0.4),
+        rank("Worker_PP0_TP1", 9.2, 2.1),
+        rank("Worker_PP1_TP0", 8.7, 1.1),
+        rank("Worker_PP1_TP1", 8.7, 1.4),
+    )
+    step = dataclasses.replace(found.scheduler, last_step_age_s=0.1)
+    debug = ScriptedDebug(dataclasses.replace(found, scheduler=step, time_s=NOW_S))
+    app = OneScreen(debug)
+    async with app.run_test(size=size) as pilot:
+        await settled(pilot)
+        look_busy(app)
+        await pilot.press("2")
+        await until(pilot, lambda: "20/20" in screen_text(app))
+        await check_picture(pilot, f"engine-ranks-{size[0]}x{size[1]}")
 
 
 async def test_machine_page() -> None:

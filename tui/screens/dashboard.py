@@ -371,11 +371,17 @@ class DashboardScreen(Screen[None]):
 
     def _show_header(self) -> None:
         self._header_s = self._clock()
+        self._engine_view.show_cause(self._reason)
         self.query_one(ServerHeader).show(self._header_state())
 
     @property
     def _view(self) -> ServerView:
         return ServerView(self._shown, self._failure.error if self._failure else None, self._start)
+
+    @property
+    def _reason(self) -> str:
+        """Why the server is away; "" while it answers."""
+        return (self.cause() or self._failure.reason) if self._failure else ""
 
     def _header_state(self) -> HeaderState:
         sample = self._shown.sample if self._shown else None
@@ -392,7 +398,7 @@ class DashboardScreen(Screen[None]):
             version=self._version or (self._start.engine_version if self._start else None),
             uptime_s=None if self._is_replay or not started_s else self._wall_clock() - started_s,
             age_s=self._clock() - sample.time_s if sample else None,
-            reason=(self.cause() or self._failure.reason) if self._failure else "",
+            reason=self._reason,
             num_restarts=self._shown.num_restarts if self._shown else 0,
             num_back=self._num_back if self._is_paused else 0,
             position=self.position() if self._is_replay else "",

@@ -1,4 +1,4 @@
-"""The second page of the dashboard: scheduler, block map and requests of our own engine.
+"""The second page of the dashboard: scheduler, ranks, block map and requests of our own engine.
 
 Asks the engine only while it is on screen. llama-server's slots take the place of requests.
 """
@@ -29,17 +29,20 @@ from tui.screens.request import RequestScreen, TraceSource
 from tui.state.debug_poller import INTERVAL_S, DebugPoller, DebugSampleSource
 from tui.state.engine_state import EngineState, after_failure
 from tui.widgets.engine.block_map import BlockMapPanel
+from tui.widgets.engine.rank_panel import RankPanel
 from tui.widgets.engine.request_table import RequestTable
 from tui.widgets.engine.step_panel import StepPanel
 
 ENGINE_READING = (
     ("n/a", "the server does not tell; the reason stands beside it"),
     *StepPanel.READING,
+    *RankPanel.READING,
     *BlockMapPanel.READING,
     *RequestTable.READING,
 )
 
 _ROWS_FOR_MAP = 18
+_ROWS_BESIDE_RANKS = 13  # of the scheduler and of the lowest table of requests
 _KEPT_SAMPLES = 120
 _KEPT_BLOCKS = 200_000
 """A look back holds as many samples as these two allow: maps of large pools are large."""
@@ -68,6 +71,7 @@ class EngineView(Vertical):
         self.state = EngineState()
         self.engine: str | None = None
         self.is_frozen = False
+        self._cause = ""
         self._past: deque[DebugSample] = deque(maxlen=_KEPT_SAMPLES)
         self._source = source
         self._is_read_only = is_read_only
@@ -78,13 +82,18 @@ class EngineView(Vertical):
         """Top to bottom, when first looked at; the filter is there only while it is typed."""
         filter_input = Input(placeholder="text, or !text for rows without it", id="request-filter")
         filter_input.display = False
-        panels = StepPanel(id="step"), BlockMapPanel(id="block-map")
+        panels = StepPanel(id="step"), RankPanel(id="ranks"), BlockMapPanel(id="block-map")
         self.mount(*panels, RequestTable(id="request-table"), filter_input)
 
     def on_resize(self) -> None:
-        """Where there is no room for all three, the requests are worth more than the map."""
+        """Where there is no room for all of them, the requests are worth more than the map."""
+        self._make_room()
+
+    def _make_room(self) -> None:
+        room = self.size.height - _ROWS_BESIDE_RANKS
+        rows_of_ranks = sum(panel.take_rows(room) for panel in self.query(RankPanel))
         for block_map in self.query(BlockMapPanel):
-            block_map.display = self.size.height >= _ROWS_FOR_MAP
+            block_map.display = self.size.height - rows_of_ranks >= _ROWS_FOR_MAP
 
     @property
     def is_open(self) -> bool:
@@ -117,6 +126,12 @@ class EngineView(Vertical):
         reason = "" if found else "nothing was asked at that moment"
         self.state = EngineState(found[-1] if found else None, reason)
         self._draw()
+
+    def show_cause(self, cause: str) -> None:
+        """Why the server is away: it may name the rank that failed first. "" while it answers."""
+        if cause != self._cause:
+            self._cause = cause
+            self._draw()
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -243,6 +258,9 @@ class EngineView(Vertical):
         if not self.children:
             return
         self.query_one(StepPanel).show_state(self.state)
+        ranks = self.state.sample.scheduler.ranks if self.state.sample else ()
+        self.query_one(RankPanel).show_ranks(ranks, self._cause)
+        self._make_room()
         self.query_one(BlockMapPanel).show_state(self.state)
         if self.engine != "llama.cpp" or self.state.sample is not None:
             self.query_one(RequestTable).show_sample(self.state.sample)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from app.client.debug.prefix_miss import PrefixMiss, read_prefix_miss
+from app.client.debug.ranks import RankReading, read_ranks
 from app.client.debug.trace import Trace, read_trace
 from app.client.errors import BadAnswer, status_error
 from app.client.metrics.slots import Slot, read_slots
@@ -110,7 +111,8 @@ class EngineStep:
 class SchedulerState:
     """Limits, queue lengths and the newest step; `step` is None before the first.
 
-    It is that of one `engine`, counted from 0, of the server's `num_engines` replicas.
+    It is that of one `engine`, counted from 0, of the server's `num_engines` replicas. `ranks` is
+    empty where one process does all.
     """
 
     num_running: int
@@ -124,6 +126,7 @@ class SchedulerState:
     step: EngineStep | None
     engine: int = 0
     num_engines: int = 1
+    ranks: tuple[RankReading, ...] = ()
 
     @property
     def num_unfinished(self) -> int:
@@ -225,7 +228,7 @@ def read_debug(documents: Mapping[str, Any], time_s: float) -> DebugSample:
 
 
 def read_scheduler(document: Any) -> SchedulerState:
-    apart = ("step", "last_step_age_s", "engine", "num_engines")
+    apart = ("step", "last_step_age_s", "engine", "num_engines", "ranks")
     try:
         step = document["last_step"]
         return SchedulerState(
@@ -234,6 +237,7 @@ def read_scheduler(document: Any) -> SchedulerState:
             step=None if step is None else _read_step(step),
             engine=int(document.get("engine", 0)),
             num_engines=int(document.get("num_engines", 1)),
+            ranks=read_ranks(document.get("ranks")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise _bad("scheduler") from error

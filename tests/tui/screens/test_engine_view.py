@@ -16,7 +16,7 @@ from app.client.errors import BadStatus, EngineInStep, Unauthorized, Unreachable
 from app.client.metrics.sample import MetricsSample
 from app.client.metrics.slots import Slot
 from tests.client.debug.trace_document import DOCUMENT
-from tests.tui.engine_script import ScriptedDebug, sample_of
+from tests.tui.engine_script import ScriptedDebug, rank, sample_of, with_ranks
 from tests.tui.scripted import URL, ScriptedSource, screen_text, settled, until
 from tui.app import DashboardApp
 from tui.messages import DebugArrived, DebugFailed
@@ -31,6 +31,7 @@ from tui.state.engine_state import (
     limit_text,
 )
 from tui.widgets.engine.block_map import draw_map
+from tui.widgets.engine.rank_panel import RankPanel
 from tui.widgets.engine.request_table import RequestTable
 
 SIX = tuple((f"req-{number}", 20 + 10 * number, 9 - number) for number in range(6))
@@ -140,6 +141,53 @@ async def test_other_engine(source: ScriptedSource) -> None:
         await pilot.press("2")
         await until(pilot, lambda: "vLLM has no endpoint" in screen_text(app))
         await until(pilot, lambda: "- used" in screen_text(app))
+
+
+async def test_ranks_have_no_place_where_there_are_none(source: ScriptedSource) -> None:
+    app = make_app(source, ScriptedDebug(sample_of(*SIX)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        source.then(metrics())
+        await pilot.press("2")
+        await until(pilot, lambda: "req-0" in screen_text(app))
+        assert not app.dashboard.query_one(RankPanel).display
+
+
+async def test_ranks_and_which_of_them_failed_first(source: ScriptedSource) -> None:
+    """Where a rank is seen to stand, and later by the words of what ended the server."""
+    found = sample_of(*SIX)
+    pair = rank("Worker_TP0", 9.0, 3.0), rank("Worker_TP1", 9.0, 1.0)
+    debug = ScriptedDebug(with_ranks(found, rank("Worker_TP0", None), rank("Worker_TP1", None)))
+    app = make_app(source, debug)
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.then(metrics())
+        await pilot.press("2")
+        await until(pilot, lambda: "skew n/a: no step yet" in screen_text(app))
+        debug.then(with_ranks(found, *pair))
+        await until(pilot, lambda: "25.0 %): Worker_TP1 computes longest" in screen_text(app))
+        stopped = dataclasses.replace(pair[1], state="stopped")
+        debug.then(with_ranks(found, pair[0], stopped))
+        await until(pilot, lambda: "Worker_TP1 is stopped" in screen_text(app))
+        debug.then(with_ranks(found, *pair))
+        await until(pilot, lambda: "computes longest" in screen_text(app))
+        app.dashboard.cause = lambda: "the process Worker_TP0 died without a message"
+        source.then(Unreachable("nobody listens"))
+        await until(pilot, lambda: "Worker_TP0 failed first" in screen_text(app))
+        source.then(metrics())
+        await until(pilot, lambda: "computes longest" in screen_text(app))
+
+
+async def test_of_many_ranks_the_slowest_are_shown(source: ScriptedSource) -> None:
+    ranks = [rank(f"Worker_TP{number}", 9.0, 9.0 - number % 10) for number in range(32)]
+    app = make_app(source, ScriptedDebug(with_ranks(sample_of(*SIX), *ranks)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        source.then(metrics())
+        await pilot.press("2")
+        await until(pilot, lambda: "computes longest" in screen_text(app))
+        text = screen_text(app)
+        assert [f"Worker_TP{number} " in text for number in (9, 19, 29, 0, 10)] == [
+            True, True, True, False, False
+        ]  # fmt: skip
+        assert "24 quicker ones not shown" in text
 
 
 @pytest.mark.parametrize("key", ["s", "f6"])
