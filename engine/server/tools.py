@@ -37,6 +37,11 @@ class ToolPlan:
     keeps_special_tokens: bool = False
     ends_with_stop: bool = False
 
+    @property
+    def reads_form(self) -> bool:
+        """Whether calls are read in the model's own form, not held to a grammar."""
+        return self.make_parser is not None and self.schema is None
+
     async def apply(self, grammars: GrammarChecker, params: SamplingParams) -> SamplingParams:
         """Add what the tools ask for; RequestError when that cannot be followed."""
         if self.keeps_special_tokens:

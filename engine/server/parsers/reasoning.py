@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from engine.server.parsers.harmony import (
@@ -30,14 +30,16 @@ class ReasoningTags:
     """How a family marks its thought. `label` is a word that stands behind the opening tag.
 
     With `is_assumed` an answer is a thought until the closing tag comes, also where neither the
-    prompt nor the model wrote the opening one. `answer_head` has to stand between the closing tag
-    and an answer, and behind `answer_begun` where the model has not thought.
+    prompt nor the model wrote the opening one. A mark of `call_marks` ends a thought, too, where
+    tools were offered: models forget to close it. `answer_head` has to stand between the closing
+    tag and an answer, and behind `answer_begun` where the model has not thought.
     """
 
     opening: str
     closing: str
     label: str = ""
     is_assumed: bool = False
+    call_marks: tuple[str, ...] = ()
     answer_head: str = "\n\n"
     answer_begun: str = ""
 
@@ -45,7 +47,7 @@ class ReasoningTags:
         """What tells an answer's thought from its content; with `keeps_calls` tool calls keep the
         marks that a tool parser needs.
         """
-        return ReasoningSplitter(self, start)
+        return ReasoningSplitter(self, start, self.call_marks if keeps_calls else ())
 
 
 class HarmonyTags(ReasoningTags):
@@ -59,11 +61,13 @@ class HarmonyTags(ReasoningTags):
 
 
 _THINK = ReasoningTags("<think>", "</think>")
+_THINK_OR_CALL = replace(_THINK, call_marks=("<tool_call>",))
 _THINKING = ReasoningTags("<think>", "</think>", is_assumed=True)
 
 REASONING_PARSERS: Mapping[str, ReasoningTags] = {
-    **dict.fromkeys(("qwen3", "glm45", "glm47", "deepseek_v3", "hunyuan_a13b", "kimi_k2"), _THINK),
-    **dict.fromkeys(("mimo", "nemotron_v3"), _THINK),
+    **dict.fromkeys(("deepseek_v3", "hunyuan_a13b"), _THINK),
+    **dict.fromkeys(("glm45", "glm47", "mimo", "nemotron_v3", "qwen3"), _THINK_OR_CALL),
+    "kimi_k2": replace(_THINK, call_marks=("<|tool_calls_section_begin|>",)),
     **dict.fromkeys(("deepseek_r1", "minimax_m2", "step3"), _THINKING),
     "kimi_vl": ReasoningTags("◁think▷", "◁/think▷"),
     "mistral": ReasoningTags("[THINK]", "[/THINK]"),
@@ -178,8 +182,9 @@ class ReasoningSplitter:
     content that follows it, are dropped.
     """
 
-    def __init__(self, tags: ReasoningTags, start: Start) -> None:
+    def __init__(self, tags: ReasoningTags, start: Start, call_marks: Sequence[str] = ()) -> None:
         self._tags = tags
+        self._call_marks = tuple(call_marks)
         self._held = ""
         self._label = tags.label
         self.is_inside = start is Start.INSIDE
@@ -208,7 +213,9 @@ class ReasoningSplitter:
     def _next_part(self, *, is_last: bool) -> tuple[str, bool]:
         """Certain text of the part that we are in, and whether a tag ended that part."""
         self._drop_beginning(is_last=is_last)
-        tags = (self._tags.closing, self._tags.opening)
+        tags: tuple[str, ...] = (self._tags.closing, self._tags.opening)
+        if self.is_inside:
+            tags += self._call_marks
         found = sorted((at, tag) for tag in tags if (at := self._held.find(tag)) >= 0)
         if not found:
             end = len(self._held) - (0 if is_last else self._num_uncertain(tags))
@@ -220,7 +227,8 @@ class ReasoningSplitter:
         is_before_thought = self._is_at_beginning and tag == self._tags.opening
         if self.is_inside or (is_before_thought and not text.strip()):
             text = text.rstrip()
-        self._held = self._held[len(tag) :]
+        if tag not in self._call_marks:
+            self._held = self._held[len(tag) :]
         self.is_inside = tag == self._tags.opening
         self.has_thought |= self.is_inside
         self._label = self._tags.label

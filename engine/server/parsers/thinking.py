@@ -182,6 +182,12 @@ async def _think(
             part = reader.read(_without_stop(output, request, plan))
             thought.is_cut = is_at_limit and limit < (request.sampling_params.max_tokens or 0)
             has_ended = is_closed or thought.is_cut
+            if part.text.strip() and not is_closed and _goes_on(request, reader):
+                if thought.is_cut:
+                    part.finish_reason = part.stop_reason = None
+                    thought.is_cut = False
+                yield part
+                return
             is_other_message = plan.marks.has_heads and has_ended and not reader.has_thought
             if is_other_message or (part.text.strip() and not is_closed):
                 thought.is_cut = False
@@ -191,6 +197,11 @@ async def _think(
             if is_closed or thought.is_cut:
                 part.finish_reason = part.stop_reason = None
             yield part
+
+
+def _goes_on(request: EngineCoreRequest, reader: _Reader) -> bool:
+    """Whether an answer that began by itself behind a thought can go on from where it is."""
+    return reader.has_thought and request.sampling_params.structured_outputs is None
 
 
 def _without_stop(

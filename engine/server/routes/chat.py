@@ -51,7 +51,7 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         prompt,
         budget=body.thinking_token_budget,
         is_shown=body.include_reasoning,
-        keeps_calls=plan.make_parser is not None,
+        keeps_calls=plan.reads_form,
     )
     marks.note("rendered")
     token_ids = await encode(

@@ -103,3 +103,19 @@ def test_a_thousand_cuts_of_a_long_answer() -> None:
     for _ in range(1000):
         places = [dice.randrange(len(text)) for _ in range(dice.randrange(1, 9))]
         assert split(tags, Start.OPEN_QUESTION, cut(text, places)) == whole
+
+
+@PARSERS
+def test_a_call_ends_a_thought_that_was_not_closed(name: str) -> None:
+    tags = REASONING_PARSERS[name]
+    for mark in tags.call_marks:
+        text = f"{tags.opening}Ask < him.\n{mark}f"
+        for pieces in ([text], list(text)):
+            for keeps, expected in (
+                (True, ("Ask < him.", f"{mark}f")),
+                (False, (f"Ask < him.\n{mark}f", "")),
+            ):
+                splitter = tags.splitter(Start.OPEN_QUESTION, keeps_calls=keeps)
+                parts = [*map(splitter.feed, pieces), splitter.finish()]
+                found = "".join(p.reasoning for p in parts), "".join(p.content for p in parts)
+                assert found == expected

@@ -270,3 +270,17 @@ async def test_a_required_call_of_a_model_with_channels(tiny_folder: Path) -> No
         message = (await ask(served, tools=TOOLS, tool_choice="required"))["choices"][0]["message"]
         assert message["reasoning"] == "Two and two."
         assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+
+
+async def test_a_call_in_an_open_thought_is_gone_on_with(tiny_folder: Path) -> None:
+    begun = "<think>Hm.<tool_call>"
+    core = core_that_says(tiny_folder, f"{begun} and more", WEATHER.removeprefix("<tool_call>"))
+    async with serving(
+        tiny_folder, core, reasoning_parser="qwen3", tool_call_parser="hermes", in_process=True
+    ) as served:
+        answer = await ask(served, tools=TOOLS, thinking_token_budget=100)
+        message = answer["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("Hm.", None)
+        assert message["tool_calls"][0]["function"]["name"] == "now"
+        first, second = core.requests
+        assert text_of(served, second.prompt_token_ids[len(first.prompt_token_ids) :]) == begun

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.parser_choice import TOOL_PARSER_NAMES
+from engine.server.parsers.reasoning import REASONING_PARSERS, Start
 from engine.server.parsers.tool_calls import TOOL_PARSERS, tool_parser_class
 from engine.server.parsers.tool_calls.base import ToolCall, join_calls
 from tests.server.parsers.tool_forms import (
@@ -93,6 +94,41 @@ def test_an_answer_that_ends_anywhere_reads_the_same_in_pieces(name: str, write:
         assert read(name, list(text[:end])) == whole
         for call in whole[1]:
             assert isinstance(json.loads(call.arguments), dict)
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "name"),
+    [
+        ("qwen3", "hermes"),
+        ("qwen3", "qwen3_coder"),
+        ("glm45", "glm45"),
+        ("deepseek_r1", "deepseek_v3"),
+        ("deepseek_v3", "deepseek_v31"),
+        ("kimi_k2", "kimi_k2"),
+        ("mistral", "mistral"),
+        ("gemma4", "gemma4"),
+        ("seed_oss", "seed_oss"),
+        ("openai_gptoss", "openai"),
+    ],
+)
+def test_a_thousand_cuts_of_a_thought_and_calls(reasoning: str, name: str) -> None:
+    tags = REASONING_PARSERS[reasoning]
+    write = dict(reversed(FORMS))[name]
+    text = f"{tags.opening}{tags.label}\nIf a < b: <think so>.{tags.closing}{write(CALLS)}"
+
+    def read_both(pieces: Sequence[str]) -> tuple[str, str, list[ToolCall]]:
+        splitter = tags.splitter(Start.OPEN_QUESTION, keeps_calls=True)
+        parts = [*map(splitter.feed, pieces), splitter.finish()]
+        content, calls = read(name, [part.content for part in parts])
+        return "".join(part.reasoning for part in parts).strip(), content, calls
+
+    whole = read_both([text])
+    assert whole[:2] == ("If a < b: <think so>.", "")
+    assert values_of(whole[2]) == list(CALLS)
+    dice = random.Random(reasoning)
+    for _ in range(1000):
+        places = [dice.randrange(len(text)) for _ in range(dice.randrange(1, 9))]
+        assert read_both(pieces_of(text, places)) == whole
 
 
 FRAGMENTS = [
