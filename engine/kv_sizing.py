@@ -139,9 +139,8 @@ def kv_cache_spec(
     """The cache of one rank; `layers` are those of its pipeline stage, all when None."""
     if model.is_encoder:  # nothing is cached; a block still has a size, to be counted with
         return KVCacheSpec(block_size, num_kv_heads=1, head_dim=1, num_layers=1, dtype_bytes=1)
-    windows = (
-        model.layer_windows if layers is None else model.layer_windows[layers.start : layers.stop]
-    )
+    own = [layer for layer, source in enumerate(model.kv_sources) if layer == source]
+    windows = [model.layer_windows[layer] for layer in own if layers is None or layer in layers]
     rank = model.kv_lora_rank
     return spec_of_rank(
         windows,

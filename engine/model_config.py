@@ -17,6 +17,7 @@ from engine.model_families import (
     family_fields,
     is_encoder,
     is_supported,
+    kv_sources,
     require_own_code,
     supported_architectures,
     text_part,
@@ -82,6 +83,7 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     layer_windows: tuple[int | None, ...] = ()
+    kv_sources: tuple[int, ...] = ()  # the layer whose keys and values each layer reads
     attention_output_bias: bool = False
     hidden_act: str = "silu"
     qk_norm: bool = False
@@ -102,6 +104,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.layer_windows:
             object.__setattr__(self, "layer_windows", (None,) * self.num_hidden_layers)
+        if not self.kv_sources:
+            object.__setattr__(self, "kv_sources", tuple(range(self.num_hidden_layers)))
 
     @classmethod
     def from_folder(cls, folder: Path, served_name: str, model_impl: str = "auto") -> ModelConfig:
@@ -251,6 +255,7 @@ class ModelConfig:
             kv_lora_rank=raw.get("kv_lora_rank"),
             qk_rope_head_dim=int(raw.get("qk_rope_head_dim") or 0),
             quantization=read_quantization(raw),
+            kv_sources=kv_sources(raw),
             **{"attention_bias": False, **family_fields(architecture, raw)},
         )
 
@@ -304,7 +309,9 @@ def plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
             f"its config.json has no {missing[0]}, as decoders have that are attention layers all "
             "through",
         )
-    for name in ("intermediate_size", "num_key_value_heads", "head_dim", *_OLD_NAMES):
+    if isinstance(widths := raw.get("intermediate_size"), list):
+        raw["intermediate_size"] = max(widths, default=0)  # of no use to the cache
+    for name in ("num_key_value_heads", "head_dim", *_OLD_NAMES):
         if isinstance(raw.get(name), list):
             raise incompatible(architecture, f"its {name} differs from layer to layer")
     unused = {"hidden_act": "silu", "rope_parameters": None, "rope_scaling": None}

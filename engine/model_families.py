@@ -35,7 +35,8 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
         return dict(raw)
     # An outer null says nothing about the part.
     outer = {key: value for key, value in raw.items() if value is not None}
-    return {**outer, **part}
+    whole = {key: outer[key] for key in ("architectures",) if key in outer}
+    return {**outer, **part, **whole}
 
 
 def with_family_defaults(architecture: str, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,6 +190,21 @@ def plain_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
     is_used = bool(raw.get("use_sliding_window", True))
     window = raw.get("sliding_window") if is_used or raw.get("layer_types") else None
     return _windows(raw, window, [True] * layers)
+
+
+def kv_sources(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Each layer's own number, but for the last `num_kv_shared_layers`: these read the keys and
+    values of the last layer of their kind before them (Gemma 3n and 4).
+    """
+    layers, shared = int(raw["num_hidden_layers"]), int(raw.get("num_kv_shared_layers") or 0)
+    kinds = raw.get("layer_types") or []
+    first = layers - shared
+    own = range(min(first, len(kinds)))
+    last_of = {kinds[number]: number for number in own}
+    return tuple(
+        number if number < first or number >= len(kinds) else last_of.get(kinds[number], number)
+        for number in range(layers)
+    )
 
 
 def _windows(

@@ -20,6 +20,7 @@ GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
 TRANSFORMERS_DECODERS: frozenset[str] = frozenset(
     {
+        "AXK1ForCausalLM",
         "AfmoeForCausalLM",
         "Apertus1p5TextForCausalLM",
         "ApertusForCausalLM",
@@ -33,24 +34,37 @@ TRANSFORMERS_DECODERS: frozenset[str] = frozenset(
         "Cohere2MoeForCausalLM",
         "CohereForCausalLM",
         "CwmForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Dots1ForCausalLM",
         "Emu3ForCausalLM",
         "Ernie4_5ForCausalLM",
         "Ernie4_5_MoeForCausalLM",
         "Exaone4ForCausalLM",
         "ExaoneMoeForCausalLM",
         "FlexOlmoForCausalLM",
+        "FlintForCausalLM",
         "GPT2LMHeadModel",
         "GPTBigCodeForCausalLM",
         "GPTJForCausalLM",
         "GPTNeoXForCausalLM",
+        "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
+        "Gemma3nForCausalLM",
+        "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForCausalLM",
         "GemmaForCausalLM",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
+        "Glm4MoeLiteForCausalLM",
         "GlmForCausalLM",
+        "GptOssForCausalLM",
         "GraniteForCausalLM",
         "GraniteMoeForCausalLM",
+        "GraniteMoeSWAForCausalLM",
         "GraniteMoeSharedForCausalLM",
+        "GraniteSWAForCausalLM",
         "HYV3ForCausalLM",
         "HeliumForCausalLM",
         "HunYuanDenseV1ForCausalLM",
@@ -61,6 +75,7 @@ TRANSFORMERS_DECODERS: frozenset[str] = frozenset(
         "LagunaForCausalLM",
         "LlamaForCausalLM",
         "MellumForCausalLM",
+        "MiniCPM3ForCausalLM",
         "MiniMaxM2ForCausalLM",
         "MiniMaxM3VLForCausalLM",
         "Ministral3ForCausalLM",
@@ -79,6 +94,7 @@ TRANSFORMERS_DECODERS: frozenset[str] = frozenset(
         "PersimmonForCausalLM",
         "Phi3ForCausalLM",
         "PhiForCausalLM",
+        "PhimoeForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen2MoeForCausalLM",
         "Qwen3ForCausalLM",
@@ -88,6 +104,8 @@ TRANSFORMERS_DECODERS: frozenset[str] = frozenset(
         "SolarOpenForCausalLM",
         "StableLmForCausalLM",
         "Starcoder2ForCausalLM",
+        "VaultGemmaForCausalLM",
+        "YoutuForCausalLM",
     }
 )
 """Decoders that transformers' code serves with the tokens it gives alone: all were tried."""
@@ -128,11 +146,8 @@ def find_gguf_support(architecture: str, *, has_experts: bool) -> Support:
 
 
 def _require_known_decoder(architecture: str, raw: Mapping[str, Any]) -> None:
-    text = text_part(raw)
     if architecture not in TRANSFORMERS_DECODERS:
         raise incompatible(architecture, "it is none of the decoders that serve there")
-    if text.get("attn_logit_softcapping"):
-        raise incompatible(architecture, "its attention takes softcap, which ours does not have")
 
 
 def _fixed_positions(raw: Mapping[str, Any]) -> int | None:

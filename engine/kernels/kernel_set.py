@@ -45,6 +45,21 @@ AttentionPlan: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """What becomes of attention scores beside their scale.
+
+    `softcap` c makes c tanh(score / c) of each. `sinks` [q heads] are scores of one more key for
+    each head, whose value is zero.
+    """
+
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+PLAIN_SCORES = ScoreRule()
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A linear layer packed once at load time.
 
@@ -134,6 +149,15 @@ class KernelSet(Protocol):
 
         The keys and values of the step itself have been stored. `scale` multiplies the scores.
         """
+
+
+class RuledKernelSet(KernelSet, Protocol):
+    """A set whose attention also follows a ScoreRule."""
+
+    def ruled_attention(
+        self, qkv: Tensor, layer_cache: Tensor, plan: AttentionPlan, scale: float, rule: ScoreRule
+    ) -> Tensor:
+        """The same as `attention` with other scores."""
 
 
 def most_likely(logits: Tensor) -> Tensor:

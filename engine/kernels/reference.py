@@ -7,6 +7,7 @@ over (block, key or value) rows gathers a context; the fused attention reads it 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from engine.kernels.attention_plan import (
     build_plans,
     storage_dtype,
 )
-from engine.kernels.kernel_set import KVCache, PackedLinear
+from engine.kernels.kernel_set import PLAIN_SCORES, KVCache, PackedLinear, ScoreRule
 from engine.kernels.step_batch import StepBatch
 from engine.kv_sizing import KVCacheSpec
 
@@ -100,24 +101,63 @@ class ReferenceKernels:
 
     def attention(self, qkv: Tensor, layer_cache: Tensor, plan: Plan, scale: float) -> Tensor:
         """Decode groups in one padded call each, prefill sequences one by one."""
+        return self.ruled_attention(qkv, layer_cache, plan, scale, PLAIN_SCORES)
+
+    def ruled_attention(
+        self, qkv: Tensor, layer_cache: Tensor, plan: Plan, scale: float, rule: ScoreRule
+    ) -> Tensor:
+        """The fused attention of torch for plain scores, single operations for others."""
+        weigh = _Weigh(scale, rule)
         kv_heads, head_dim = layer_cache.shape[3:]
         q_heads = qkv.shape[1] - 2 * kv_heads
         queries = qkv[:, :q_heads]
         rows = layer_cache.view(layer_cache.shape[0] * 2, -1)
         if plan.is_one_decode_group:  # the hot path: nothing to reorder
-            return _decode(queries, rows, plan, plan.decode_groups[0], kv_heads, scale)
+            return _decode(queries, rows, plan, plan.decode_groups[0], kv_heads, weigh)
         out = queries.new_empty(len(queries), q_heads * head_dim)
         for group in plan.decode_groups:
-            decoded = _decode(queries[group.tokens], rows, plan, group, kv_heads, scale)
+            decoded = _decode(queries[group.tokens], rows, plan, group, kv_heads, weigh)
             out.index_copy_(0, group.tokens, decoded)
         for sequence in plan.prefills:
             span = slice(sequence.start, sequence.end)
-            out[span] = _prefill(queries[span], rows, plan, sequence, kv_heads, scale)
+            out[span] = _prefill(queries[span], rows, plan, sequence, kv_heads, weigh)
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Weigh:
+    """Attention of [..., kv heads, group, T, d] or [B, kv heads, group, d] over keys and values."""
+
+    scale: float
+    rule: ScoreRule
+
+    def __call__(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sinks_at: int
+    ) -> Tensor:
+        """No `mask` is plain causal. `sinks_at` is the dimension of the heads in a group."""
+        if self.rule is PLAIN_SCORES:
+            return F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=self.scale
+            )
+        scores = (queries @ keys.mT).float() * self.scale
+        if self.rule.softcap is not None:
+            scores = torch.tanh(scores / self.rule.softcap) * self.rule.softcap
+        if mask is None:
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        else:
+            scores = scores + mask
+        if self.rule.sinks is None:
+            return scores.softmax(-1).to(values.dtype) @ values
+        kv_heads, group = queries.shape[sinks_at - 1], queries.shape[sinks_at]
+        sinks = self.rule.sinks.float().view(kv_heads, group, *[1] * (-2 - sinks_at))
+        sinks = sinks.expand(*scores.shape[:-1]).unsqueeze(-1)
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+        return weights.to(values.dtype) @ values
+
+
 def _decode(
-    queries: Tensor, rows: Tensor, plan: Plan, group: DecodeGroup, kv_heads: int, scale: float
+    queries: Tensor, rows: Tensor, plan: Plan, group: DecodeGroup, kv_heads: int, weigh: _Weigh
 ) -> Tensor:
     """[B, q_heads, d]: the query heads of a group are the query rows of its kv head."""
     batch, q_heads, head_dim = queries.shape
@@ -125,7 +165,7 @@ def _decode(
     gathered = _from_storage(group.gathered, plan)
     keys, values = gathered.view(2, batch, -1, kv_heads, head_dim).transpose(2, 3)
     grouped = queries.reshape(batch, kv_heads, q_heads // kv_heads, head_dim)
-    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask, scale=scale)
+    out = weigh(grouped, keys, values, group.mask, sinks_at=-2)
     return out.reshape(batch, q_heads * head_dim)
 
 
@@ -135,7 +175,7 @@ def _prefill(
     plan: Plan,
     sequence: PrefillSequence,
     kv_heads: int,
-    scale: float,
+    weigh: _Weigh,
 ) -> Tensor:
     """[T, q_heads, d] of one sequence over what it sees."""
     tokens, q_heads, head_dim = queries.shape
@@ -145,10 +185,7 @@ def _prefill(
     context = paged[:, : sequence.num_keys].permute(0, 2, 3, 1, 4)
     keys, values = context.expand(2, kv_heads, group, -1, head_dim)
     grouped = queries.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    is_causal = sequence.mask is None
-    out = F.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=sequence.mask, is_causal=is_causal, scale=scale
-    )
+    out = weigh(grouped, keys, values, sequence.mask, sinks_at=-3)
     return out.permute(2, 0, 1, 3).reshape(tokens, q_heads * head_dim)
 
 

@@ -7,12 +7,19 @@ transformers looks attention functions up by name in one table per process; what
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.kernel_set import AttentionPlan, KernelSet
+from engine.kernels.kernel_set import (
+    PLAIN_SCORES,
+    AttentionPlan,
+    KernelSet,
+    RuledKernelSet,
+    ScoreRule,
+)
 from engine.model_config import incompatible
 from engine.models.transformers_config import effective_window
 
@@ -31,7 +38,9 @@ _HARMLESS = frozenset(
         "position_embeddings",
         "position_ids",
         "return_dict",
+        "s_aux",
         "sliding_window",
+        "softcap",
         "use_cache",
     )
 )
@@ -50,9 +59,9 @@ class LayerContext:
 class PagedAttention:
     """The attention of all layers of one model.
 
-    `windows` are the sliding windows that the cache is laid out for, and `num_positions` what no
-    request is longer than. `layers` are set before each
-    step; `num_calls` counts the attention calls of one.
+    `windows` are the sliding windows that the cache is laid out for, `num_positions` what no
+    request is longer than, and `sources` the layer whose keys and values each one reads. `layers`
+    are set before each step; `num_calls` counts the attention calls of one.
     """
 
     architecture: str
@@ -60,6 +69,7 @@ class PagedAttention:
     dtype: torch.dtype
     windows: tuple[int | None, ...]
     num_positions: int
+    sources: tuple[int, ...]
     layers: dict[int, LayerContext] = field(default_factory=dict)
     num_calls: int = 0
 
@@ -69,14 +79,51 @@ class PagedAttention:
             if isinstance(getattr(module, "layer_idx", None), int):
                 setattr(module, _STATE, self)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """[1, heads, T, head_dim] each -> [1, T, q heads, head_dim]; stores keys and values."""
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        rule: ScoreRule = PLAIN_SCORES,
+    ) -> Tensor:
+        """[1, heads, T, head_dim] each -> [1, T, q heads, head_dim of the values].
+
+        Stores keys and values, unless the layer reads those of another one. What a layer has less
+        of than the cache is zeros there, which change no score and no sum.
+        """
         context = self.layers[layer]
         self.num_calls += 1
-        qkv = torch.cat((query, key, value), 1)[0].transpose(0, 1).to(self.dtype)
-        self.kernels.store_kv(qkv[:, query.shape[1] :], context.cache, context.plan)
-        out = self.kernels.attention(qkv, context.cache, context.plan, scale)
-        return out.view(1, len(qkv), query.shape[1], -1).to(query.dtype)
+        num_heads, value_dim = query.shape[1], value.shape[-1]
+        kv_heads, head_dim = context.cache.shape[3:]
+        per_head = num_heads // key.shape[1]
+        parts = (
+            _filled(query, kv_heads * per_head, head_dim),
+            _filled(key, kv_heads, head_dim),
+            _filled(value, kv_heads, head_dim),
+        )
+        qkv = torch.cat(parts, 1)[0].transpose(0, 1).to(self.dtype)
+        all_heads = parts[0].shape[1]
+        if self.sources[layer] == layer:
+            self.kernels.store_kv(qkv[:, all_heads:], context.cache, context.plan)
+        out = self._weighted(qkv, context, scale, rule)
+        out = out.view(1, len(qkv), all_heads, head_dim)[:, :, :num_heads, :value_dim]
+        return out.to(query.dtype)
+
+    def _weighted(
+        self, qkv: Tensor, context: LayerContext, scale: float, rule: ScoreRule
+    ) -> Tensor:
+        if rule is PLAIN_SCORES:
+            return self.kernels.attention(qkv, context.cache, context.plan, scale)
+        if not hasattr(self.kernels, "ruled_attention"):
+            raise incompatible(
+                self.architecture,
+                f"its attention has soft caps or sinks, which the {self.kernels.name} kernels "
+                "lack; give --kernels reference",
+            )
+        kernels = cast(RuledKernelSet, self.kernels)
+        return kernels.ruled_attention(qkv, context.cache, context.plan, scale, rule)
 
     def require_plain(self, module: nn.Module, key: Tensor, value: Tensor, asked: Any) -> None:
         """Raise ModelError unless causal attention over this layer's window is all that is asked.
@@ -103,17 +150,12 @@ class PagedAttention:
                 f"the attention of layer {module.layer_idx} has the sliding window {window}, and "
                 f"its configuration says {wanted}",
             )
-        if key.shape != value.shape:
-            raise incompatible(
-                self.architecture,
-                f"its keys have {key.shape[-1]} numbers per head and its values "
-                f"{value.shape[-1]}, and the cache holds both alike",
-            )
         heads, head_dim = self.layers[module.layer_idx].cache.shape[3:]  # type: ignore[index]
-        if (key.shape[1], key.shape[3]) != (heads, head_dim):
+        widest = max(key.shape[3], value.shape[3])
+        if key.shape[1] != value.shape[1] or key.shape[1] > heads or widest > head_dim:
             raise incompatible(
                 self.architecture,
-                f"layer {module.layer_idx} has {key.shape[1]} key heads of {key.shape[3]}, and "
+                f"layer {module.layer_idx} has {key.shape[1]} key heads of {widest}, and "
                 f"its configuration says {heads} of {head_dim}",
             )
 
@@ -138,7 +180,20 @@ def paged_attention(
     state.require_plain(module, key, value, asked)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     layer: Any = module.layer_idx
-    return state.attend(layer, query, key, value, scale), None
+    return state.attend(layer, query, key, value, scale, _rule(asked)), None
+
+
+def _rule(asked: dict[str, Any]) -> ScoreRule:
+    softcap, sinks = asked.get("softcap"), asked.get("s_aux")
+    if softcap is None and sinks is None:
+        return PLAIN_SCORES
+    return ScoreRule(None if softcap is None else float(softcap), sinks)
+
+
+def _filled(heads: Tensor, num_heads: int, head_dim: int) -> Tensor:
+    """[1, num_heads, T, head_dim] with zeros for what is not there."""
+    missing = (0, head_dim - heads.shape[-1], 0, 0, 0, num_heads - heads.shape[1])
+    return F.pad(heads, missing) if any(missing) else heads
 
 
 def register_paged_attention() -> None:

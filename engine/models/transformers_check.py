@@ -31,6 +31,10 @@ class CheckedStep(ModelStep, Protocol):
         """The name that transformers' class has."""
 
     @property
+    def num_layers(self) -> int:
+        """How many layers attend."""
+
+    @property
     def num_attention_calls(self) -> int:
         """How often the last step called our attention."""
 
@@ -46,10 +50,10 @@ def require_equal_logits(step: CheckedStep, model: Any, spec: KVCacheSpec) -> No
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise incompatible(step.architecture, f"its first step failed ({error})") from error
-    if step.num_attention_calls != spec.num_layers:
+    if step.num_attention_calls != step.num_layers:
         raise incompatible(
             step.architecture,
-            f"a step of its {spec.num_layers} layers uses replaceable attention "
+            f"a step of its {step.num_layers} layers uses replaceable attention "
             f"{step.num_attention_calls} times",
         )
     difference = float((paged - own).norm() / (own - own.mean(-1, keepdim=True)).norm())

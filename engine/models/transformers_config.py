@@ -9,19 +9,64 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import CorruptModelError, ModelError
 from engine.model_config import ModelConfig, incompatible
-from engine.model_families import plain_windows
+from engine.model_families import kv_sources, plain_windows
 
 _KINDS = ("full_attention", "sliding_attention")
+_TEXT_PARTS = {
+    r"^model\.(language_model|text_model)\.": "model.",
+    r"^(language_model|text_model)\.model\.": "model.",
+    r"^language_model\.lm_head": "lm_head",
+}
+"""Where a model that also sees or hears has its text decoder, in older and newer checkpoints."""
 
 
-def transformers_class(architecture: str) -> Any:
-    """transformers' class of that name; ModelError unless it writes text by attention of ours."""
-    import transformers
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """transformers' class of a decoder that writes text, and its configuration.
+
+    `key_mapping` renames the tensors of a model that also sees or hears, whose text part it is.
+    """
+
+    model_class: Any
+    config: Any
+    key_mapping: dict[str, str]
+
+
+def find_decoder(model: ModelConfig) -> Decoder:
+    """Of the folder of `model`; ModelError unless it can be served."""
+    found = _class_named(model.architecture)
+    config = _read_config(model, found.config_class)
+    part = getattr(config, "text_config", None)
+    if part is None and model.architecture in _text_classes():
+        return Decoder(_require_replaceable(found), config, {})
+    name = None if part is None else _text_class_of(part)
+    if part is None or name is None:
+        raise incompatible(model.architecture, "it is no decoder that writes text")
+    part.tie_word_embeddings = config.tie_word_embeddings  # the head belongs to the whole
+    return Decoder(_require_replaceable(_class_named(name)), part, _TEXT_PARTS)
+
+
+def _text_classes() -> set[str]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+def _text_class_of(part: Any) -> str | None:
+    """Name of the class that writes text by this configuration, unless it is the whole again."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    name: str | None = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(part.model_type)
+    return name if name is not None and not name.endswith("ConditionalGeneration") else None
+
+
+def _class_named(architecture: str) -> Any:
+    import transformers
 
     found = getattr(transformers, architecture, None)
     if not isinstance(found, type):
@@ -30,14 +75,17 @@ def transformers_class(architecture: str) -> Any:
             f"transformers {transformers.__version__} has code for it. A newer transformers may, "
             "and code from a model repository is never run."
         )
-    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise incompatible(architecture, "it is no decoder that writes text")
-    model_class: Any = found
+    return found
+
+
+def _require_replaceable(model_class: Any) -> Any:
+    """Of a class whose attention is a function that can be another one, and that has no state."""
+    architecture = model_class.__name__
     if model_class._is_stateful:
         raise incompatible(
             architecture, "it keeps a state between tokens (Mamba, linear attention)"
         )
-    if not hasattr(sys.modules[found.__module__], "ALL_ATTENTION_FUNCTIONS"):
+    if not hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise incompatible(architecture, "its attention cannot be replaced by another one")
     return model_class
 
@@ -47,9 +95,7 @@ def effective_window(window: int | None, num_positions: int) -> int | None:
     return None if window is None or window >= num_positions else int(window)
 
 
-def load_config(model: ModelConfig) -> Any:
-    """transformers' configuration object for the folder of `model`."""
-    config_class = transformers_class(model.architecture).config_class
+def _read_config(model: ModelConfig, config_class: Any) -> Any:
     without_head = {} if model.has_head else {"tie_word_embeddings": True}
     try:
         return config_class.from_pretrained(model.path, local_files_only=True, **without_head)
@@ -61,7 +107,7 @@ def load_config(model: ModelConfig) -> Any:
 
 def with_transformers_facts(model: ModelConfig, max_model_len: int) -> ModelConfig:
     """`model` with what transformers makes of its config.json, defaults of the family included."""
-    config = load_config(model)
+    config = find_decoder(model).config
     try:
         _require_plain_decoder(model.architecture, config)
         _require_fixed_positions(model.architecture, config, max_model_len)
@@ -74,17 +120,25 @@ def with_transformers_facts(model: ModelConfig, max_model_len: int) -> ModelConf
 
 
 def _completed(model: ModelConfig, config: Any) -> ModelConfig:
-    heads = int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    """Every page of the cache has room for the widest layer."""
+    layers = config.per_layer_config if config.is_heterogeneous else [config]
+    shapes = [_kv_shape(layer) for layer in layers]
     return dataclasses.replace(
         model,
         vocab_size=int(config.vocab_size),
         hidden_size=int(config.hidden_size),
         num_hidden_layers=int(config.num_hidden_layers),
-        num_attention_heads=heads,
-        num_key_value_heads=1 if getattr(config, "multi_query", False) else kv_heads,
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        num_attention_heads=int(layers[0].num_attention_heads),
+        num_key_value_heads=max(heads for heads, _ in shapes),
+        head_dim=max(head_dim for _, head_dim in shapes),
         kv_lora_rank=None,  # transformers hands out whole keys and values
+        kv_sources=kv_sources(
+            {
+                "num_hidden_layers": config.num_hidden_layers,
+                "num_kv_shared_layers": getattr(config, "num_kv_shared_layers", None),
+                "layer_types": getattr(config, "layer_types", None),
+            }
+        ),
         layer_windows=tuple(
             effective_window(window, model.max_position_embeddings)
             for window in _windows(model.architecture, config)
@@ -92,15 +146,22 @@ def _completed(model: ModelConfig, config: Any) -> ModelConfig:
     )
 
 
+def _kv_shape(config: Any) -> tuple[int, int]:
+    """Heads, and numbers of a head, that a layer of this configuration stores."""
+    heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    if getattr(config, "kv_lora_rank", None):
+        # Compressed ones are unfolded for every head.
+        wide = int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim)
+        return max(heads, kv_heads), max(wide, int(config.v_head_dim))
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    head_dim = max(head_dim, int(getattr(config, "v_head_dim", None) or 0))
+    return 1 if getattr(config, "multi_query", False) else kv_heads, head_dim
+
+
 def _require_plain_decoder(architecture: str, config: Any) -> None:
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise incompatible(architecture, "it reads through an encoder, and only decoders work")
-    if config.sub_configs:
-        raise incompatible(
-            architecture, f"it is made of several models ({', '.join(config.sub_configs)})"
-        )
-    if getattr(config, "attn_logit_softcapping", None):
-        raise incompatible(architecture, "its attention takes softcap, which ours does not have")
 
 
 def _require_fixed_positions(architecture: str, config: Any, max_model_len: int) -> None:

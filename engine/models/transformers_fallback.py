@@ -27,7 +27,7 @@ from engine.models.transformers_attention import (
     register_paged_attention,
 )
 from engine.models.transformers_check import require_equal_logits
-from engine.models.transformers_config import load_config, transformers_class
+from engine.models.transformers_config import find_decoder
 from engine.models.transformers_weights import from_pretrained
 
 
@@ -48,6 +48,7 @@ class TransformersModel:
             self._dtype,
             config.layer_windows,
             config.max_position_embeddings,
+            config.kv_sources,
         )
         self._attention.attach(model)
 
@@ -55,6 +56,11 @@ class TransformersModel:
     def architecture(self) -> str:
         """The name that transformers' class has."""
         return self._attention.architecture
+
+    @property
+    def num_layers(self) -> int:
+        """All layers, those that read the keys and values of others among them."""
+        return len(self._attention.sources)
 
     @property
     def num_attention_calls(self) -> int:
@@ -97,11 +103,13 @@ class TransformersModel:
     def _run(self, part: Any, batch: StepBatch, kv_cache: KVCache, **wanted: Tensor) -> Any:
         """All sequences as one row of tokens: only the attention keeps them apart."""
         plans = self._kernels.plan_attention(batch, self._spec, self._dtype, self._device)
-        self._attention.layers = {
+        own = {
             layer: LayerContext(kv_cache[page], plan)
             for group, plan in zip(self._spec.groups, plans, strict=True)
             for page, layer in enumerate(group.layers)
         }
+        sources = self._attention.sources
+        self._attention.layers = {layer: own[source] for layer, source in enumerate(sources)}
         self._attention.num_calls = 0
         return part(
             input_ids=self._tensor(batch.token_ids)[None],
@@ -126,12 +134,14 @@ def load_transformers_model(
     files = checkpoint_files(Path(config.path))
     on_shard(0, len(files))
     register_paged_attention()
+    decoder = find_decoder(config)
     model = from_pretrained(
-        transformers_class(config.architecture),
+        decoder.model_class,
         config,
-        load_config(config),
+        decoder.config,
         dtype,
         attn_implementation=ATTENTION_NAME,
+        key_mapping=decoder.key_mapping,
     ).to(device)
     on_shard(len(files), len(files))
     # Not over an fp8 cache: its rounding would hide smaller faults.

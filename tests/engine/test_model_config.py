@@ -90,8 +90,10 @@ def test_what_our_code_does_not_run_goes_to_transformers(
 
 
 def test_layers_that_differ_are_no_damage(tmp_path: Path) -> None:
-    changes = {"architectures": ["Gemma3nForConditionalGeneration"], "intermediate_size": [64, 96]}
-    with pytest.raises(ModelError, match="intermediate_size differs from layer to layer") as caught:
+    changes = {"architectures": ["Gemma3nForConditionalGeneration"], "num_key_value_heads": [2, 1]}
+    with pytest.raises(
+        ModelError, match="num_key_value_heads differs from layer to layer"
+    ) as caught:
         ModelConfig.from_folder(folder_with(tmp_path, **changes), "name")
     assert not isinstance(caught.value, CorruptModelError)
 

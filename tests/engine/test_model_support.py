@@ -41,7 +41,7 @@ _FEW = ("Olmo2ForCausalLM", "Cohere2ForCausalLM", "GPTBigCodeForCausalLM", "GPT2
         ({"hidden_act": "gelu"}, "transformers", "Activation 'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "transformers", "'yarn'"),
         ({"architectures": ["Olmo2ForCausalLM"]}, "transformers", None),
-        ({"architectures": ["Gemma2ForCausalLM"]}, None, "none of the decoders that serve"),
+        ({"architectures": ["Gemma2ForCausalLM"]}, "transformers", None),
         ({"architectures": ["Lfm2ForCausalLM"]}, None, "none of the decoders that serve"),
         ({"architectures": ["FooForCausalLM"]}, None, "FooForCausalLM"),
         ({"quantization_config": {"quant_method": "awq"}}, "stoker", None),
@@ -94,8 +94,18 @@ def test_plan_and_engine_see_the_same_cache(architecture: str, tmp_path: Path) -
     _require_same_cache(architecture, tmp_path)
 
 
+WIDER_PAGES = frozenset(
+    (
+        *("AXK1ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
+        *("Glm4MoeLiteForCausalLM", "MiniCPM3ForCausalLM", "YoutuForCausalLM"),
+        *("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM"),
+    )
+)
+"""Whose keys and values are not alike for all layers, or unfolded before they are stored."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", sorted(TRANSFORMERS_DECODERS))
+@pytest.mark.parametrize("architecture", sorted(TRANSFORMERS_DECODERS - WIDER_PAGES))
 def test_plan_and_engine_see_the_same_cache_of_every_decoder(
     architecture: str, tmp_path: Path
 ) -> None:
@@ -104,9 +114,11 @@ def test_plan_and_engine_see_the_same_cache_of_every_decoder(
 
 def _require_same_cache(architecture: str, folder: Path) -> None:
     """Over the config.json that transformers writes for the family."""
-    from engine.models.transformers_config import transformers_class, with_transformers_facts
+    import transformers
 
-    config_class = transformers_class(architecture).config_class
+    from engine.models.transformers_config import with_transformers_facts
+
+    config_class = getattr(transformers, architecture).config_class
     known = config_class().to_dict()
     changes: dict[str, Any] = {k: v for k, v in _SMALL.items() if known.get(k) is not None}
     if kinds := known.get("layer_types"):

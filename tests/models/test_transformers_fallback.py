@@ -19,11 +19,13 @@ from engine.env import HostDevice
 from engine.errors import ConfigError, CorruptModelError, ModelError
 from engine.kernels.kernel_set import create_kernel_set
 from engine.kv_sizing import KVCacheSpec
+from engine.messages import EngineCoreRequest
 from engine.model_config import ModelConfig
 from engine.models.transformers_attention import ATTENTION_NAME, register_paged_attention
 from engine.models.transformers_check import require_equal_logits
 from engine.models.transformers_config import with_transformers_facts
 from engine.models.transformers_fallback import TransformersModel, load_transformers_model
+from engine.sampling_params import SamplingParams
 from engine.worker.kv_cache import cache_spec
 from tests.kernels.paged_sequences import PagedSequences, in_chunks
 from tests.models.tiny_models import save_tiny_llama, save_tiny_model
@@ -31,6 +33,17 @@ from tests.worker.driver import engine_config
 from tests.worker.greedy import engine_tokens
 
 CPU = torch.device("cpu")
+GEMMA4: dict[str, Any] = {
+    "family": "Gemma4",
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 9,
+    "vocab_size_per_layer_input": 199,
+    "hidden_size_per_layer_input": 8,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "Llama"},
     "phi3": {"family": "Phi3", "pad_token_id": 0},
@@ -60,6 +73,44 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_window": 256,
     },
     "phi": {"family": "Phi"},
+    "gemma2 (soft caps)": {"family": "Gemma2", "head_dim": 16, "sliding_window": 9},
+    "gpt-oss (sinks)": {
+        "family": "GptOss",
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "sliding_window": 8,
+    },
+    "deepseek-v3 (values narrower than keys)": {
+        "family": "DeepseekV3",
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
+    "gemma4 (shared keys and values, embeddings per layer)": GEMMA4,
+    "gemma4 (values that are keys, other heads)": {
+        **GEMMA4,
+        "num_kv_shared_layers": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
+    "gemma3n": {
+        "family": "Gemma3n",
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 9,
+        "vocab_size_per_layer_input": 199,
+        "hidden_size_per_layer_input": 8,
+    },
     "starcoder2": {"family": "Starcoder2"},
 }
 
@@ -137,6 +188,81 @@ def start(folder: Path, **flags: Any) -> EngineCore:
     )
     model = ModelConfig.from_folder(folder, "tiny", args.model_impl)
     return EngineCore(args.create_engine_config(model, HostDevice("cpu", "cpu", None)))
+
+
+def generated(oracle: Any, prompt: list[int], num_tokens: int) -> list[int]:
+    oracle.generation_config.eos_token_id = None
+    out = oracle.generate(
+        torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["text", "with towers"])
+def test_gemma4_whole_chunked_preempted_cached_in_batches_and_alone(
+    wrapped: bool, tmp_path: Path
+) -> None:
+    oracle = save_tiny_model(tmp_path, **{**GEMMA4, "tie_word_embeddings": True})
+    if wrapped:
+        save_seeing_gemma4(tmp_path, oracle)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(3, 199, n).tolist() for n in (5, 70, 33, 48)]
+    wanted = [generated(oracle, prompt, 12) for prompt in prompts]
+    core = start(tmp_path, kv_cache_memory_bytes=1 << 24)
+    assert core.config.model.implementation == "transformers"
+    assert engine_run(core, prompts, 12) == Run(wanted)
+    assert engine_run(core, prompts, 12) == Run(wanted, num_cached=64 + 32 + 32)
+    core.shutdown()
+    for flags in ({"max_num_batched_tokens": 24}, {"max_num_seqs": 1}):
+        core = start(tmp_path, kv_cache_memory_bytes=1 << 24, **flags)
+        assert engine_run(core, prompts, 12) == Run(wanted)
+        core.shutdown()
+    core = start(tmp_path, max_model_len=96, num_gpu_blocks_override=16, max_num_batched_tokens=24)
+    core.scheduler.config = dataclasses.replace(core.scheduler.config, reserve_full_isl=False)
+    preempted = engine_run(core, prompts, 12)
+    assert (preempted.tokens, preempted.was_preempted) == (wanted, True)
+    core.shutdown()
+
+
+@dataclasses.dataclass
+class Run:
+    """What several requests came to."""
+
+    tokens: list[list[int]]
+    num_cached: int = 0
+    was_preempted: bool = False
+
+
+def engine_run(core: EngineCore, prompts: list[list[int]], num_tokens: int) -> Run:
+    """All prompts at once, greedily."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        core.add_request(EngineCoreRequest(str(number), prompt, params, arrival_time=0.0))
+    run = Run([[] for _ in prompts])
+    while not core.is_idle:
+        for output in core.step().outputs:
+            run.tokens[int(output.request_id)] += output.new_token_ids
+            run.was_preempted |= output.num_preemptions > 0
+            if output.prefill_stats is not None and not output.num_preemptions:
+                run.num_cached += output.prefill_stats.num_cached_tokens
+    return run
+
+
+def save_seeing_gemma4(folder: Path, text: Any) -> None:
+    """The checkpoint as it is published: the text decoder beside a vision tower."""
+    tower = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
+    config = transformers.Gemma4Config(text_config=text.config, vision_config=tower)
+    model = transformers.Gemma4ForConditionalGeneration(config)
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.save_pretrained(folder)
 
 
 def write_config(folder: Path, **changes: Any) -> None:
@@ -244,29 +370,7 @@ def test_bfloat16_and_an_fp8_cache(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "softcap": ({"family": "Gemma2", "head_dim": 16}, "Gemma2ForCausalLM.*softcap"),
-    "sinks": (
-        {"family": "GptOss", "head_dim": 16, "num_local_experts": 2, "sliding_window": 8},
-        "GptOssForCausalLM.*s_aux",
-    ),
     "alibi": ({"family": "Bloom", "n_head": 4}, "BloomForCausalLM.*cannot be replaced"),
-    "values unlike keys": (
-        {
-            "family": "DeepseekV3",
-            "num_key_value_heads": 4,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 16,
-            "n_routed_experts": 4,
-            "n_group": 1,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-        },
-        "DeepseekV3ForCausalLM.*keys have 24 numbers per head and its values 16",
-    ),
     "far positions": (
         {
             "family": "Phi3",
