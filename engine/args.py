@@ -182,6 +182,14 @@ class EngineArgs:
         None, "Token budget of one step.", parse=human_readable_int
     )
     max_num_seqs: int | None = _flag(None, "Most requests that run at once.")
+    max_num_queued_reqs: int | None = _flag(
+        None, "Most requests that may wait; further ones are refused with 429. Default: no limit."
+    )
+    max_num_queued_tokens: int | None = _flag(
+        None,
+        "Requests are refused with 429 while this many prompt tokens wait. Default: no limit.",
+        parse=human_readable_int,
+    )
     enable_chunked_prefill: bool = _flag(True, "Split long prompts over several steps.")
     long_prefill_token_threshold: int = _flag(
         0, "Most prompt tokens one request gets per step; 0 is off."
@@ -497,6 +505,8 @@ class EngineArgs:
             ("--port", self.port, 0, 65535),
             ("--seed", self.seed, 0, _MOST),
             ("--max-num-seqs", self.max_num_seqs, 1, _MOST_COUNTED),
+            ("--max-num-queued-reqs", self.max_num_queued_reqs, 0, _MOST),
+            ("--max-num-queued-tokens", self.max_num_queued_tokens, 1, _MOST),
             ("--data-parallel-size", self.data_parallel_size, 1, MOST_REPLICAS),
             ("--api-server-count", self.api_server_count, 1, MOST_REPLICAS),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, _MOST_COUNTED),

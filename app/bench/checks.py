@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from app.bench.report import answered, counter_increases, num_output_tokens
+from app.bench.report import answered, counter_increases, failed, num_output_tokens
 from app.bench.round import Round
 from app.client.metrics.sample import rates_between
 
@@ -59,6 +59,11 @@ def notes_of(rounds: Sequence[Round]) -> list[str]:
     """Worth knowing: preemptions, prompts of another length than asked, no counters."""
     where = f"{rounds[0].target.url}, {rounds[0].load}: "
     notes = []
+    outcomes = [outcome for round_ in rounds for outcome in round_.outcomes]
+    if refused := sum(outcome.is_refused for outcome in outcomes):
+        notes.append(
+            f"{where}{refused} of {len(outcomes)} requests were refused: the queue is full"
+        )
     increases = [counter_increases(round_) for round_ in rounds]
     if preemptions := sum(part["preemptions"] or 0 for part in increases):
         notes.append(f"{where}{preemptions:.0f} preemptions: the KV cache is too small for it")
@@ -76,10 +81,10 @@ def notes_of(rounds: Sequence[Round]) -> list[str]:
 
 
 def _errors(rounds: Sequence[Round]) -> Iterator[Finding]:
-    failed = [outcome for round_ in rounds for outcome in round_.outcomes if outcome.error]
-    if failed:
-        kinds = ", ".join(f"{n} x {kind}" for kind, n in Counter(o.error for o in failed).items())
-        detail = f" ({failed[0].detail})" if failed[0].detail else ""
+    lost = failed(outcome for round_ in rounds for outcome in round_.outcomes)
+    if lost:
+        kinds = ", ".join(f"{n} x {kind}" for kind, n in Counter(o.error for o in lost).items())
+        detail = f" ({lost[0].detail})" if lost[0].detail else ""
         yield Finding("errors", f"requests failed: {kinds}{detail}")
 
 

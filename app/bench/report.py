@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -74,6 +74,11 @@ def answered(round_: Round) -> list[RequestResult]:
     return [outcome for outcome in round_.outcomes if outcome.error is None]
 
 
+def failed(outcomes: Iterable[RequestResult]) -> list[RequestResult]:
+    """Those that should have been answered; a refused one knows that it was not."""
+    return [outcome for outcome in outcomes if outcome.error and not outcome.is_refused]
+
+
 def result_document(rounds: Sequence[Round], slo: Mapping[str, float]) -> dict[str, Any]:
     """The result of all rounds of one server under one load."""
     per_round = [_figures([round_], slo) for round_ in rounds]
@@ -128,6 +133,8 @@ def _figures(rounds: Sequence[Round], slo: Mapping[str, float]) -> dict[str, Any
     """The figures of some rounds taken together."""
     outcomes = [outcome for round_ in rounds for outcome in round_.outcomes]
     done = [outcome for outcome in outcomes if outcome.error is None]
+    refused = [outcome for outcome in outcomes if outcome.is_refused]
+    lost = failed(outcomes)
     times = [request_times(outcome) for outcome in done]
     duration = sum(round_.duration_s for round_ in rounds)
     tokens_in = sum(
@@ -138,8 +145,12 @@ def _figures(rounds: Sequence[Round], slo: Mapping[str, float]) -> dict[str, Any
     return {
         "num_prompts": len(outcomes),
         "completed": len(done),
-        "failed": len(outcomes) - len(done),
-        "errors": dict(Counter(outcome.error for outcome in outcomes if outcome.error)),
+        "failed": len(lost),
+        "errors": dict(Counter(outcome.error for outcome in lost)),
+        "refused": len(refused),
+        "p99_refusal_ms": percentile([(o.end_s - o.sent_s) * 1e3 for o in refused], 99)
+        if refused
+        else None,
         "duration": duration,
         "total_input_tokens": tokens_in,
         "total_output_tokens": tokens_out,

@@ -300,7 +300,7 @@ def find_knees(results: list[dict[str, Any]], has_slo: bool) -> list[dict[str, A
 
 
 def _is_before_knee(point: dict[str, Any], first: dict[str, Any], has_slo: bool) -> bool:
-    if point["failed"] or not point["completed"]:
+    if point["failed"] or point["refused"] or not point["completed"]:
         return False
     if has_slo:
         return bool(point["request_goodput"] >= _KNEE_SHARE * point["request_throughput"])

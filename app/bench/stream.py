@@ -19,6 +19,8 @@ from app.client.transport import unix_socket
 
 _CONNECT_S = 10.0
 _LINE_LIMIT = 1 << 20
+# vLLM's words when --max-num-queued-reqs or --max-num-queued-tokens is reached.
+_VLLM_IS_BUSY = ("currently busy", "backlog limit")
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -42,6 +44,12 @@ class RequestResult:
     empty_end_s: float | None = None  # when the end came in a chunk without text
     error: str | None = None
     detail: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server was too busy to take it, and said so: no failure."""
+        is_vllms = self.error == "HTTP 503" and any(word in self.detail for word in _VLLM_IS_BUSY)
+        return self.error == "HTTP 429" or is_vllms
 
 
 class StreamError(Exception):

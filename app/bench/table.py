@@ -76,7 +76,9 @@ def _header(document: Mapping[str, Any]) -> str:
 
 def _rate_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
     titles = ("load", "output tok/s", "95 % interval", "req/s", "goodput", "failed", "client CPU")
-    rows: list[Row] = [(*titles, *_server_column(results))]
+    has_refusals = any(result["refused"] for result in results)
+    refused_title = ("refused",) if has_refusals else ()
+    rows: list[Row] = [(*titles, *refused_title, *_server_column(results))]
     for result in results:
         interval = result["intervals"]["output_throughput"] or {}
         rows.append(
@@ -88,6 +90,7 @@ def _rate_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
                 _number(result["request_goodput"], 2),
                 _failures(result),
                 f"{result['client_cpu_share']:.0%}",
+                *((str(result["refused"]),) if has_refusals else ()),
                 *_server_column(results, result),
             )
         )

@@ -23,7 +23,7 @@ _NETWORK = "NETWORK"  # where this machine's own cannot be told
 OPEN_ROUTES = {
     STOKER: (
         *("/health", "/ping", "/load", "/version", "/metrics"),
-        *("/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json"),
+        *("/", "/tokenize", "/detokenize", "/tokenizer_info", "/openapi.json"),
     ),
     # 0.30.0 guards what begins with /v1, /v2, /inference and /cohere (its middleware
     # authenticate.py), older ones /v1 alone. Newer ones guard all but the first row and pages.

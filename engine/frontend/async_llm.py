@@ -112,6 +112,11 @@ class AsyncLLM:
     def num_unfinished(self) -> int:
         return self._processor.num_unfinished
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of the requests that have no output yet."""
+        return self._processor.num_queued_tokens
+
     async def generate(
         self, request: EngineCoreRequest, parent: ParentRequest | None = None
     ) -> AsyncGenerator[RequestDelta, None]:

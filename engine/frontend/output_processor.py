@@ -38,6 +38,11 @@ class _RequestState:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has an output."""
+        return self.num_generation_tokens > 0
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessedStep:
@@ -57,6 +62,12 @@ class OutputProcessor:
     @property
     def num_unfinished(self) -> int:
         return len(self._states)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of the requests that have no output yet."""
+        states = self._states.values()
+        return sum(len(state.request.prompt_token_ids) for state in states if not state.has_begun)
 
     @property
     def unfinished_ids(self) -> list[str]:

@@ -6,7 +6,8 @@ Endpoints hold no logic of their own; chat, completions and introspection do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import dataclasses
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -37,12 +38,12 @@ from engine.server.protocol import (
 from engine.server.protocol_messages import CountTokensBody, MessagesBody
 from engine.server.protocol_responses import ResponsesBody
 from engine.server.routes import introspection
-from engine.server.routes.chat import ChatFormat, make_chat_job
-from engine.server.routes.completions import CompletionFormat, make_completion_job
+from engine.server.routes.chat import answer_chat
+from engine.server.routes.completions import answer_completion
 from engine.server.routes.debug import add_debug_routes
 from engine.server.routes.embeddings import EmbeddingBody, make_embedding_job
-from engine.server.routes.messages import count_tokens, make_messages_job
-from engine.server.routes.responses import make_response_job
+from engine.server.routes.messages import answer_messages, count_tokens
+from engine.server.routes.responses import answer_response
 from engine.server.state import ApiState, Services
 from engine.server.streaming import (
     AnswerFormat,
@@ -58,6 +59,10 @@ logger = get_logger(__name__)
 _NO_BROWSERS = BrowserAccess()
 
 T = TypeVar("T")
+StreamedBodyT = TypeVar("StreamedBodyT", ChatBody, CompletionBody, ResponsesBody, MessagesBody)
+MakeAnswer = Callable[
+    [Services, StreamedBodyT, Marks], Coroutine[Any, Any, tuple[Job, AnswerFormat]]
+]
 
 
 class _ClientGone(Exception):
@@ -163,43 +168,38 @@ class _Routes:
         return introspection.json_response(openapi_document(request.app.routes))
 
     async def chat_completions(self, request: Request) -> Response:
-        services = self._state.require_ready()
-        services.require_generation()
-        marks = _arrival(request)
-        body = parse_body(ChatBody, await read_json_body(request))
-        marks.note("read")
-        job, plan = await _unless_client_goes(request, make_chat_job(services, body, marks))
-        answer = ChatFormat(job, plan, body.answer_role)
-        return await _answer(services, request, job, answer, stream=body.stream)
+        return await self._generate(request, ChatBody, answer_chat)
 
     async def completions(self, request: Request) -> Response:
-        services = self._state.require_ready()
-        services.require_generation()
-        marks = _arrival(request)
-        body = parse_body(CompletionBody, await read_json_body(request))
-        marks.note("read")
-        job = await _unless_client_goes(request, make_completion_job(services, body, marks))
-        return await _answer(services, request, job, CompletionFormat(job), stream=body.stream)
+        return await self._generate(request, CompletionBody, answer_completion)
 
     async def responses(self, request: Request) -> Response:
-        services = self._state.require_ready()
-        services.require_generation()
-        marks = _arrival(request)
-        body = parse_body(ResponsesBody, await read_json_body(request))
-        marks.note("read")
-        work = make_response_job(services, body, marks)
-        job, answer = await _unless_client_goes(request, work)
-        return await _answer(services, request, job, answer, stream=body.stream)
+        return await self._generate(request, ResponsesBody, answer_response)
 
     async def messages(self, request: Request) -> Response:
+        return await self._generate(request, MessagesBody, answer_messages)
+
+    async def _generate(
+        self, request: Request, kind: type[StreamedBodyT], answer: MakeAnswer[StreamedBodyT]
+    ) -> Response:
+        """Read, let in, prepare, run. Whoever is not let in has cost no more than its reading."""
         services = self._state.require_ready()
         services.require_generation()
         marks = _arrival(request)
-        body = parse_body(MessagesBody, await read_json_body(request))
-        marks.note("read")
-        work = make_messages_job(services, body, marks)
-        job, answer = await _unless_client_goes(request, work)
-        return await _answer(services, request, job, answer, stream=body.stream)
+        raw = await read_json_body(request)
+        seat = services.admission.enter()
+        try:
+            body = parse_body(kind, raw)
+            marks.note("read")
+            job, form = await _unless_client_goes(request, answer(services, body, marks))
+        except BaseException:
+            seat.leave()
+            raise
+        job = dataclasses.replace(job, on_start=seat.leave)
+        if body.stream:
+            return EventStream(stream_job(services.llm, job, form))
+        choices = await _unless_client_goes(request, collect_job(services.llm, job))
+        return Document(await document(form, choices))
 
     async def count_tokens(self, request: Request) -> Response:
         services = self._state.require_ready()
@@ -210,8 +210,13 @@ class _Routes:
     async def embeddings(self, request: Request) -> Response:
         services = self._state.require_ready()
         services.require_embeddings()
-        body = parse_body(EmbeddingBody, await read_json_body(request))
-        job = await _unless_client_goes(request, make_embedding_job(services, body))
+        raw = await read_json_body(request)
+        seat = services.admission.enter()
+        try:
+            body = parse_body(EmbeddingBody, raw)
+            job = await _unless_client_goes(request, make_embedding_job(services, body))
+        finally:
+            seat.leave()
         vectors = await _unless_client_goes(request, embed_all(services.llm, job.requests))
         return Document(await asyncio.to_thread(job.document, vectors))
 
@@ -221,15 +226,6 @@ def _arrival(request: Request) -> Marks:
     marks = Marks(None if client is None else f"{client.host}:{client.port}")
     marks.note("received")
     return marks
-
-
-async def _answer(
-    services: Services, request: Request, job: Job, answer: AnswerFormat, *, stream: bool
-) -> Response:
-    if stream:
-        return EventStream(stream_job(services.llm, job, answer))
-    choices = await _unless_client_goes(request, collect_job(services.llm, job))
-    return Document(await document(answer, choices))
 
 
 async def _unless_client_goes(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -48,7 +48,8 @@ class Job:
     With `has_echo` that is the whole prompt. `is_prompt_only` leaves out what is generated, so that
     only the echo remains. `thinking` is there where a model's thought is told
     from its answer. `shows_token_ids` adds vLLM's `token_ids` and `prompt_token_ids`,
-    `tokens_as_ids` writes `token_id:7` for a token in logprobs.
+    `tokens_as_ids` writes `token_id:7` for a token in logprobs. `on_start` is called as the engine
+    gets the requests.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Job:
     shows_token_ids: bool = False
     tokens_as_ids: bool = False
     thinking: ThinkingPlan | None = None
+    on_start: Callable[[], None] = lambda: None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -271,6 +273,7 @@ def _begin_traces(llm: AsyncLLM, requests: Sequence[EngineCoreRequest], marks: M
 async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]:
     """Outputs of all choices as they come. Closing it aborts what still runs."""
     parents = [ParentRequest(job.n) for _ in job.requests[:: job.n]]
+    job.on_start()
     if len(job.requests) == 1:
         async with aclosing(_outputs(llm, job, job.requests[0], parents[0])) as outputs:
             async for output in outputs:

@@ -28,6 +28,7 @@ from engine.logger import get_logger
 from engine.messages import HandshakeReady
 from engine.model_files.json_objects import read_optional_json
 from engine.parser_choice import ModelSigns, choose_reasoning_parser, choose_tool_parser
+from engine.server.admission import Admission, QueueLimits
 from engine.server.metrics import EngineMetrics
 from engine.server.parsers.thinking import thought_marks
 from engine.server.stat_logger import StatLogger
@@ -56,14 +57,16 @@ async def start_engine(
     """
     interval_s = _stats_interval()  # a wrong value is told before the model loads
     sinks: list[StatSink] = []
+    admission = Admission()
 
     def make_sinks(config: EngineConfig, readies: Sequence[HandshakeReady]) -> Sequence[StatSink]:
         sinks.extend(_create_sinks(config, state, readies))
-        return sinks
+        return [*sinks, admission]
 
     started = await start_async_llm(
         model, args, client_factory=client_factory, make_sinks=make_sinks
     )
+    admission.open(_queue_limits(args, started), started.llm)
     signs = _signs_of(started)
     reasoning = choose_reasoning_parser(args.reasoning_parser, signs)
     tools = choose_tool_parser(args.tool_call_parser, signs)
@@ -75,6 +78,7 @@ async def start_engine(
         llm=started.llm,
         services=Services(
             llm=started.llm,
+            admission=admission,
             grammars=GrammarChecker(GrammarModel.of(started.config.model)),
             chat_template=started.chat_template,
             model_name=started.config.model.served_name,
@@ -103,6 +107,14 @@ def _signs_of(started: StartedEngine) -> ModelSigns:
         template=None if template is None else template.source,
         tool_template=None if template is None else template.tool_source,
         model_type=model_type if isinstance(model_type, str) else None,
+    )
+
+
+def _queue_limits(args: EngineArgs, started: StartedEngine) -> QueueLimits:
+    return QueueLimits(
+        max_reqs=args.max_num_queued_reqs,
+        max_tokens=args.max_num_queued_tokens,
+        num_places=started.config.scheduler.max_num_seqs * started.llm.num_engines,
     )
 
 

@@ -13,6 +13,7 @@ from engine.core.grammar_checker import GrammarChecker
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import ChatTemplate
 from engine.model_files.sentence_files import SentenceFiles
+from engine.server.admission import Admission
 from engine.server.errors import ApiError, unavailable
 from engine.server.parsers.thinking import ThoughtMarks
 from engine.server.rendering import Rendering
@@ -38,6 +39,7 @@ class Services:
     """
 
     llm: AsyncLLM
+    admission: Admission = field(default_factory=Admission)
     grammars: GrammarChecker
     chat_template: ChatTemplate | None
     model_name: str

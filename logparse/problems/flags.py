@@ -23,6 +23,7 @@ _OWN_FLAG_TEXT = """
 --enable-tokenizer-info-endpoint --enforce-eager --generation-config --gpu-memory-utilization
 --host --kernels --kv-cache-dtype --kv-cache-memory-bytes --long-prefill-token-threshold
 --max-cudagraph-capture-size --max-logprobs --max-model-len --max-num-batched-tokens
+--max-num-queued-reqs --max-num-queued-tokens
 --max-num-seqs --model-impl --no-allow-credentials --no-disable-log-stats
 --no-disable-uvicorn-access-log --no-enable-auto-tool-choice --no-enable-chunked-prefill
 --no-enable-debug-endpoints --no-enable-log-requests --no-enable-prefix-caching

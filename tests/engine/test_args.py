@@ -87,6 +87,8 @@ def test_without_chunked_prefill_a_step_holds_a_whole_prompt() -> None:
         (("--gpu-memory-utilization", "1.5"), r"1.5 is not in \(0, 1\]"),
         (("--max-logprobs", "-2"), "--max-logprobs -2 is out of range; it must be at least -1"),
         (("--max-num-seqs", "0"), "--max-num-seqs 0 is out of range"),
+        (("--max-num-queued-reqs", "-1"), "--max-num-queued-reqs -1 is out of range"),
+        (("--max-num-queued-tokens", "0"), "--max-num-queued-tokens 0 is out of range"),
         (("--max-num-seqs", str(10**20)), "out of range; it must be from 1 to 1048576"),
         (("--seed", "-1"), "--seed -1 is out of range; it must be at least 0"),
         (("--seed", str(10**21)), "out of range; it must be from 0 to 9223372036854775807"),

@@ -26,6 +26,7 @@ EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "25"))
 MAX_MODEL_LEN = 48  # a request without a limit fills it
 AnyOperation = APIOperation[Any, Any, Any, Any]
 REQUIRED = {"prompt", "messages", "tokens", "input"}
+ALSO_REQUIRED = {"/v1/messages": {"max_tokens"}}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def statuses(operation: AnyOperation, mode: Any) -> set[int]:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
             # Most values of most fields are out of range: with all of them nothing would ever run.
             kept = data.draw(st.sets(st.sampled_from(sorted({*case.body, "prompt"})), max_size=2))
-            kept = kept - {"model"} | REQUIRED
+            kept = kept - {"model"} | REQUIRED | ALSO_REQUIRED.get(operation.path, set())
             case.body = {name: value for name, value in case.body.items() if name in kept}
             if "prompt" in case.body and data.draw(st.booleans()):
                 case.body["prompt"] = "x"  # so that the other fields are what decides

@@ -24,6 +24,12 @@ from engine.server.tools import ToolPlan, plan_tools
 _GOES_ON = b'"finish_reason":null'
 
 
+async def answer_chat(services: Services, body: ChatBody, marks: Marks) -> tuple[Job, ChatFormat]:
+    """The job of a request, and how its answer is written."""
+    job, plan = await make_chat_job(services, body, marks)
+    return job, ChatFormat(job, plan, body.answer_role)
+
+
 async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tuple[Job, ToolPlan]:
     """Render the template, tokenize, check."""
     services.check_model(body.model)

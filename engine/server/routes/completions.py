@@ -15,7 +15,15 @@ from engine.server.streaming import Delta, OpenAIStream, encode_json
 from engine.server.structured import check_structured_outputs
 
 
-async def make_completion_job(services: Services, body: CompletionBody, marks: Marks) -> Job:
+async def answer_completion(
+    services: Services, body: CompletionBody, marks: Marks
+) -> tuple[Job, CompletionFormat]:
+    """The job of a request, and how its answer is written."""
+    job = await _make_completion_job(services, body, marks)
+    return job, CompletionFormat(job)
+
+
+async def _make_completion_job(services: Services, body: CompletionBody, marks: Marks) -> Job:
     """Tokenize what is text, check."""
     services.check_model(body.model)
     params = body.sampling_params(services.sampling_defaults)

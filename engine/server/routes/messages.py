@@ -37,7 +37,7 @@ async def count_tokens(services: Services, body: CountTokensBody) -> Response:
     return json_response({"input_tokens": len(await chat_token_ids(services, tokenized))})
 
 
-async def make_messages_job(
+async def answer_messages(
     services: Services, body: MessagesBody, marks: Marks
 ) -> tuple[Job, MessagesFormat]:
     """The job of a request, and how its answer is written."""

@@ -19,7 +19,7 @@ from engine.server.streaming import Delta, encode_json
 from engine.server.tools import ToolPlan
 
 
-async def make_response_job(
+async def answer_response(
     services: Services, body: ResponsesBody, marks: Marks
 ) -> tuple[Job, ResponsesFormat]:
     """The job of a request, and how its answer is written."""

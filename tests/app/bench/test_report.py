@@ -15,6 +15,7 @@ from app.bench.report import parse_slo, ratio_documents, result_document
 from app.bench.round import Amount, BenchTarget, Load, Round
 from app.bench.run import find_knees
 from app.bench.stream import RequestResult
+from app.bench.table import _rate_rows
 from app.cli import run
 from app.client.metrics.sample import MetricsSample
 from app.errors import StokerError
@@ -93,6 +94,26 @@ def test_failures_count_by_kind_and_not_as_answers() -> None:
 
     assert (result["completed"], result["failed"]) == (1, 1)
     assert result["errors"] == {"HTTP 500": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        ("HTTP 429", "3 requests are waiting"),
+        ("HTTP 503", "The engine is currently busy and cannot accept new requests."),
+    ],
+)
+def test_refusals_are_no_failures(error: str, detail: str) -> None:
+    refused = outcome(0, 1.0, error=error, detail=detail)
+    busy = round_of(outcome(0, 1.0, 2.0), refused, outcome(0, 4.0, error="HTTP 503"))
+    result = result_document([busy], {})
+
+    assert result["num_prompts"] == 3
+    assert (result["completed"], result["failed"], result["refused"]) == (1, 1, 1)
+    assert result["errors"] == {"HTTP 503": 1}
+    assert result["p99_refusal_ms"] == pytest.approx(1000)
+    assert any("1 of 3 requests were refused" in note for note in notes_of([busy]))
+    assert [row[7] for row in _rate_rows([result])] == ["refused", "1"]
 
 
 def test_nothing_answered_leaves_latencies_unknown() -> None:
@@ -195,7 +216,14 @@ def test_slo() -> None:
 
 def point(rate: float, e2e: float, **changes: Any) -> dict[str, Any]:
     base = {"server": "s", "request_rate": rate, "median_e2el_ms": e2e, "failed": 0}
-    return {**base, "completed": 9, "request_throughput": rate, "request_goodput": 0, **changes}
+    return {
+        **base,
+        "refused": 0,
+        "completed": 9,
+        "request_throughput": rate,
+        "request_goodput": 0,
+        **changes,
+    }
 
 
 def test_the_knee_is_where_latency_has_not_yet_doubled() -> None:
