@@ -38,6 +38,7 @@ from engine.parser_choice import AUTO, NONE, REASONING_PARSER_NAMES, TOOL_PARSER
 from engine.pooling_params import parse_pooler_config
 from engine.rank_layout import MOST_RANKS, require_layout_fits
 from engine.sampling_params import MAX_LOGPROBS
+from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from engine.step_budget import StepBudget, StepDevice, step_budget
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -237,6 +238,10 @@ class EngineArgs:
         None,
         'CUDA graphs as JSON: {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [1, 2]}.',
     )
+    speculative_config: str | None = _flag(
+        None,
+        'Several tokens a step, guessed from the text so far: {"method": "ngram"}.',
+    )
     runner: str = _flag(
         "auto",
         "pooling: embeddings only; else the server answers chat and embeddings.",
@@ -374,6 +379,7 @@ class EngineArgs:
                 if model.is_encoder
                 else self.long_prefill_token_threshold,
                 policy=self.scheduling_policy,
+                speculative=self._speculative(),
             ),
             parallel=self._parallel(model),
             device=DeviceConfig(
@@ -440,6 +446,15 @@ class EngineArgs:
             raise ConfigError("--distributed-executor-backend mp needs Linux; leave it out.")
         require_layout_fits(model, parallel)
         return parallel
+
+    def _speculative(self) -> SpeculativeConfig | None:
+        speculative = parse_speculative_config(self.speculative_config)
+        if speculative is not None and self.likely_parallel.world_size > 1:
+            raise ConfigError(
+                "--speculative-config works on one rank only; leave it out, or leave out "
+                "--tensor-parallel-size and --pipeline-parallel-size."
+            )
+        return speculative
 
     def _num_blocks(self, model: ModelConfig, budget: StepBudget) -> int | None:
         """An encoder's blocks hold nothing: as many as the texts of one step can ask for."""

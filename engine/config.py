@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig
 from engine.pooling_params import PoolingParams
+from engine.speculative_config import SpeculativeConfig
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per KV block (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE)."""
@@ -43,6 +44,7 @@ class SchedulerConfig:
     auto_fit_max_model_len: bool = False  # --max-model-len auto: shorten it to what fits
     policy: str = "fcfs"
     reserve_full_isl: bool = True
+    speculative: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in ("fcfs", "priority"):

@@ -177,6 +177,18 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     error: str | None = None  # why `finish_reason` is ERROR, for the client
 
 
+class DraftStats(msgspec.Struct, array_like=True, frozen=True):
+    """Drafts that steps tried since the previous message, and how many of their tokens were kept.
+
+    `accepted_by_place` counts how often the first, the second, ... token of a draft was kept.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_by_place: list[int]
+
+
 class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     """State after one step. Gauges are snapshots.
 
@@ -192,6 +204,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     prefix_cache_queries_delta: int = 0  # tokens
     prefix_cache_hits_delta: int = 0  # tokens
     num_scheduled_tokens: int = 0  # computed in this step
+    drafts: DraftStats | None = None  # None without --speculative-config
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -214,6 +214,7 @@ class EngineCore:
     def _take_back(self, step: _StepInFlight) -> list[EngineCoreOutput]:
         result = step.future.result()
         executed_s = time.monotonic()
+        self.scheduler.note_step(step.scheduled, executed_s - step.planned_s)
         outputs = self.scheduler.update_from_output(step.scheduled, result)
         if self._traces is not None and self._blocks_timer is not None:
             blocks_s = self._blocks_timer.take_s()

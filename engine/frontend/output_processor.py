@@ -109,6 +109,12 @@ class OutputProcessor:
                 state.box.fail(GenerationError(output.error or _FAILED))
                 continue
             result = _to_delta(state, output)
+            num_dropped = len(output.new_token_ids) - len(result.token_ids)
+            if num_dropped:  # of several tokens one ended the text
+                state.num_generation_tokens -= num_dropped
+                step.stats.num_generation_tokens -= num_dropped
+                if output.logprobs is not None:
+                    del output.logprobs[len(result.token_ids) :]
             if output.logprobs is not None:
                 result.logprobs = LogprobsList.of_tokens(self._tokenizer, output.logprobs)
             if output.prompt_logprobs is not None:
@@ -150,7 +156,10 @@ def _to_delta(state: _RequestState, output: EngineCoreOutput) -> RequestDelta:
         stop_reason=output.stop_reason,
         pooling_output=output.pooling_output,
     )
-    text = state.detokenizer.feed(_visible_tokens(state, output))
+    visible = _visible_tokens(state, output)
+    if len(visible) > 1 and state.request.sampling_params.stop:
+        return _stopped_within(state, output, visible, result)
+    text = state.detokenizer.feed(visible)
     if state.num_generation_tokens <= state.request.sampling_params.min_tokens:
         # A stop string cannot end the request yet.
         result.text = text
@@ -161,6 +170,27 @@ def _to_delta(state: _RequestState, output: EngineCoreOutput) -> RequestDelta:
         result.finish_reason = FinishReason.STOP
         result.stop_reason = check.stop
     elif result.is_finished:
+        result.text += state.stops.flush()
+    return result
+
+
+def _stopped_within(
+    state: _RequestState, output: EngineCoreOutput, visible: list[int], result: RequestDelta
+) -> RequestDelta:
+    """Several tokens of one step, looked at as if they had come one after the other."""
+    first = state.num_generation_tokens - len(output.new_token_ids)
+    for count, token in enumerate(visible, start=1):
+        text = state.detokenizer.feed([token])
+        if first + count <= state.request.sampling_params.min_tokens:
+            result.text += text
+            continue
+        check = state.stops.feed(text)
+        result.text += check.text
+        if check.stop is not None:
+            result.token_ids = output.new_token_ids[:count]
+            result.finish_reason, result.stop_reason = FinishReason.STOP, check.stop
+            return result
+    if result.is_finished:
         result.text += state.stops.flush()
     return result
 

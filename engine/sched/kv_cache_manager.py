@@ -212,6 +212,12 @@ class KVCacheManager:
         for table in self._tables[request.request_id]:
             self.block_pool.forget(table)
 
+    def register_computed(self, request: Request) -> None:
+        """Blocks that a draft filled can be found from now on, as others from their planning on."""
+        if self.enable_caching:
+            tables = self._tables[request.request_id]
+            self._register_full_blocks(request, tables, request.num_computed_tokens)
+
     def get_block_ids(self, request_id: str) -> BlockIds:
         """The request's block tables, one per group."""
         tables = self._tables.get(request_id) or [[] for _ in self._windows]

@@ -18,6 +18,7 @@ from engine.messages import (
     PrefillStats,
     SchedulerStats,
 )
+from engine.sched.drafts import Drafter
 from engine.sched.grammar import Grammar
 from engine.sched.kv_cache_manager import KVCacheManager
 from engine.sched.logprobs_budget import LogprobsBudget
@@ -82,6 +83,9 @@ class Scheduler:
         self._num_in_flight: Counter[str] = Counter()  # steps under way that a request is in
         self._logprobs_budget = LogprobsBudget()
         self._prefix_history = PrefixHistory(cache.block_size)
+        self._drafter = (
+            Drafter(config.speculative, config.max_num_seqs) if config.speculative else None
+        )
         self._num_added = 0
         self._num_preemptions = 0
         self._num_queries = 0
@@ -157,11 +161,13 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         max_model_len = self.config.max_model_len
         has_preempted = False
+        drafts = self._drafter.propose(self.running) if self._drafter else {}
         share = -(-len(self.running) // self._num_micro_batches)
         index = 0
         while index < len(self.running) and budget > 0 and len(cached.req_ids) < share:
             request = self.running[index]
-            count = len(request.token_ids) - request.num_computed_tokens
+            draft = drafts.get(request.request_id, [])
+            count = len(request.token_ids) - request.num_computed_tokens + len(draft)
             if 0 < threshold < count:
                 count = threshold
             # The last position is never computed, only sampled, unless it is pooled.
@@ -173,6 +179,9 @@ class Scheduler:
                 index += 1
                 continue
             new_blocks = manager.allocate_slots(request, count)
+            if new_blocks is None and draft:  # nobody has to go for the sake of a guess
+                count, draft = 1, []
+                new_blocks = manager.allocate_slots(request, count)
             while new_blocks is None:
                 has_preempted = True
                 victim = self._victim()
@@ -190,6 +199,8 @@ class Scheduler:
             cached.new_block_ids.append(new_blocks)
             cached.num_computed_tokens.append(request.num_computed_tokens)
             output.num_scheduled_tokens[request.request_id] = count
+            if draft and count > 1:
+                output.draft_token_ids[request.request_id] = draft[: count - 1]
             budget -= count
             index += 1
         return budget, has_preempted
@@ -326,6 +337,7 @@ class Scheduler:
     def _unschedule(self, output: SchedulerOutput, request: Request) -> int:
         """Take a victim out of the step that is being planned; returns its tokens to the budget."""
         count = output.num_scheduled_tokens.pop(request.request_id, 0)
+        output.draft_token_ids.pop(request.request_id, None)
         if count:
             self.kv_cache_manager.forget_uncomputed(request)
             cached = output.cached_requests
@@ -351,8 +363,13 @@ class Scheduler:
             request = self.requests.get(request_id)
             if request is None or not sampled:
                 continue  # ended while the step ran, or its prompt is not complete yet
+            draft = scheduled.draft_token_ids.get(request_id)
+            if draft:
+                self._take_back_draft(request, draft, sampled)
             is_first = request.num_output_tokens == 0
             tokens, status = self._accept(request, sampled)
+            if draft:
+                self.kv_cache_manager.register_computed(request)
             if status is not None:
                 self._finish(request, status)
                 has_finished = True
@@ -366,6 +383,22 @@ class Scheduler:
         if has_finished or result.pooled:
             self.running = [item for item in self.running if not item.status.is_finished]
         return outputs
+
+    def _take_back_draft(self, request: Request, draft: list[int], sampled: list[int]) -> None:
+        """What the model did not keep is not computed; the next step writes over it."""
+        assert self._drafter is not None, "no other drafts"
+        num_accepted = len(sampled) - 1
+        request.num_computed_tokens -= len(draft) - num_accepted
+        self._drafter.note(request.request_id, len(draft), num_accepted)
+
+    def note_step(self, scheduled: SchedulerOutput, seconds: float) -> None:
+        """How long a step took: whether drafts are worth their rows is learnt from that."""
+        if self._drafter is None:
+            return
+        drafts = scheduled.draft_token_ids
+        counts = scheduled.num_scheduled_tokens
+        if all(count == 1 + len(drafts.get(key, ())) for key, count in counts.items()):
+            self._drafter.note_step(scheduled.total_num_scheduled_tokens, seconds)
 
     def _finish_pooled(self, pooled: Mapping[str, bytes]) -> list[EngineCoreOutput]:
         """A pooling request ends with its vector; the caller takes it out of `running`."""
@@ -427,6 +460,8 @@ class Scheduler:
         request.status = status
         self.kv_cache_manager.free(request)
         self._prefix_history.end(request)
+        if self._drafter is not None:
+            self._drafter.end(request)
         del self.requests[request.request_id]
         self._structured.pop(request.request_id, None)
         if was_running:
@@ -464,6 +499,7 @@ class Scheduler:
             prefix_cache_queries_delta=self._num_queries,
             prefix_cache_hits_delta=self._num_hits,
             num_scheduled_tokens=num_scheduled_tokens,
+            drafts=self._drafter.take_stats() if self._drafter else None,
         )
         self._num_preemptions = self._num_queries = self._num_hits = 0
         return stats

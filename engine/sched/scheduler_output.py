@@ -76,7 +76,8 @@ class SchedulerOutput:
 
     `finished_req_ids` (finished, aborted or preempted since the last step) are dropped by the
     runner before anything else is applied. `grammar_bitmask` is EngineCore's to fill in, None when
-    no request of the step follows a grammar.
+    no request of the step follows a grammar. `draft_token_ids` are computed behind a request's last
+    token and counted in its scheduled tokens; the runner says how many of them it keeps.
     """
 
     new_requests: list[NewRequestData]
@@ -85,12 +86,14 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     finished_req_ids: list[str]
     grammar_bitmask: GrammarBitmask | None = None
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
     """Sampled tokens per generating request in batch order, vectors of completed pooling requests.
 
+    Of a request with a draft: those of its tokens that the model would have chosen, and one more.
     An empty list where the prompt is not complete yet. Log probabilities of those who asked:
     `logprobs` parallel to the sampled tokens, `prompt_logprobs` with the first sampled token.
     `forward_s` and `sampler_s` are what the two took on the runner's clock.

@@ -90,7 +90,12 @@ class StepHistory:
 def describe_step(scheduler: Scheduler, planned: SchedulerOutput) -> StepRecord:
     """Read off a plan, before its results are taken back."""
     counts = planned.num_scheduled_tokens
-    num_decode = sum(_is_decode(scheduler.requests[key], counts[key]) for key in counts)
+    drafts = planned.draft_token_ids
+    num_decode = sum(
+        counts[key]
+        for key in counts
+        if _is_decode(scheduler.requests[key], counts[key], len(drafts.get(key, ())))
+    )
     preempted = [
         key
         for key in planned.finished_req_ids
@@ -111,10 +116,10 @@ def describe_step(scheduler: Scheduler, planned: SchedulerOutput) -> StepRecord:
     )
 
 
-def _is_decode(request: Request, count: int) -> bool:
-    """The step computes the newest generated token and nothing else of this request."""
-    is_at_end = request.num_computed_tokens == request.num_tokens
-    return count == 1 and is_at_end and request.num_output_tokens > 0
+def _is_decode(request: Request, count: int, num_drafted: int) -> bool:
+    """The step computes the newest generated token, its draft, and nothing else of this request."""
+    is_at_end = request.num_computed_tokens == request.num_tokens + num_drafted
+    return count == 1 + num_drafted and is_at_end and request.num_output_tokens > 0
 
 
 def _limit(

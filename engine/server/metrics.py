@@ -21,7 +21,7 @@ from prometheus_client import (
 
 from engine.config import CacheConfig
 from engine.frontend.iteration_stats import FinishedRequestStats, IterationStats
-from engine.messages import HandshakeReady, MissCause, SchedulerStats
+from engine.messages import DraftStats, HandshakeReady, MissCause, SchedulerStats
 from engine.version import __version__
 
 _Family = TypeVar("_Family", Gauge, Counter, Histogram)
@@ -304,6 +304,27 @@ class _EngineSeries:
         self._preemptions.inc(scheduler.num_preemptions_delta)
         self._queries.inc(scheduler.prefix_cache_queries_delta)
         self._hits.inc(scheduler.prefix_cache_hits_delta)
+        if scheduler.drafts is not None:
+            self._record_drafts(scheduler.drafts)
+
+    def _record_drafts(self, drafts: DraftStats) -> None:
+        """Of engines that guess; others have no such series, as in vLLM."""
+        self._counter("vllm:spec_decode_num_drafts", "Drafts that were computed in a step.").inc(
+            drafts.num_drafts
+        )
+        self._counter("vllm:spec_decode_num_draft_tokens", "Tokens of these drafts.").inc(
+            drafts.num_draft_tokens
+        )
+        self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that were kept."
+        ).inc(drafts.num_accepted_tokens)
+        by_place = self._labelled_counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "The same by place in the draft.",
+            "position",
+        )
+        for place, count in enumerate(drafts.accepted_by_place):
+            by_place.labels(**self._values, position=place).inc(count)
 
     def _record_tokens(self, iteration: IterationStats) -> None:
         computed = iteration.num_computed_prompt_tokens

@@ -5,7 +5,7 @@ A request keeps its row until it is dropped. The order of a step is the schedule
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -98,8 +98,24 @@ class InputBatch:
             (self._row_of[req_id] for req_id in req_ids), dtype=np.int64, count=len(req_ids)
         )
 
-    def build_step(self, rows: IntArray, scheduled: IntArray) -> tuple[StepBatch, IntArray]:
-        """The flat batch of this step, and the places in `rows` whose last known token is in it."""
+    def put_drafts(self, req_ids: Sequence[str], drafts: Mapping[str, Sequence[int]]) -> IntArray:
+        """Write each draft behind its request's last token; their lengths, in the ids' order."""
+        lengths = np.zeros(len(req_ids), dtype=np.int64)
+        for place, req_id in enumerate(req_ids):
+            if draft := drafts.get(req_id):
+                row = self._row_of[req_id]
+                start = int(self.num_tokens[row])
+                self.token_ids[row, start : start + len(draft)] = draft
+                lengths[place] = len(draft)
+        return lengths
+
+    def build_step(
+        self, rows: IntArray, scheduled: IntArray, drafted: IntArray | None = None
+    ) -> tuple[StepBatch, IntArray]:
+        """The flat batch of this step, and the places in `rows` whose last known token is in it.
+
+        With `drafted`, lengths per row, each position of a draft asks for logits too.
+        """
         computed = self.num_computed[rows]
         ends = np.cumsum(scheduled)
         owner = np.repeat(np.arange(len(rows)), scheduled)
@@ -107,7 +123,13 @@ class InputBatch:
         blocks, offsets = np.divmod(positions, self._block_size)
         width = int(self.num_blocks[rows].max())
         table = self.block_table[:, rows, :width].astype(np.int64)
-        sampling = np.flatnonzero(computed + scheduled == self.num_tokens[rows])
+        ahead = 0 if drafted is None else drafted
+        sampling = np.flatnonzero(computed + scheduled == self.num_tokens[rows] + ahead)
+        logits_rows = ends[sampling] - 1
+        if drafted is not None:
+            wide = drafted[sampling] + 1
+            within = np.arange(int(wide.sum())) - np.repeat(np.cumsum(wide) - wide, wide)
+            logits_rows = np.repeat(ends[sampling] - wide, wide) + within
         batch = StepBatch(
             token_ids=self.token_ids[rows[owner], positions].astype(np.int64),
             positions=positions,
@@ -115,7 +137,7 @@ class InputBatch:
             query_start_loc=np.concatenate(([0], ends)),
             num_computed=computed,
             block_table=table,
-            logits_rows=ends[sampling] - 1,
+            logits_rows=logits_rows,
         )
         return batch, sampling
 

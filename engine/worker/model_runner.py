@@ -19,6 +19,7 @@ from engine.errors import CorruptModelError
 from engine.kernels.kernel_set import Draw, KVCache, ModelStep, StageStep, most_likely
 from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.worker.draft_check import DraftCheck
 from engine.worker.input_batch import InputBatch
 from engine.worker.logprobs import PromptLogprobs, token_logprobs
 from engine.worker.pooler import Head, Pooler
@@ -112,6 +113,9 @@ class ModelRunner:
         rows = self._batch.rows(req_ids)
         batch, sampling = self._build(step, req_ids, rows)
         places = (sampling + first).tolist()
+        check = None
+        if step.draft_token_ids:
+            check = DraftCheck.of(step.draft_token_ids, [req_ids[place] for place in sampling])
         start_s = time.monotonic()
         if not self._place.is_last_stage:
             self._run_stage(batch)
@@ -120,7 +124,7 @@ class ModelRunner:
             tokens = self._model.greedy_tokens(batch, self._kv_cache)
             output.forward_s += time.monotonic() - start_s
             if self._place.is_output:
-                self._keep(tokens, rows[sampling], places, output)
+                self._keep(tokens, rows[sampling], places, output, check)
             return
         logits = (
             self._forward_prompts(batch, req_ids, rows)
@@ -136,8 +140,10 @@ class ModelRunner:
             bitmask = step.grammar_bitmask
             if bitmask is not None and self._pooler:
                 bitmask = bitmask.only(req_ids)
-            settings = SamplingBatch.of(self._batch, rows[sampling], bitmask)
-            self._sample(logits, settings, rows[sampling], places, output)
+            asking = rows[sampling] if check is None else rows[sampling][check.owner]
+            ahead = None if check is None else check.ahead
+            settings = SamplingBatch.of(self._batch, asking, bitmask, ahead)
+            self._sample(logits, settings, rows[sampling], places, output, check)
             output.sampler_s += time.monotonic() - forward_end_s
 
     def _is_greedy(self, step: SchedulerOutput, rows: IntArray) -> bool:
@@ -149,7 +155,12 @@ class ModelRunner:
         self, step: SchedulerOutput, req_ids: list[str], rows: IntArray
     ) -> tuple[StepBatch, IntArray]:
         counts = map(step.num_scheduled_tokens.__getitem__, req_ids)
-        batch, sampling = self._batch.build_step(rows, np.fromiter(counts, np.int64, len(rows)))
+        drafts = step.draft_token_ids
+        batch, sampling = self._batch.build_step(
+            rows,
+            np.fromiter(counts, np.int64, len(rows)),
+            self._batch.put_drafts(req_ids, drafts) if drafts else None,
+        )
         self._links.note_batch(batch)
         if not self._place.is_first_stage:
             residual = self._links.receive_states(len(batch.token_ids))
@@ -176,31 +187,51 @@ class ModelRunner:
         rows: IntArray,
         places: list[int],
         output: ModelRunnerOutput,
+        check: DraftCheck | None,
     ) -> None:
-        """Choose one token per row and write it, and the log probabilities asked for, to `output`.
+        """Choose one token per position and write what is kept, and the log probabilities asked
+        for, to `output`.
 
         `places` are the rows' numbers in it.
         """
-        num_logprobs = self._batch.num_logprobs[rows]
+        owner = np.arange(len(rows)) if check is None else check.owner
+        num_logprobs = self._batch.num_logprobs[rows][owner]
         asking = np.flatnonzero(num_logprobs >= 0)
         # The sampler overwrites the logits; the log probabilities are of the raw ones.
         raw = logits[asking] if len(asking) else None
         tokens = sample(logits, settings, self._draw)
-        self._keep(tokens, rows, places, output)
+        self._keep(tokens, rows, places, output, check)
         if raw is not None:
             entries = token_logprobs(raw, tokens[asking], num_logprobs[asking])
-            for number, entry in zip(asking.tolist(), entries, strict=True):
-                output.logprobs[output.req_ids[places[number]]] = [entry]
+            for number, entry in zip(owner[asking].tolist(), entries, strict=True):
+                place = places[number]
+                listed = output.logprobs.setdefault(output.req_ids[place], [])
+                if len(listed) < len(output.sampled_token_ids[place]):
+                    listed.append(entry)
         if self._prompt_logprobs:
             complete = [output.req_ids[place] for place in places]
             output.prompt_logprobs |= self._prompt_logprobs.take(complete)
 
     def _keep(
-        self, tokens: IntArray, rows: IntArray, places: list[int], output: ModelRunnerOutput
+        self,
+        tokens: IntArray,
+        rows: IntArray,
+        places: list[int],
+        output: ModelRunnerOutput,
+        check: DraftCheck | None,
     ) -> None:
-        self._batch.append_tokens(rows, tokens)
-        for place, token in zip(places, tokens.tolist(), strict=True):
-            output.sampled_token_ids[place] = [token]
+        if check is None:
+            self._batch.append_tokens(rows, tokens)
+            for place, token in zip(places, tokens.tolist(), strict=True):
+                output.sampled_token_ids[place] = [token]
+            return
+        kept = check.kept(tokens)
+        for place, found in zip(places, kept, strict=True):
+            output.sampled_token_ids[place] = found
+        for number in range(max(map(len, kept), default=0)):
+            going = [at for at, found in enumerate(kept) if len(found) > number]
+            nth = np.array([kept[at][number] for at in going], dtype=np.int64)
+            self._batch.append_tokens(rows[going], nth)
 
     def run_dummy(self, num_tokens: int, num_seqs: int) -> None:
         """One forward pass of made-up prompts, written to the null block of a throwaway cache.

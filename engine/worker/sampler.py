@@ -41,10 +41,16 @@ class SamplingBatch:
 
     @classmethod
     def of(
-        cls, batch: InputBatch, rows: IntArray, bitmask: GrammarBitmask | None = None
+        cls,
+        batch: InputBatch,
+        rows: IntArray,
+        bitmask: GrammarBitmask | None = None,
+        ahead: IntArray | None = None,
     ) -> SamplingBatch:
-        """Settings of the requests in `rows`."""
+        """Settings of the requests in `rows`; `ahead` tokens of a draft stand before each."""
         num_outputs = batch.num_tokens[rows] - batch.num_prompt_tokens[rows]
+        if ahead is not None:
+            num_outputs = num_outputs + ahead
         return cls(
             temperature=batch.temperature[rows],
             top_k=batch.top_k[rows],

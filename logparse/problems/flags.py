@@ -31,6 +31,7 @@ _OWN_FLAG_TEXT = """
 --num-threads --optimization-level --pipeline-parallel-size --pooler-config --port
 --quantization --reasoning-parser --runner
 --scheduling-policy --seed --served-model-name --show-prompts --shutdown-timeout
+--speculative-config
 --tensor-parallel-size --tool-call-parser --uds
 """
 OWN_FLAGS = frozenset(_OWN_FLAG_TEXT.split())

@@ -1,0 +1,101 @@
+"""How many guesses are worth their rows: by how they fared, and by what a larger step costs."""
+
+from __future__ import annotations
+
+from engine.sched.drafts import Drafter, StepCosts
+from engine.sched.request import Request
+from engine.sched.scheduler import Scheduler
+from engine.speculative_config import SpeculativeConfig
+from tests.sched.workload import make_request, make_scheduler
+
+
+def decoding(scheduler: Scheduler, name: str, tokens: list[int]) -> Request:
+    """A request whose prompt is computed, and that got its last token."""
+    request = make_request(scheduler, name, tokens[:-1], 100)
+    request.num_computed_tokens = request.num_tokens
+    request.append_output(tokens[-1])
+    return request
+
+
+def loop(scheduler: Scheduler, name: str = "a") -> Request:
+    return decoding(scheduler, name, [1, 2, 3, 4, 5, 6] * 6)
+
+
+def test_the_guess_goes_on_as_the_text_did() -> None:
+    request = loop(make_scheduler())
+    found = Drafter(SpeculativeConfig(), 64).propose([request])
+    assert len(found["a"]) >= 4
+    assert found["a"] == [1, 2, 3, 4, 5, 6, 1, 2][: len(found["a"])]
+
+
+def test_nothing_is_guessed_without_an_earlier_place() -> None:
+    request = decoding(make_scheduler(), "a", list(range(50)))
+    assert Drafter(SpeculativeConfig(), 64).propose([request]) == {}
+
+
+def test_guesses_that_fail_get_fewer_and_come_back_by_and_by() -> None:
+    request, drafter = loop(make_scheduler()), Drafter(SpeculativeConfig(), 64)
+    for _ in range(50):
+        for rows in range(1, 10):
+            drafter.note_step(rows, 1 + 0.2 * (rows - 1))
+    lengths = []
+    for _ in range(12):
+        draft = drafter.propose([request]).get("a", [])
+        lengths.append(len(draft))
+        if draft:
+            drafter.note("a", len(draft), 0)
+    assert lengths[0] >= 3
+    assert lengths[-1] == 0
+    steps = 0
+    while not drafter.propose([request]):
+        steps += 1
+        assert steps < 1000
+    for _ in range(20):
+        draft = drafter.propose([request]).get("a", [])
+        drafter.note("a", len(draft), len(draft))
+    assert len(drafter.propose([request])["a"]) >= lengths[0]
+
+
+def test_rows_that_cost_as_much_as_they_give_are_left_alone() -> None:
+    scheduler = make_scheduler()
+    requests = [loop(scheduler, str(number)) for number in range(4)]
+    cheap, dear = Drafter(SpeculativeConfig(), 64), Drafter(SpeculativeConfig(), 64)
+    for _ in range(100):
+        for rows in range(1, 65):
+            cheap.note_step(rows, 1.0)
+            dear.note_step(rows, float(rows))
+    assert sum(map(len, cheap.propose(requests).values())) > 20
+    assert dear.propose(requests) == {}
+
+
+def test_a_step_has_no_more_rows_than_it_may() -> None:
+    scheduler = make_scheduler()
+    requests = [loop(scheduler, str(number)) for number in range(4)]
+    found = Drafter(SpeculativeConfig(), 9).propose(requests)
+    assert sum(map(len, found.values())) == 5
+
+
+def test_an_answer_is_the_guess_for_the_same_question() -> None:
+    scheduler, drafter = make_scheduler(), Drafter(SpeculativeConfig(), 64)
+    first = decoding(scheduler, "a", list(range(20)))
+    drafter.propose([first])
+    for token in range(100, 140):
+        first.append_output(token)
+    drafter.end(first)
+    again = decoding(scheduler, "b", [*range(50, 60), 100, 101, 102, 103])
+    found = drafter.propose([again])["b"]
+    assert found == list(range(104, 104 + len(found)))
+
+
+def test_no_guess_goes_past_the_end_of_the_answer() -> None:
+    request = loop(make_scheduler())
+    request.max_tokens = 4  # three are left, and the step gives one of them anyway
+    assert len(Drafter(SpeculativeConfig(), 64).propose([request])["a"]) == 2
+
+
+def test_one_slow_step_is_forgotten() -> None:
+    costs = StepCosts()
+    costs.note(6, 1000.0)
+    for _ in range(1000):
+        costs.note(1, 1.0)
+    assert costs.of(6) < 10
