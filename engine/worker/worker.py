@@ -297,7 +297,7 @@ def _completed(config: EngineConfig) -> EngineConfig:
     model = config.model
     if model.is_encoder:
         logger.info(
-            "%s is an encoder: it answers with vectors and keeps no KV cache. Its blocks only "
+            "The encoder %s answers with vectors and keeps no KV cache. Its blocks only "
             "count the tokens of a step.",
             model.architecture,
         )

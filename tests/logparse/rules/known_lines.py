@@ -518,6 +518,23 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {},
     ),
     (
+        "stoker-dequantised",
+        "The checkpoint is quantised (awq); its weights are dequantised while they are loaded.",
+        {"format": "awq"},
+    ),
+    (
+        "stoker-encoder",
+        "The encoder BertModel answers with vectors and keeps no KV cache. Its blocks only "
+        "count the tokens of a step.",
+        {"architecture": "BertModel"},
+    ),
+    (
+        "stoker-unknown-tools",
+        "Tools of type web_search, namespace are left out: no such tool here.",
+        {"type": "web_search, namespace"},
+    ),
+    ("stoker-watch-failed", "The watch over EngineCore_DP1 failed.", {"over": "EngineCore_DP1"}),
+    (
         "stoker-parser",
         "Parser of thoughts: qwen3 (the chat template has <think>).",
         {"of": "thoughts", "parser": "qwen3", "reason": "the chat template has <think>"},
