@@ -41,6 +41,7 @@ COMMANDS = (
     CommandEntry("plan", "Run", "Predict what fits before a start.", "app.commands.plan:app"),
     CommandEntry("choose", "Run", "Say which engine to use here.", "app.commands.choose:choose"),
     CommandEntry("bench", "Run", "Measure a server under load.", "app.commands.bench:bench"),
+    CommandEntry("connect", "Run", "Settings of a coding agent.", "app.commands.connect:connect"),
     CommandEntry(
         "unit", "Run", "Deploy: systemd, Slurm, Kubernetes, compose.", "app.commands.unit:app"
     ),
