@@ -192,6 +192,7 @@ class EngineArgs:
         parse=human_readable_int,
     )
     enable_chunked_prefill: bool = _flag(True, "Split long prompts over several steps.")
+    async_scheduling: bool = _flag(True, "Plan the next step while a GPU runs the last one.")
     long_prefill_token_threshold: int = _flag(
         0, "Most prompt tokens one request gets per step; 0 is off."
     )
@@ -375,6 +376,7 @@ class EngineArgs:
                 max_model_len=max_model_len,
                 auto_fit_max_model_len=self.max_model_len == -1,
                 enable_chunked_prefill=self.enable_chunked_prefill and not model.is_encoder,
+                async_scheduling=self.async_scheduling,
                 long_prefill_token_threshold=0
                 if model.is_encoder
                 else self.long_prefill_token_threshold,

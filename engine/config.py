@@ -40,6 +40,7 @@ class SchedulerConfig:
     max_num_seqs: int = 128
     max_model_len: int = 8192
     enable_chunked_prefill: bool = True
+    async_scheduling: bool = True  # plan a step while the last one runs, where a device can do it
     long_prefill_token_threshold: int = 0
     auto_fit_max_model_len: bool = False  # --max-model-len auto: shorten it to what fits
     policy: str = "fcfs"

@@ -91,6 +91,7 @@ class EngineCore:
             "init engine (profile, create kv cache, warmup model) took %.2f s",
             time.monotonic() - start,
         )
+        self._most_in_flight = self.executor.max_concurrent_batches
         is_watched = config.observability.debug_endpoints
         self.scheduler = Scheduler(
             self.config.scheduler,
@@ -98,9 +99,9 @@ class EngineCore:
             self.capacity.num_blocks,
             self.spec.groups,
             num_micro_batches=config.parallel.pipeline_parallel_size,
+            is_async=self._most_in_flight > config.parallel.pipeline_parallel_size,
         )
         self._in_flight: deque[_StepInFlight] = deque()
-        self._most_in_flight = config.parallel.pipeline_parallel_size
         self._steps = StepHistory() if is_watched else None
         self._blocks_timer = (
             CallTimer(self.scheduler.kv_cache_manager, "get_computed_blocks", "allocate_slots")
@@ -179,8 +180,9 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs:
         """Schedule, run the model, take the tokens back. The caller has checked `is_idle`.
 
-        With pipeline stages another step is planned while the first ones are under way, as in
-        vLLM's step_with_batch_queue: then the outputs may be those of no step.
+        With pipeline stages, and where the device is not waited for, another step is planned while
+        the first ones are under way, as in vLLM's step_with_batch_queue: then the outputs may be
+        those of no step.
         """
         is_planned = self._plan_step()
         outputs = self.scheduler.take_rejected()

@@ -53,6 +53,10 @@ class Executor(Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start one step. The future may already be done; errors arrive through it."""
 
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps that may be started before the first one's result is asked for."""
+
     def check_health(self) -> None:
         """Raise the error of a rank that has ended or failed."""
 

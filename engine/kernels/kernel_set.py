@@ -31,13 +31,15 @@ Layers of different KV groups share a tensor; the blocks in it belong to one gro
 
 FloatArray: TypeAlias = NDArray[np.float32]
 
-Draw: TypeAlias = Callable[
-    [Tensor, FloatArray, IntArray, FloatArray, FloatArray, FloatArray], Tensor
-]
+DrawSettings: TypeAlias = tuple[FloatArray, IntArray, FloatArray, FloatArray, FloatArray]
+"""Arrays [R]: temperature (0: the most likely token), top-k (0: off), top-p, min-p, and a uniform
+number in [0, 1).
+"""
+
+Draw: TypeAlias = Callable[[Tensor, DrawSettings], Tensor]
 """One token [R] per row of float32 logits [R, vocabulary], which it leaves as they are.
 
-The arrays [R] are temperature (0: the most likely token), top-k (0: off), top-p, min-p, and a
-uniform number in [0, 1). A row with a NaN gets NO_TOKEN.
+A row with a NaN gets NO_TOKEN.
 """
 
 AttentionPlan: TypeAlias = Any
@@ -90,6 +92,25 @@ class ModelStep(Protocol):
     def greedy_tokens(self, batch: StepBatch, kv_cache: KVCache) -> IntArray:
         """The same step, but of each row [R] only the token with the largest logit; NO_TOKEN where
         the logits are no numbers.
+        """
+
+
+class PendingTokens(Protocol):
+    """Tokens on their way from the device."""
+
+    def wait(self) -> IntArray:
+        """Token [R] of each row, once they are here."""
+
+
+class AheadStep(Protocol):
+    """A model whose steps can be started before the tokens of the step before are known."""
+
+    def start_tokens(
+        self, batch: StepBatch, kv_cache: KVCache, settings: DrawSettings | None
+    ) -> PendingTokens:
+        """Start a step and the choice of its tokens: by `settings`, or the most likely ones.
+
+        The next step may name them by their rows (`StepBatch.token_ids`).
         """
 
 

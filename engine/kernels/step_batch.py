@@ -28,7 +28,7 @@ class StepBatch:
     the null block; blocks that fell out of a sliding window are not to be read.
     """
 
-    token_ids: IntArray  # [T]
+    token_ids: IntArray  # [T]; -1 - r: what row r of the step before was given, not known here yet
     positions: IntArray  # [T]
     slot_mapping: IntArray  # [G, T]
     query_start_loc: IntArray  # [S + 1] first token of each sequence, then T

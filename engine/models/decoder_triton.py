@@ -51,6 +51,7 @@ class TritonDecoder(DecoderModel):
         self._q_heads = config.num_attention_heads
         self._tile_tokens = kernels.tile_tokens(self._q_heads, spec)
         self._rotations = self._pack_rotations(num_positions)
+        self._sampled: Tensor | None = None
 
     @property
     def num_layers(self) -> int:
@@ -80,6 +81,23 @@ class TritonDecoder(DecoderModel):
     def most_likely(self, hidden: Tensor) -> IntArray:
         """Token [R] with the largest logit, on the host."""
         return self._to_host(self._triton.most_likely(self._logits(hidden)))
+
+    def keep_sampled(self, max_rows: int) -> Tensor:
+        """Where the tokens of a step stay on the device, [max_rows] int64, for the next one to
+        read. Comes before any step that names them, and before graphs are recorded.
+        """
+        self._sampled = torch.zeros(max_rows, dtype=torch.int64, device=self._device)
+        return self._sampled
+
+    @torch.inference_mode()
+    def choose(self, logits: Tensor, tokens: Tensor, packed: Tensor | None) -> None:
+        """A token for each row into `tokens`: by settings that lie packed on the device, or the
+        most likely one.
+        """
+        if packed is None:
+            self._triton.most_likely(logits, tokens)
+        else:
+            self._triton.draw_packed(logits, packed, tokens)
 
     def is_uniform_decode(self, batch: StepBatch) -> bool:
         """Whether `batch` may run as a step of nothing but decodes."""
@@ -111,7 +129,9 @@ class TritonDecoder(DecoderModel):
     @torch.inference_mode()
     def start(self, token_ids: Tensor, residual: Tensor) -> Tensor:
         """Fill `residual` with embeddings; queries, keys and values of the first layer."""
-        self._triton.embed(residual, token_ids, self._embedding, self._embedding_scale)
+        self._triton.embed(
+            residual, token_ids, self._embedding, self._embedding_scale, self._sampled
+        )
         first = self._layers[0]
         eps = self._config.rms_norm_eps
         x = self._triton.add_normed(None, residual, first.input_norm, eps, None, self._dtype)

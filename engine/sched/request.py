@@ -52,8 +52,9 @@ class Request:
     """State that changes every step, so a slotted class rather than a frozen value.
 
     `num_computed_tokens` counts tokens whose KV exists or is being computed by the scheduled step.
-    `block_hashes` covers every full block of `token_ids`, in order. `grammar` is None for requests
-    without structured output.
+    `num_output_placeholders` counts tokens that steps under way will bring; a request that
+    `can_run_ahead` is scheduled before they are known. `block_hashes` covers every full block of
+    `token_ids`, in order. `grammar` is None for requests without structured output.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class Request:
         "block_hashes",
         "block_size",
         "cache_salt",
+        "can_run_ahead",
         "eos_token_ids",
         "error",
         "events",
@@ -71,6 +73,7 @@ class Request:
         "message_digests",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
         "place",
@@ -110,6 +113,14 @@ class Request:
         self.max_tokens = max_tokens
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        self.can_run_ahead = not (
+            grammar
+            or message.pooling
+            or self.asks_logprobs
+            or params.has_penalties
+            or params.bad_words_token_ids
+        )
         self.num_cached_tokens: int | None = None  # hits at first admission
         self.prefix_miss: PrefixMiss | None = None
         self.num_preemptions = 0

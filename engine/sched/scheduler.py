@@ -59,9 +59,11 @@ class Scheduler:
         groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
         *,
         num_micro_batches: int = 1,
+        is_async: bool = False,
     ) -> None:
         """With several micro-batches that many steps are under way at once, one per pipeline stage,
-        and each takes its share of the running requests.
+        and each takes its share of the running requests. `is_async` plans a step before the tokens
+        of the last one are known.
         """
         self.config = config
         self.block_size = cache.block_size
@@ -80,6 +82,8 @@ class Scheduler:
         self._rejected: list[EngineCoreOutput] = []
         self._finished_req_ids: list[str] = []
         self._num_micro_batches = num_micro_batches
+        self._is_async = is_async
+        self._has_overlap = is_async or num_micro_batches > 1
         self._num_in_flight: Counter[str] = Counter()  # steps under way that a request is in
         self._logprobs_budget = LogprobsBudget()
         self._prefix_history = PrefixHistory(cache.block_size)
@@ -150,8 +154,12 @@ class Scheduler:
         if output.total_num_scheduled_tokens:  # an empty step is not run, so nobody would hear them
             output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
         for request_id, count in output.num_scheduled_tokens.items():
-            self.requests[request_id].num_computed_tokens += count
-        if self._num_micro_batches > 1:
+            request = self.requests[request_id]
+            request.num_computed_tokens += count
+            if self._is_async and request.can_run_ahead:
+                known = request.num_tokens + request.num_output_placeholders
+                request.num_output_placeholders += request.num_computed_tokens == known
+        if self._has_overlap:
             self._num_in_flight.update(output.num_scheduled_tokens.keys())
         return output
 
@@ -167,7 +175,7 @@ class Scheduler:
         while index < len(self.running) and budget > 0 and len(cached.req_ids) < share:
             request = self.running[index]
             draft = drafts.get(request.request_id, [])
-            count = len(request.token_ids) - request.num_computed_tokens + len(draft)
+            count = self._num_to_compute(request) + len(draft)
             if 0 < threshold < count:
                 count = threshold
             # The last position is never computed, only sampled, unless it is pooled.
@@ -204,6 +212,13 @@ class Scheduler:
             budget -= count
             index += 1
         return budget, has_preempted
+
+    def _num_to_compute(self, request: Request) -> int:
+        """Tokens that are known, or will be when the step runs, and have no KV yet."""
+        pending = request.num_output_placeholders
+        if pending and request.num_output_tokens + pending >= request.max_tokens:
+            return 0  # it ends with what is under way
+        return len(request.token_ids) + pending - request.num_computed_tokens
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> int:
         """Phase 2: admit from the head of the queue until something does not fit.
@@ -357,7 +372,7 @@ class Scheduler:
         """Append the sampled tokens, end what must end, and say what each client gets."""
         outputs: list[EngineCoreOutput] = []
         has_finished = False
-        if self._num_micro_batches > 1:
+        if self._has_overlap:
             self._num_in_flight -= Counter(scheduled.num_scheduled_tokens.keys())
         for request_id, sampled in zip(result.req_ids, result.sampled_token_ids, strict=True):
             request = self.requests.get(request_id)
@@ -367,6 +382,8 @@ class Scheduler:
             if draft:
                 self._take_back_draft(request, draft, sampled)
             is_first = request.num_output_tokens == 0
+            if request.num_output_placeholders:
+                request.num_output_placeholders -= 1
             tokens, status = self._accept(request, sampled)
             if draft:
                 self.kv_cache_manager.register_computed(request)

@@ -1,4 +1,5 @@
-"""GraphedDecoder: a decoder whose steps are replayed from recorded graphs.
+"""GraphedDecoder: a decoder whose steps are replayed from recorded graphs, and need not be waited
+for.
 
 A step of decodes replays one FULL graph. Others replay PIECEWISE graphs, one for the work between
 two layers' attention, which runs outside of them. Which sizes exist and which graph a batch gets:
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.cuda_graph_sizes import CUDAGraphMode, GraphChoice, GraphPlan
-from engine.kernels.kernel_set import KVCache, ModelStep
+from engine.kernels.kernel_set import DrawSettings, KVCache, ModelStep, PendingTokens
 from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.triton.kernels import packed_settings
 from engine.kernels.triton.step_inputs import StepInputs, StepSize, packed_capacity
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import CaptureBar, get_logger
@@ -49,6 +51,7 @@ class GraphedDecoder:
         plan: GraphPlan,
         buffer_numbers: int,
         process_name: str = "EngineCore",
+        max_rows: int = 256,
     ) -> None:
         self._model = model
         self._device = device
@@ -63,6 +66,9 @@ class GraphedDecoder:
         self._qkv = model.new_qkv(largest)
         self._attended = model.new_attended(largest).zero_()  # padding must hold numbers
         self._inputs = torch.zeros(buffer_numbers, dtype=torch.int32, device=model.device)
+        # Where step after step leaves its tokens, and finds those of the one before.
+        self._sampled = model.keep_sampled(max_rows)
+        self._settings = torch.zeros(5 * max_rows, dtype=torch.int32, device=model.device)
         self.counts: Counter[CUDAGraphMode] = Counter()
         self.num_padding_tokens = 0
 
@@ -87,6 +93,20 @@ class GraphedDecoder:
     def greedy_tokens(self, batch: StepBatch, kv_cache: KVCache) -> IntArray:
         """The most likely token [R]."""
         return self._model.most_likely(self._run(batch, kv_cache))
+
+    @torch.inference_mode()
+    def start_tokens(
+        self, batch: StepBatch, kv_cache: KVCache, settings: DrawSettings | None
+    ) -> PendingTokens:
+        """An AheadStep: nothing in here waits for the device."""
+        logits = self._model.logits(self._run(batch, kv_cache))
+        tokens, packed = self._sampled[: len(logits)], None
+        if settings is not None:
+            numbers = packed_settings(settings)
+            self._device.upload(numbers, self._settings)
+            packed = self._settings[: len(numbers)]
+        self._model.choose(logits, tokens, packed)
+        return self._device.download(tokens)
 
     def choose(self, batch: StepBatch) -> GraphChoice:
         """The graph that this batch replays."""
@@ -190,7 +210,7 @@ class GraphedDecoder:
         recorded = self._graphs.get(choice) if kv_cache is self._kv_cache else None
         if recorded is None or choice.size is None:
             self.counts[CUDAGraphMode.NONE] += 1
-            return self._model.chosen_states(batch, kv_cache)
+            return self._run_without(batch, kv_cache)
         self.counts[choice.mode] += 1
         self.num_padding_tokens += choice.size - len(batch.token_ids)
         size = _padded(choice.mode, choice.size, len(batch.num_computed))
@@ -201,6 +221,15 @@ class GraphedDecoder:
             self._model.attend(number, qkv, attended, step, kv_cache)
             graph.replay()
         return self._model.chosen_rows(self._hidden[: step.num_tokens], step)
+
+    def _run_without(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """The same, launch by launch."""
+        model = self._model
+        is_uniform = model.is_uniform_decode(batch)
+        size = StepSize(len(batch.token_ids), len(batch.num_computed), is_uniform)
+        step = self._fill(batch, size)
+        room = model.new_residual(size.tokens), model.new_attended(size.tokens)
+        return model.chosen_rows(model.run_layers(step, kv_cache, *room), step)
 
     def _fill(self, batch: StepBatch, size: StepSize) -> StepInputs:
         packed = self._model.pack(batch, size)
@@ -242,11 +271,13 @@ def graphed_decoder(
 ) -> GraphedDecoder:
     """`model`, a TritonDecoder, with graphs and with input buffers for the limits of `config`."""
     assert isinstance(model, TritonDecoder), type(model)
-    limits, (_, largest) = config.scheduler, plan.captures[0]
+    limits = config.scheduler
+    largest = plan.captures[0][1] if plan.captures else 0
     numbers = packed_capacity(
         max(limits.max_num_batched_tokens, largest),
         max(limits.max_num_seqs, largest),
         len(spec.groups),
         spec.blocks_for(limits.max_model_len) + 1,
     )
-    return GraphedDecoder(model, device, plan, numbers, config.parallel.engine_name)
+    rows = limits.max_num_seqs
+    return GraphedDecoder(model, device, plan, numbers, config.parallel.engine_name, rows)

@@ -54,6 +54,8 @@ class InputBatch:
         self.edits: dict[int, RowEdits] = {}  # rows with has_edits only
         # Rows whose token is the most likely one, with nothing to change or to report before.
         self.is_plain = np.zeros(max_num_seqs, dtype=np.bool_)
+        # Rows whose token is not chosen, or not told, without what the host knows.
+        self.needs_host = np.zeros(max_num_seqs, dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -149,6 +151,25 @@ class InputBatch:
         if penalised.any():
             self.seen.add(rows[penalised], token_ids[penalised])
 
+    def expect_tokens(self, rows: IntArray) -> IntArray:
+        """Tokens that are sampled, but not here yet; the next step names them by their places in
+        `rows`. Returns their places in the rows' texts.
+        """
+        places = self.num_tokens[rows]
+        self.token_ids[rows, places] = -1 - np.arange(len(rows))
+        self.num_tokens[rows] += 1
+        return places
+
+    def fill_tokens(
+        self, req_ids: Sequence[str], rows: IntArray, places: IntArray, token_ids: IntArray
+    ) -> None:
+        """What `expect_tokens` waited for; a request that was dropped since is left out."""
+        known = np.array(
+            [self._row_of.get(req_id) == row for req_id, row in zip(req_ids, rows, strict=True)],
+            dtype=np.bool_,
+        )
+        self.token_ids[rows[known], places[known]] = token_ids[known]
+
     def _append_blocks(self, row: int, block_ids: BlockIds) -> None:
         start = int(self.num_blocks[row])
         end = start + len(block_ids[0])
@@ -183,4 +204,5 @@ class InputBatch:
         if edits is not None:
             self.edits[row] = edits
         is_changed = edits is not None or params.has_penalties
-        self.is_plain[row] = params.is_greedy and params.logprobs is None and not is_changed
+        self.needs_host[row] = params.logprobs is not None or is_changed
+        self.is_plain[row] = params.is_greedy and not self.needs_host[row]

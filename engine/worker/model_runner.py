@@ -8,15 +8,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, cast
 
 import numpy as np
 from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import CorruptModelError
-from engine.kernels.kernel_set import Draw, KVCache, ModelStep, StageStep, most_likely
+from engine.kernels.kernel_set import (
+    AheadStep,
+    Draw,
+    KVCache,
+    ModelStep,
+    StageStep,
+    most_likely,
+)
 from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.draft_check import DraftCheck
@@ -27,6 +34,9 @@ from engine.worker.rank_links import RankLinks
 from engine.worker.sampler import SamplingBatch, sample
 
 _ALONE = RankLinks()
+
+Finish: TypeAlias = Callable[[], ModelRunnerOutput]
+"""Waits for a step that was launched."""
 
 
 class ModelRunner:
@@ -43,8 +53,11 @@ class ModelRunner:
         links: RankLinks = _ALONE,
         draw: Draw | None = None,
         head: Head | None = None,
+        ahead: AheadStep | None = None,
     ) -> None:
+        """With `ahead`, the same model, steps that can be are launched without a wait."""
         self._draw = draw
+        self._ahead = ahead
         scheduler = config.scheduler
         self._num_groups = num_groups
         self._model = model
@@ -82,9 +95,21 @@ class ModelRunner:
 
         Prompts that are to be pooled get their vector instead.
         """
+        return self.launch(step)()
+
+    def launch(self, step: SchedulerOutput) -> Finish:
+        """Start the step; what it returns waits for it. Of two steps the first is to be finished
+        first.
+        """
         self._apply(step)
-        output = ModelRunnerOutput([], [])
         req_ids = list(step.num_scheduled_tokens)
+        if self._ahead is not None and req_ids and self._is_for_device(step):
+            return self._start(self._ahead, step, req_ids)
+        output = self._execute(step, req_ids)
+        return lambda: output
+
+    def _execute(self, step: SchedulerOutput, req_ids: list[str]) -> ModelRunnerOutput:
+        output = ModelRunnerOutput([], [])
         if not self._pooler:
             if req_ids:
                 self._generate(step, req_ids, output)
@@ -94,6 +119,34 @@ class ModelRunner:
         for is_pooling, run in itertools.groupby(req_ids, self._pooler.__contains__):
             (self._pool if is_pooling else self._generate)(step, list(run), output)
         return output
+
+    def _is_for_device(self, step: SchedulerOutput) -> bool:
+        """Whether the device alone can choose the tokens of this step."""
+        rows = self._batch.rows(list(step.num_scheduled_tokens))
+        needs_host = self._batch.needs_host[rows].any()
+        has_other = self._pooler or self._prompt_logprobs or step.grammar_bitmask is not None
+        return not (needs_host or has_other)
+
+    def _start(self, model: AheadStep, step: SchedulerOutput, req_ids: list[str]) -> Finish:
+        start_s = time.monotonic()
+        rows = self._batch.rows(req_ids)
+        batch, sampling = self._build(step, req_ids, rows)
+        chosen = rows[sampling]
+        is_greedy = bool(self._batch.is_plain[chosen].all())
+        settings = None if is_greedy else SamplingBatch.of(self._batch, chosen).settings
+        pending = model.start_tokens(batch, self._kv_cache, settings)
+        places = self._batch.expect_tokens(chosen)
+
+        def finish() -> ModelRunnerOutput:
+            tokens = pending.wait()
+            waiting = [req_ids[number] for number in sampling]
+            self._batch.fill_tokens(waiting, chosen, places, tokens)
+            sampled: list[list[int]] = [[] for _ in req_ids]
+            for number, token in zip(sampling.tolist(), tokens.tolist(), strict=True):
+                sampled[number] = [token]
+            return ModelRunnerOutput(req_ids, sampled, forward_s=time.monotonic() - start_s)
+
+        return finish
 
     def _pool(self, step: SchedulerOutput, req_ids: list[str], output: ModelRunnerOutput) -> None:
         batch, complete = self._build(step, req_ids, self._batch.rows(req_ids))

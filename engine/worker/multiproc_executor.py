@@ -187,6 +187,11 @@ class MultiprocExecutor:
         progress = self._channels.progress
         return {one.process.pid: progress(one.place.rank).steps for one in self._workers}
 
+    @property
+    def max_concurrent_batches(self) -> int:
+        """One for each pipeline stage."""
+        return self._config.parallel.pipeline_parallel_size
+
     def check_health(self) -> None:
         """RankError when a rank has ended or failed; takes answers that have come."""
         for worker in self._ready(0.0):

@@ -199,6 +199,11 @@ class RayExecutor:
             held_bytes=held_bytes,
         )
 
+    @property
+    def max_concurrent_batches(self) -> int:
+        """One for each pipeline stage."""
+        return self._config.parallel.pipeline_parallel_size
+
     def check_health(self) -> None:
         """RankError when a rank or its machine is gone."""
         if self._dead is not None:

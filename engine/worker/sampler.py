@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.kernel_set import Draw, most_likely
+from engine.kernels.kernel_set import Draw, DrawSettings, most_likely
 from engine.kernels.step_batch import NO_TOKEN, IntArray
 from engine.sched.scheduler_output import GrammarBitmask
 from engine.worker.grammar_mask import GrammarMask
@@ -38,6 +38,11 @@ class SamplingBatch:
     uniforms: NDArray[np.float32]
     edits: LogitEdits | None = None
     grammar: GrammarMask | None = None
+
+    @property
+    def settings(self) -> DrawSettings:
+        """What draws a token, without edits and grammars."""
+        return self.temperature, self.top_k, self.top_p, self.min_p, self.uniforms
 
     @classmethod
     def of(
@@ -73,8 +78,7 @@ def sample(logits: Tensor, batch: SamplingBatch, draw: Draw | None = None) -> In
     if batch.grammar is not None:
         batch.grammar.apply(logits)
     if draw is not None:
-        settings = batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.uniforms
-        found: IntArray = draw(logits, *settings).cpu().numpy()
+        found: IntArray = draw(logits, batch.settings).cpu().numpy()
         return found
     tokens = most_likely(logits)
     random = np.flatnonzero(batch.temperature > 0)

@@ -1,8 +1,10 @@
-"""UniProcExecutor: the worker runs inside EngineCore, and a step is done when it returns."""
+"""UniProcExecutor: the worker runs inside EngineCore, which waits for a step when it wants its
+tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from engine.config import EngineConfig
@@ -10,8 +12,31 @@ from engine.errors import EngineError
 from engine.kv_sizing import KVCacheSpec
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.sched.snapshot import RankSnapshot
+from engine.worker.model_runner import Finish
 from engine.worker.ram import ram_for_cache, ram_reserved
 from engine.worker.worker import Worker
+
+_ERRORS = (EngineError, RuntimeError, MemoryError)  # torch raises RuntimeError
+
+
+class LaunchedStep(Future[ModelRunnerOutput]):
+    """A step that is launched here and now, and waited for when its result is asked for."""
+
+    def __init__(self, launch: Callable[[], Finish]) -> None:
+        super().__init__()
+        try:
+            self._finish = launch()
+        except _ERRORS as error:
+            self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Waits in the first call; the device sets no time limit."""
+        if not self.done():
+            try:
+                self.set_result(self._finish())
+            except _ERRORS as error:
+                self.set_exception(error)
+        return super().result(timeout)
 
 
 class UniProcExecutor:
@@ -46,13 +71,13 @@ class UniProcExecutor:
         return ram_reserved(self._weight_bytes, cache_bytes) if self._is_on_cpu else 0
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run the step now. Errors of the device and of the engine arrive through the future."""
-        future: Future[ModelRunnerOutput] = Future()
-        try:
-            future.set_result(self._require_worker().execute_model(scheduler_output))
-        except (EngineError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError
-            future.set_exception(error)
-        return future
+        """Launch the step now. Errors of the device and of the engine arrive through the future."""
+        return LaunchedStep(lambda: self._require_worker().launch_model(scheduler_output))
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Two where a step can be launched before the tokens of the last one are known."""
+        return self._require_worker().max_concurrent_batches
 
     def check_health(self) -> None:
         """There is no other process that could be gone."""

@@ -38,7 +38,7 @@ from engine.worker.memory import (
     gpu_available_bytes,
     require_requested_memory,
 )
-from engine.worker.model_runner import ModelRunner
+from engine.worker.model_runner import Finish, ModelRunner
 from engine.worker.rank_channels import LEAST_TOKENS
 from engine.worker.rank_links import RankLinks
 
@@ -64,6 +64,7 @@ class Worker:
         self._dtype = torch_dtype(config.device.dtype)
         self._spec = cache_spec(config, links.place)
         self._free_at_init = 0
+        self.max_concurrent_batches = 1  # steps that may be launched before the first is waited for
 
     def init_device(self) -> None:
         """Set threads on a CPU; on a GPU check that it is there and the requested share free."""
@@ -96,6 +97,8 @@ class Worker:
             time.monotonic() - start,
         )
         model = self._graphed or self._model
+        ahead = self._graphed if self._config.scheduler.async_scheduling else None
+        self.max_concurrent_batches = 1 if ahead is None else 2
         self._runner = ModelRunner(
             self._config,
             model,
@@ -103,6 +106,7 @@ class Worker:
             self._links,
             _draw_of(kernels),
             load_sentence_head(self._config.model, self._device),
+            ahead,
         )
 
     def warm_up(self) -> int:
@@ -164,6 +168,10 @@ class Worker:
         self._runner.append_sampled(sampled)
         return self._runner.execute(scheduler_output)
 
+    def launch_model(self, scheduler_output: SchedulerOutput) -> Finish:
+        """Start a step of a worker that is alone; what it returns waits for it."""
+        return self._runner.launch(scheduler_output)
+
     def _select_kernels(self) -> KernelSet | NativeKernels:
         device, model = self._config.device, self._config.model
         sets = kernel_sets_of(model.architecture, model.implementation)
@@ -218,7 +226,9 @@ class Worker:
         )
 
     def _with_graphs(self, kernels: KernelSet | NativeKernels) -> GraphedDecoder | None:
-        """The model with steps from graphs, where the device, its code and the flags allow them."""
+        """The model with steps from graphs, where the device, its code and the flags allow them,
+        and with inputs and tokens that are copied without a wait.
+        """
         config = self._config
         device = _graph_device(self._device)
         if device is None or kernels.name != "triton":
@@ -226,7 +236,7 @@ class Worker:
         if config.compilation.enforce_eager:
             logger.info("Enforce eager set, disabling CUDAGraphs")
         plan = configured_graphs(config, _compute_capability(self._device))
-        if not plan.captures or config.model.implementation == "transformers":
+        if config.model.implementation == "transformers":
             return None
         from engine.worker.cuda_graphs import graphed_decoder  # which imports the kernels
 

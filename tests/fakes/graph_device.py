@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.kernels.step_batch import IntArray
 from engine.kernels.triton.runtime import launch
 from engine.kernels.triton.step_inputs import Packed
 
@@ -35,6 +36,19 @@ class RecordedGraph:
                 operation()
 
 
+@dataclass
+class RecordedDownload:
+    """Tokens as they were when their copy was started; nobody sees them before `wait`."""
+
+    device: RecordingDevice
+    tokens: Tensor
+
+    def wait(self) -> IntArray:
+        self.device.traffic.append("wait")
+        found: IntArray = self.tokens.numpy()
+        return found
+
+
 class RecordingDevice:
     """Hand `launch` to TritonKernels, and run steps inside of `watched`.
 
@@ -46,6 +60,7 @@ class RecordingDevice:
         self.kernels: list[str] = []  # every launch outside of replays, in order
         self.num_bytes = 0  # that those launches read and wrote
         self.replays = 0
+        self.traffic: list[str] = []  # upload, download, and wait, in the order of the calls
         self.pool_bytes = 0
         self.graph_sizes: list[int] = []  # operations in each recorded graph
         self._recording: RecordedGraph | None = None
@@ -82,8 +97,14 @@ class RecordingDevice:
         """Nothing runs beside the host."""
 
     def upload(self, numbers: Packed, buffer: Tensor) -> None:
+        self.traffic.append("upload")
         with self.unseen():
             buffer[: len(numbers)].copy_(torch.from_numpy(numbers))
+
+    def download(self, tokens: Tensor) -> RecordedDownload:
+        self.traffic.append("download")
+        with self.unseen():
+            return RecordedDownload(self, tokens.clone())
 
     @contextmanager
     def watched(self) -> Iterator[None]:

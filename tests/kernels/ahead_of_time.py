@@ -126,7 +126,8 @@ def launches(target: Target) -> list[Launched]:
         activate_and_mul(record, out, gate_up, activation, tiles.row, tiles.row_warps)
     record.case = ""
     table, hidden = _meta((128256, 4096), dtype), _meta((4, 4096))
-    embed(record, hidden, _meta((4,), torch.int32), table, 1.0, tiles.row, tiles.row_warps)
+    ids, sampled = _meta((4,), torch.int32), _meta((256,), torch.int64)
+    embed(record, hidden, ids, table, 1.0, tiles.row, tiles.row_warps, sampled)
     logits, tokens = _meta((4, 128256)), _meta((4,), torch.int64)
     parts = _meta((32,)), _meta((32,), torch.int32), _meta((4,), torch.int32)
     argmax(record, tokens, logits, parts, 8, tiles.row, tiles.row_warps)

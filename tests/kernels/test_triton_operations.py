@@ -79,6 +79,15 @@ def test_embedding_rows_are_scaled(dtype: torch.dtype, hidden: int) -> None:
     torch.testing.assert_close(residual, F.embedding(token_ids.long(), table).float() * 1.5)
 
 
+def test_embedding_rows_of_tokens_that_only_the_device_knows() -> None:
+    """-1 - r is the token of row r; that of a row without one does no harm."""
+    table, residual = torch.randn(11, 20), torch.empty(4, 20)
+    token_ids = torch.tensor([7, -1, -3, -2], dtype=torch.int32)
+    sampled = torch.tensor([10, NO_TOKEN, 4])
+    embed(launch, residual, token_ids, table, 1.0, block=16, warps=1, sampled=sampled)
+    torch.testing.assert_close(residual, table[[7, 10, 4, 0]])
+
+
 @pytest.mark.parametrize("splits", [1, 3, 4])
 @pytest.mark.parametrize("vocabulary", [1, 40, 199])
 def test_greedy_tokens(splits: int, vocabulary: int) -> None:

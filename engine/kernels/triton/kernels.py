@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.kernel_set import FloatArray, KVCache, PackedLinear
+from engine.kernels.kernel_set import DrawSettings, KVCache, PackedLinear
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.scaled_weights import ScaledWeight, scaled_weight
-from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.step_batch import StepBatch
 from engine.kernels.triton import activation, argmax, embedding, norm, sampling, weight_products
 from engine.kernels.triton.decode_attention import (
     AttentionShape,
@@ -31,7 +31,7 @@ from engine.kernels.triton.prefill_attention import (
     tokens_per_tile,
 )
 from engine.kernels.triton.runtime import Launch, launch
-from engine.kernels.triton.step_inputs import StepInputs, StepSize, pack, unpack
+from engine.kernels.triton.step_inputs import Packed, StepInputs, StepSize, pack, unpack
 from engine.kernels.triton.targets import Target
 from engine.kernels.weight_formats import BF16, WeightFormats
 from engine.kv_sizing import KVCacheSpec
@@ -158,15 +158,24 @@ class TritonKernels:
             self._launch, out, gate_up, activation_name, tiles.row, tiles.row_warps
         )
 
-    def embed(self, residual: Tensor, token_ids: Tensor, table: Tensor, scale: float) -> Tensor:
+    def embed(
+        self,
+        residual: Tensor,
+        token_ids: Tensor,
+        table: Tensor,
+        scale: float,
+        sampled: Tensor | None = None,
+    ) -> Tensor:
         """Fill `residual` [T, hidden] float32 with scaled rows of the table."""
         tiles = self.target.tiles
         return embedding.embed(
-            self._launch, residual, token_ids, table, scale, tiles.row, tiles.row_warps
+            self._launch, residual, token_ids, table, scale, tiles.row, tiles.row_warps, sampled
         )
 
-    def most_likely(self, logits: Tensor) -> Tensor:
-        """As `kernel_set.most_likely`, but one launch for all rows and parts of the vocabulary."""
+    def most_likely(self, logits: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """As `kernel_set.most_likely`, but one launch for all rows and parts of the vocabulary;
+        into `tokens` [R] int64 where it is given.
+        """
         rows, vocabulary = logits.shape
         tiles = self.target.tiles
         splits = min(self._splits(rows), -(-vocabulary // tiles.row))
@@ -178,32 +187,29 @@ class TritonKernels:
                 torch.empty(count, dtype=torch.int32, device=device),
                 torch.zeros(rows, dtype=torch.int32, device=device),
             )
-        tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+        if tokens is None:
+            tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
         return argmax.argmax(
             self._launch, tokens, logits, scratch, splits, tiles.row, tiles.row_warps
         )
 
-    def draw(
-        self,
-        logits: Tensor,
-        temperature: FloatArray,
-        top_k: IntArray,
-        top_p: FloatArray,
-        min_p: FloatArray,
-        uniforms: FloatArray,
-    ) -> Tensor:
+    def draw(self, logits: Tensor, settings: DrawSettings) -> Tensor:
         """A `kernel_set.Draw` in one launch, its settings in one copy."""
-        counts = np.minimum(top_k, _MOST_COUNTED).astype(np.int32).view(np.float32)
-        settings = np.stack((temperature, top_p, min_p, uniforms, counts))
-        heat, share, floor, numbers, kept = torch.from_numpy(settings).to(logits.device)
         tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        packed = torch.from_numpy(packed_settings(settings)).to(logits.device)
+        return self.draw_packed(logits, packed, tokens)
+
+    def draw_packed(self, logits: Tensor, packed: Tensor, tokens: Tensor) -> Tensor:
+        """The same with `packed_settings` that are on the device, into `tokens` [R] int64."""
+        heat, share, floor, numbers = packed[: 4 * len(logits)].view(torch.float32).chunk(4)
+        kept = packed[4 * len(logits) :]
         tiles = self.target.tiles
         return sampling.sample(
             self._launch,
             tokens,
             logits,
             heat,
-            kept.view(torch.int32),
+            kept,
             share,
             floor,
             numbers,
@@ -333,3 +339,13 @@ class TritonKernels:
         """So many parts that `programs` of them keep every multiprocessor busy."""
         wanted = _PROGRAMS_PER_PROCESSOR * self.target.processors
         return max(1, min(_MOST_SPLITS, wanted // programs))
+
+
+def packed_settings(settings: DrawSettings) -> Packed:
+    """Five arrays [R] behind each other: temperature, top-p, min-p, uniforms, all four as the bits
+    of float32, and top-k.
+    """
+    temperature, top_k, top_p, min_p, uniforms = settings
+    floats = np.concatenate((temperature, top_p, min_p, uniforms), dtype=np.float32)
+    counts = np.minimum(top_k, _MOST_COUNTED).astype(np.int32)
+    return np.concatenate((floats.view(np.int32), counts))

@@ -1,0 +1,169 @@
+"""Steps that are planned before the last one's tokens are known, on a device that records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tests.interpreted_triton  # noqa: F401  (before any kernel)
+from engine.config import DeviceConfig
+from engine.core.engine_core import EngineCore
+from engine.kernels import selection
+from engine.kernels.triton.kernels import TritonKernels
+from engine.kernels.triton.targets import INTERPRETED
+from engine.messages import EngineCoreRequest
+from engine.sampling_params import SamplingParams
+from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.worker import worker
+from tests.core.conftest import engine_config
+from tests.core.core_runs import run
+from tests.fakes.graph_device import RecordingDevice
+
+GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": (2, 8)}
+EAGER: dict[str, Any] = {"enforce_eager": True}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
+    """Takes the place of a GPU: this machine's CPU, which can record."""
+    found = RecordingDevice()
+
+    def kernels(asked: DeviceConfig) -> TritonKernels:
+        return TritonKernels(INTERPRETED, found.launch)
+
+    monkeypatch.setattr(selection, "_triton_kernels", kernels)
+    monkeypatch.setattr(worker, "_graph_device", lambda asked: found)
+    return found
+
+
+def core_of(folder: Path, kernels: str = "triton", **flags: Any) -> EngineCore:
+    return EngineCore(engine_config(folder, kernels=kernels, num_threads=1, **flags))
+
+
+def asked(request_id: str, prompt: list[int], **params: Any) -> EngineCoreRequest:
+    settings = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params})
+    return EngineCoreRequest(request_id, prompt, settings, arrival_time=0.0)
+
+
+def mixed_requests() -> list[EngineCoreRequest]:
+    """Greedy, drawn, and such as only the host can choose for; different lengths."""
+    return [
+        asked("plain", [5, 6, 7, 8, 9]),
+        asked("drawn", [40, 41], temperature=0.9, top_k=30, top_p=0.9, seed=4, max_tokens=5),
+        asked("biased", [1, 2, 3], logit_bias=((17, 2.0),), max_tokens=3),
+        asked("penalised", [9, 9, 9, 4], repetition_penalty=1.5, max_tokens=3),
+        asked("reported", [12, 13], logprobs=2, max_tokens=2),
+    ]
+
+
+@pytest.mark.parametrize("flags", [GRAPHS, EAGER], ids=["graphs", "eager"])
+def test_a_step_is_planned_before_the_last_one_is_waited_for(
+    flags: dict[str, Any], tiny_folder: Path, device: RecordingDevice
+) -> None:
+    core = core_of(tiny_folder, **flags)
+    plan = core.scheduler.schedule
+
+    def seen() -> SchedulerOutput:
+        device.traffic.append("plan")
+        return plan()
+
+    core.scheduler.schedule = seen  # type: ignore[method-assign]
+    device.traffic.clear()
+    texts = run(core, [asked("a", [5, 6, 7], max_tokens=4)]).texts
+    assert len(texts["a"]) == 4
+    launch = ["plan", "upload", "download"]
+    # Four steps; each but the first is launched before the tokens of the one before are waited for.
+    # Once the last token is under way nothing is left to plan.
+    assert device.traffic == [
+        *launch,
+        *(*launch, "wait"),
+        *(*launch, "wait"),
+        *(*launch, "wait"),
+        *("plan", "wait"),
+    ]
+
+
+@pytest.mark.parametrize("flags", [GRAPHS, EAGER], ids=["graphs", "eager"])
+def test_tokens_are_those_of_steps_that_wait(
+    flags: dict[str, Any], tiny_folder: Path, device: RecordingDevice
+) -> None:
+    """Also of requests that cannot run ahead, beside those that do."""
+    wanted = run(core_of(tiny_folder, "reference"), mixed_requests()).texts
+    assert run(core_of(tiny_folder, **flags), mixed_requests()).texts == wanted
+    assert "download" in device.traffic
+
+
+def test_the_flag_has_every_step_waited_for(tiny_folder: Path, device: RecordingDevice) -> None:
+    requests = [asked("a", [5, 6, 7], max_tokens=2)]
+    wanted = run(core_of(tiny_folder, "reference"), requests).texts
+    waiting = core_of(tiny_folder, async_scheduling=False, **EAGER)
+    assert run(waiting, requests).texts == wanted
+    assert "download" not in device.traffic
+
+
+def test_an_end_that_was_not_foreseen_drops_the_step_behind_it(
+    tiny_folder: Path, device: RecordingDevice
+) -> None:
+    """The stop token is known when the next step is under way already; its row is used again."""
+    tokens = run(core_of(tiny_folder, "reference"), [asked("a", [5, 6, 7])]).texts["a"]
+    stop = tokens[1]
+    ends = tokens[: tokens.index(stop) + 1]
+    core = core_of(tiny_folder, **EAGER, max_num_seqs=1)
+    requests = [
+        asked("a", [5, 6, 7], stop_token_ids=(stop,)),
+        asked("b", [5, 6, 7]),  # waits for the only row
+    ]
+    results = run(core, requests)
+    assert results.texts == {"a": ends, "b": tokens}
+    assert core.scheduler.kv_cache_manager.usage == 0.0
+
+
+def test_a_small_cache_preempts_and_changes_no_token(
+    tiny_folder: Path, device: RecordingDevice
+) -> None:
+    """Blocks fill with tokens that are not known yet; who is under way keeps its blocks."""
+    requests = [asked(f"r{n}", [n + 1, n + 2, n + 3], max_tokens=7) for n in range(2)]
+    wanted = run(core_of(tiny_folder, "reference"), requests).texts
+    small: dict[str, Any] = {"block_size": 4, "num_gpu_blocks_override": 5, "max_model_len": 12}
+    core = core_of(tiny_folder, **EAGER, **small)
+    results = run(core, requests)
+    assert results.texts == wanted
+    assert results.num_preemptions > 0
+    known = requests[1].prompt_token_ids + wanted["r1"][:6]
+    again = run(core, [asked("again", known, max_tokens=1)])
+    assert again.num_cached_tokens == 8
+    assert again.texts["again"] == wanted["r1"][6:]
+
+
+def test_an_abort_between_launch_and_wait_leaves_the_others_as_they_are(
+    tiny_folder: Path, device: RecordingDevice
+) -> None:
+    wanted = run(core_of(tiny_folder, "reference"), [asked("b", [8, 9])]).texts["b"]
+    core = core_of(tiny_folder, **EAGER)
+    core.add_request(asked("a", [5, 6, 7]))
+    core.add_request(asked("b", [8, 9]))
+    assert core.step().outputs == []  # launched, not waited for
+    assert core.abort_requests(["a"]) == 1
+    found: list[int] = []
+    while not core.is_idle:
+        outputs = core.step().outputs
+        assert {output.request_id for output in outputs} <= {"b"}
+        found += [token for output in outputs for token in output.new_token_ids]
+    assert found == wanted
+
+
+def test_errors_of_the_device_come_when_the_step_is_waited_for(
+    tiny_folder: Path, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = core_of(tiny_folder, **EAGER)
+    core.add_request(asked("a", [5, 6, 7]))
+
+    def broken(self: object) -> ModelRunnerOutput:
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr("tests.fakes.graph_device.RecordedDownload.wait", broken)
+    core.step()
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        core.step()
