@@ -236,7 +236,7 @@ class Worker:
         if config.compilation.enforce_eager:
             logger.info("Enforce eager set, disabling CUDAGraphs")
         plan = configured_graphs(config, _compute_capability(self._device))
-        if config.model.implementation == "transformers":
+        if config.model.implementation == "transformers" or config.model.is_encoder:
             return None
         from engine.worker.cuda_graphs import graphed_decoder  # which imports the kernels
 
