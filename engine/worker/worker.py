@@ -97,7 +97,10 @@ class Worker:
             time.monotonic() - start,
         )
         model = self._graphed or self._model
-        ahead = self._graphed if self._config.scheduler.async_scheduling else None
+        asked = self._config.scheduler
+        # What a draft goes on from are known tokens.
+        is_async = asked.async_scheduling and asked.speculative is None
+        ahead = self._graphed if is_async else None
         self.max_concurrent_batches = 1 if ahead is None else 2
         self._runner = ModelRunner(
             self._config,

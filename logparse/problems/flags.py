@@ -14,7 +14,7 @@ Version = tuple[int, ...]
 # All that our own server takes: fixes that need others are left out for it. A test compares them
 # with the fields of EngineArgs.
 _OWN_FLAG_TEXT = """
---async-scheduling
+--async-scheduling --no-async-scheduling
 --allow-credentials --allowed-headers --allowed-hosts --allowed-methods --allowed-origins
 --api-key --api-server-count --attention-backend --block-size --chat-template --convert
 --compilation-config --cudagraph-capture-sizes --data-parallel-routing --data-parallel-size
