@@ -44,6 +44,7 @@ from engine.server.routes.debug import add_debug_routes
 from engine.server.routes.embeddings import EmbeddingBody, make_embedding_job
 from engine.server.routes.messages import answer_messages, count_tokens
 from engine.server.routes.responses import answer_response
+from engine.server.routes.score import RerankBody, ScoreBody
 from engine.server.state import ApiState, Services
 from engine.server.streaming import (
     AnswerFormat,
@@ -96,6 +97,9 @@ def create_app(
         ("/v1/chat/completions", ["POST"], routes.chat_completions),
         ("/v1/completions", ["POST"], routes.completions),
         ("/v1/embeddings", ["POST"], routes.embeddings),
+        ("/v1/score", ["POST"], routes.score),
+        ("/v1/rerank", ["POST"], routes.rerank),
+        ("/v2/rerank", ["POST"], routes.rerank),
         ("/v1/responses", ["POST"], routes.responses),
         ("/v1/messages", ["POST"], routes.messages),
         ("/v1/messages/count_tokens", ["POST"], routes.count_tokens),
@@ -208,17 +212,29 @@ class _Routes:
         return await count_tokens(services, body)
 
     async def embeddings(self, request: Request) -> Response:
+        return await self._embed(request, EmbeddingBody)
+
+    async def score(self, request: Request) -> Response:
+        return await self._embed(request, ScoreBody)
+
+    async def rerank(self, request: Request) -> Response:
+        return await self._embed(request, RerankBody)
+
+    async def _embed(
+        self, request: Request, kind: type[EmbeddingBody] | type[ScoreBody] | type[RerankBody]
+    ) -> Response:
         services = self._state.require_ready()
         services.require_embeddings()
         raw = await read_json_body(request)
         seat = services.admission.enter()
         try:
-            body = parse_body(EmbeddingBody, raw)
-            job = await _unless_client_goes(request, make_embedding_job(services, body))
+            body = parse_body(kind, raw)
+            work = make_embedding_job(services, body.embedding_body)
+            job = await _unless_client_goes(request, work)
         finally:
             seat.leave()
         vectors = await _unless_client_goes(request, embed_all(services.llm, job.requests))
-        return Document(await asyncio.to_thread(job.document, vectors))
+        return Document(await body.document(job, vectors))
 
 
 def _arrival(request: Request) -> Marks:

@@ -26,7 +26,12 @@ EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "25"))
 MAX_MODEL_LEN = 48  # a request without a limit fills it
 AnyOperation = APIOperation[Any, Any, Any, Any]
 REQUIRED = {"prompt", "messages", "tokens", "input"}
-ALSO_REQUIRED = {"/v1/messages": {"max_tokens"}}
+ALSO_REQUIRED = {
+    "/v1/messages": {"max_tokens"},
+    "/v1/score": {"text_1", "text_2"},
+    "/v1/rerank": {"query", "documents"},
+    "/v2/rerank": {"query", "documents"},
+}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.server.errors import ApiError, error_response
 
-_PROTECTED = ("/v1", "/reset_prefix_cache", "/debug")
+_PROTECTED = ("/v1", "/v2", "/reset_prefix_cache", "/debug")
 
 
 class BearerAuth:

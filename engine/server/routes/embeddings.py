@@ -54,6 +54,15 @@ class EmbeddingBody(Body):
     use_activation: Literal[True] = True
 
     @property
+    def embedding_body(self) -> EmbeddingBody:
+        """The request for the vectors: itself."""
+        return self
+
+    async def document(self, job: EmbeddingJob, embeddings: Sequence[Embedding]) -> bytes:
+        """The answer, written beside the event loop."""
+        return await asyncio.to_thread(job.document, embeddings)
+
+    @property
     def inputs(self) -> list[str | list[int]]:
         """The inputs as a list, whatever form they came in."""
         if isinstance(self.input, str):
@@ -75,8 +84,6 @@ class EmbeddingJob:
     as_base64: bool
 
     def document(self, embeddings: Sequence[Embedding]) -> bytes:
-        num_tokens = sum(len(request.prompt_token_ids) for request in self.requests)
-        cached = sum(embedding.num_cached_tokens for embedding in embeddings)
         return encode_json(
             {
                 "id": self.id,
@@ -91,13 +98,19 @@ class EmbeddingJob:
                     }
                     for index, embedding in enumerate(embeddings)
                 ],
-                "usage": {
-                    "prompt_tokens": num_tokens,
-                    "total_tokens": num_tokens,
-                    "prompt_tokens_details": {"cached_tokens": cached},
-                },
+                "usage": self.usage(embeddings),
             }
         )
+
+    def usage(self, embeddings: Sequence[Embedding]) -> dict[str, object]:
+        """Token counts of all inputs."""
+        num_tokens = sum(len(request.prompt_token_ids) for request in self.requests)
+        cached = sum(embedding.num_cached_tokens for embedding in embeddings)
+        return {
+            "prompt_tokens": num_tokens,
+            "total_tokens": num_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
     def _write(self, embedding: Embedding) -> str | msgspec.Raw:
         if self.as_base64:
