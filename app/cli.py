@@ -42,6 +42,7 @@ COMMANDS = (
     CommandEntry("choose", "Run", "Say which engine to use here.", "app.commands.choose:choose"),
     CommandEntry("bench", "Run", "Measure a server under load.", "app.commands.bench:bench"),
     CommandEntry("connect", "Run", "Settings of a coding agent.", "app.commands.connect:connect"),
+    CommandEntry("batch", "Run", "Answer a file of requests.", "app.commands.batch:batch"),
     CommandEntry(
         "unit", "Run", "Deploy: systemd, Slurm, Kubernetes, compose.", "app.commands.unit:app"
     ),

@@ -29,6 +29,7 @@ _TABLES = {
     "Doctor": "doctor",
     "Plan": "plan",
     "Bench": "bench",
+    "Batch": "batch",
     "Dashboard": "top",
     "Chat": "chat",
 }

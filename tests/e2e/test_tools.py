@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -134,3 +135,74 @@ def test_a_conversation_goes_on_behind_a_call(client: openai.OpenAI) -> None:
     second = client.chat.completions.create(**options(messages=messages, tool_choice="none"))
     assert second.choices[0].message.tool_calls is None
     assert second.choices[0].message.content
+
+
+def test_the_same_through_the_responses_api(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "strict": True, **tool["function"]} for tool in (WEATHER, NOW)]
+    asked: Any = {
+        "model": MODEL,
+        "input": ASK[0]["content"],
+        "tools": tools,
+        "tool_choice": {"type": "function", "name": "weather"},
+        "temperature": 0,
+        "max_output_tokens": 120,
+    }
+    (call,) = client.responses.create(**asked).output
+    assert (call.type, call.name) == ("function_call", "weather")
+    check_weather(call.arguments)
+    with client.responses.stream(**asked) as stream:
+        final = stream.until_done().get_final_response()
+    assert [item.arguments for item in final.output if item.type == "function_call"] == [
+        call.arguments
+    ]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "clear"}
+    asked |= {"input": [*ASK, call.model_dump(exclude_none=True), result], "tool_choice": "none"}
+    answer = client.responses.create(**asked)
+    assert answer.output_text
+    assert answer.usage is not None
+    assert answer.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_the_same_through_the_messages_api(server: Server) -> None:
+    tools = [
+        {
+            "name": tool["function"]["name"],
+            "description": tool["function"]["description"],
+            "input_schema": tool["function"].get("parameters", {"type": "object"}),
+        }
+        for tool in (WEATHER, NOW)
+    ]
+    asked: Any = {
+        "model": MODEL,
+        "messages": ASK,
+        "tools": tools,
+        "tool_choice": {"type": "tool", "name": "weather"},
+        "max_tokens": 32_000,
+        "extra_body": {"temperature": 0},
+    }
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(**asked)
+        (call,) = message.content
+        assert (call.type, message.stop_reason) == ("tool_use", "tool_use")
+        check_weather(json.dumps(call.input))
+        with client.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message()
+        assert [block.input for block in streamed.content if block.type == "tool_use"] == [
+            call.input
+        ]
+        assert streamed.usage.cache_read_input_tokens
+        turns = [
+            *ASK,
+            {"role": "assistant", "content": [call.model_dump(exclude_none=True)]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "clear"}],
+            },
+        ]
+        count = client.messages.count_tokens(model=MODEL, messages=turns, tools=asked["tools"])
+        asked |= {"messages": turns, "tool_choice": {"type": "none"}, "max_tokens": 40}
+        answer = client.messages.create(**asked)
+    cached = answer.usage.cache_read_input_tokens or 0
+    # Without a tool_choice of none, the prompt has the tools, too.
+    assert count.input_tokens > answer.usage.input_tokens + cached
+    assert answer.content[0].type == "text"

@@ -1,0 +1,185 @@
+"""`stoker batch`: reads the command line, shows progress, says how a batch ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from app.batch.run import Progress
+    from app.errors import ExitCode
+
+_SLURM_END = "SLURM_JOB_END_TIME"
+_SLURM_RESERVE_S = 30.0  # to end before the job is ended
+_TELL_EVERY_S = 30.0
+
+
+def batch(
+    requests: Annotated[
+        Path, typer.Argument(metavar="IN.jsonl", help="Requests in OpenAI's batch format.")
+    ],
+    server: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SERVER]",
+            help="Name, pid, :port or URL. Default: $STOKER_URL, else the one that runs here.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="OUT.jsonl", help="Answers; a run that ended goes on there."
+        ),
+    ] = Path("out.jsonl"),
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 32,
+    retries: Annotated[int, typer.Option(min=0, help="Tries after a failure of the server.")] = 5,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=1, metavar="SECONDS", help=f"End in time. Default: the job's end (${_SLURM_END})."
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of one request.")] = 3600.0,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the API key. Default: $STOKER_API_KEY, $VLLM_API_KEY."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="How it ended, as JSON.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="How it ended, name and number with a tab between.")
+    ] = False,
+) -> int:
+    """Answer a file of requests; a batch that was ended goes on where it stopped.
+
+    \b
+    Examples:
+      stoker batch in.jsonl -o out.jsonl
+      stoker batch in.jsonl :8000 -o out.jsonl --concurrency 64
+    """
+
+    from app import output as out
+    from app.batch.files import open_answers, read_requests
+    from app.batch.run import BatchPlan, ServerGone, run_batch
+    from app.client.served_model import served_model
+    from app.errors import ExitCode, StokerError
+    from app.targets.server_errors import client_errors
+    from app.targets.servers import find_target
+
+    out.require_one_form(as_json, plain)
+    entries = read_requests(requests)
+    target = find_target(server)
+    key = target.api_key(api_key_file)
+    with client_errors(key):
+        served_model(target.url, None, api_key=key)  # that it is there, and knows the key
+    plan = BatchPlan(
+        url=target.url,
+        api_key=key,
+        requests=entries,
+        concurrency=concurrency,
+        retries=retries,
+        timeout_s=timeout,
+        deadline_s=_deadline(time_limit),
+    )
+    with open_answers(output, {entry.custom_id for entry in entries}) as answers:
+        if answers.done:
+            out.say(f"{len(answers.done)} of {len(entries)} are answered in {output}")
+        try:
+            with _shown() as on_progress:
+                progress = run_batch(plan, answers, on_progress)
+        except ServerGone as error:
+            raise StokerError(
+                f"{target.url} does not answer ({error}); {len(answers.done)} of {len(entries)} "
+                f"are answered in {output}",
+                hint="the same command goes on once the server is there",
+                exit_code=ExitCode.UNREACHABLE,
+            ) from error
+    return _report(progress, output, as_json=as_json, plain=plain)
+
+
+def _report(progress: Progress, path: Path, *, as_json: bool, plain: bool) -> ExitCode:
+    from app import output as out
+    from app.errors import ExitCode
+
+    spent = time.monotonic() - progress.begun_s
+    figures: dict[str, int | float] = {
+        "total": progress.total,
+        "answered": progress.num_done,
+        "failed": progress.num_failed,
+        "answered_before": progress.num_before,
+        "retried": progress.num_retried,
+        "seconds": round(spent, 3),
+    }
+    if as_json:
+        out.print_json("stoker.batch", {**figures, "output": str(path)})
+    elif plain:
+        out.print_plain(figures.items())
+    failed = f", {progress.num_failed} of them with an error" if progress.num_failed else ""
+    out.say(f"{progress.num_done} of {progress.total} are answered in {path}{failed}")
+    if progress.num_done < progress.total:
+        out.say("the time was up; the same command goes on with the rest")
+        return ExitCode.NOT_ENOUGH_EVIDENCE
+    return ExitCode.NO if progress.num_failed else ExitCode.OK
+
+
+def _deadline(time_limit: float | None) -> float | None:
+    """When to end, by the monotonic clock."""
+    if time_limit is not None:
+        return time.monotonic() + time_limit
+    end = os.environ.get(_SLURM_END, "")
+    if not end.isdigit():
+        return None
+    return time.monotonic() + int(end) - time.time() - _SLURM_RESERVE_S
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal; elsewhere a line on stderr now and then."""
+    from app.output import say, talk_console
+
+    if not sys.stderr.isatty():
+        told_s = time.monotonic()
+
+        def tell(progress: Progress) -> None:
+            nonlocal told_s
+            if time.monotonic() - told_s >= _TELL_EVERY_S:
+                told_s = time.monotonic()
+                say(_line(progress))
+
+        yield tell
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=talk_console(), transient=True, refresh_per_second=2) as bar:
+        task = bar.add_task("", total=None)
+
+        def draw(progress: Progress) -> None:
+            bar.update(
+                task,
+                description=_forecast(progress),
+                completed=progress.num_done,
+                total=progress.total,
+            )
+
+        yield draw
+
+
+def _line(progress: Progress) -> str:
+    return f"{progress.num_done} of {progress.total}{_forecast(progress)}"
+
+
+def _forecast(progress: Progress) -> str:
+    failed = f", {progress.num_failed} failed" if progress.num_failed else ""
+    rate, left = progress.rate, progress.seconds_left
+    if rate is None or left is None:
+        return failed
+    end = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+    return f"{failed}, {rate:.2f}/s, done at about {end}"
