@@ -52,6 +52,16 @@ def main(argv: list[str]) -> int:
     worker = commands.add_parser("worker", help="one rank of a model (started by `core`)")
     worker.add_argument("--name", required=True, help="stands before its log lines")
     worker.add_argument("--control", required=True, type=int, metavar="DESCRIPTOR")
+    for name, text in (
+        ("api-server", "one of several API servers (started by `serve`)"),
+        ("coordinator", "the process that tells them the engines' queues (started by `serve`)"),
+    ):
+        part = commands.add_parser(name, help=text)
+        part.add_argument("--name", required=True, help="stands before its log lines")
+        part.add_argument("--control", required=True, metavar="ADDRESS")
+        part.add_argument("--parent", required=True, type=int, metavar="PID")
+        if name == "api-server":
+            part.add_argument("--listener", required=True, type=int, metavar="DESCRIPTOR")
     commands.add_parser("grammars", help="the process that tries grammars (started by `serve`)")
     convert = commands.add_parser("convert", help="convert a .gguf file to a safetensors folder")
     convert.add_argument("source", type=Path, metavar="GGUF")
@@ -67,6 +77,19 @@ def main(argv: list[str]) -> int:
         from engine.worker.worker_proc import main as worker_main
 
         return worker_main(namespace.name, namespace.control)
+    if namespace.command == "api-server":
+        from engine.quick_imports import no_collections
+
+        with no_collections():
+            from engine.server.api_servers.api_server import main as api_server_main
+
+        return api_server_main(
+            namespace.name, namespace.control, namespace.parent, namespace.listener
+        )
+    if namespace.command == "coordinator":
+        from engine.server.api_servers.coordinator import main as coordinator_main
+
+        return coordinator_main(namespace.name, namespace.control, namespace.parent)
     if namespace.command == "grammars":
         from engine.core.grammar_worker import main as grammars_main
 
@@ -98,9 +121,8 @@ def _serve(model: str, args: object) -> int:
     starts.announce()  # before torch is loaded: whose memory that will be
     try:
         with no_collections():  # takes half a second, while the processes import torch
-            from engine.core.replicas import create_client
             from engine.server.launch import run
-        return run(model, args, lambda config: create_client(config, processes))
+        return run(model, args, processes=processes)
     finally:
         for process in processes:
             process.discard()

@@ -212,7 +212,7 @@ class EngineArgs:
         choices=("load", "prefix"),
     )
     api_server_count: int | None = _flag(
-        None, "API server processes; one serves all replicas.", short="-asc"
+        None, "API server processes; default: as many as replicas.", short="-asc"
     )
     block_size: int | None = _flag(None, f"Tokens per KV block; default {DEFAULT_BLOCK_SIZE}.")
     gpu_memory_utilization: float = _flag(
@@ -436,6 +436,12 @@ class EngineArgs:
             data_parallel_routing=self.data_parallel_routing,
         )
 
+    @property
+    def num_api_servers(self) -> int:
+        """As many as replicas, where no other number is asked for; vLLM's rule."""
+        asked = self.data_parallel_size if self.api_server_count is None else self.api_server_count
+        return asked if 1 <= asked <= MOST_REPLICAS else 1  # the start refuses any other
+
     def _parallel(self, model: ModelConfig) -> ParallelConfig:
         parallel = self.likely_parallel
         backend, num_ranks = parallel.executor_backend, parallel.world_size
@@ -540,11 +546,6 @@ class EngineArgs:
             ("--shutdown-timeout", self.shutdown_timeout, 0, _LONGEST_TIMEOUT_S),
         ):
             _require_within(flag, value, low, high)
-        if self.api_server_count not in (None, 1):
-            raise ConfigError(
-                f"--api-server-count {self.api_server_count}: one API server serves all replicas "
-                "of this engine; leave the flag out."
-            )
         if self.data_parallel_routing == "prefix" and not self.enable_prefix_caching:
             raise ConfigError(
                 "--data-parallel-routing prefix needs the prefix cache, which "

@@ -242,18 +242,20 @@ class ClientReport(msgspec.Struct, array_like=True, frozen=True):
     client_index: int
     num_requests: list[int]
     prefixes: list[tuple[bytes, int]] = []
+    num_queued_tokens: int = 0  # of prompts without any output
 
 
 class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     """DPCoordinator -> API servers: every engine's queues, and what each server has sent there.
 
-    `num_requests` has a list per `client_index` that reported.
+    `num_requests` and `num_queued_tokens` are what each `client_index` reported.
     """
 
     num_waiting: list[int]
     num_running: list[int]
     num_requests: dict[int, list[int]]
     prefixes: list[tuple[bytes, int]] = []
+    num_queued_tokens: dict[int, int] = {}
 
 
 class UtilityRequest(msgspec.Struct, array_like=True, frozen=True):

@@ -194,6 +194,16 @@ def plan(
             rich_help_panel=_PARALLEL,
         ),
     ] = 1,
+    api_server_count: Annotated[
+        int | None,
+        typer.Option(
+            "--api-server-count",
+            "-asc",
+            min=1,
+            help="API server processes; as many as copies if it is left out.",
+            rich_help_panel=_PARALLEL,
+        ),
+    ] = None,
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Requests that run at once.", rich_help_panel=_STEPS)
     ] = None,

@@ -36,6 +36,7 @@ class PlanRequest:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    api_server_count: int | None = None  # as many as copies
     max_model_len: int | None = None
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
@@ -50,6 +51,11 @@ class PlanRequest:
     vllm_version: Version | None = None  # None: the newest, with the spread of all in use
     given: GivenGib = field(default_factory=GivenGib)
     calibration: Calibration | None = None
+
+    @property
+    def num_api_servers(self) -> int:
+        """As many as copies of the model, where no other number is asked for."""
+        return self.data_parallel_size if self.api_server_count is None else self.api_server_count
 
 
 def require_possible(shape: ModelShape, request: PlanRequest) -> None:
@@ -79,6 +85,8 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
         )
     if request.engine == LLAMA_CPP and request.data_parallel_size > 1:
         raise UsageError("llama-server runs one copy of a model", hint="leave --dp out")
+    if request.engine == LLAMA_CPP and request.num_api_servers > 1:
+        raise UsageError("llama-server is one process", hint="leave --api-server-count out")
     formats = _load_formats(request)
     if request.quantization is not None and request.quantization not in formats:
         where = "CPU" if request.gpu is None else "GPU"

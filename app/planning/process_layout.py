@@ -10,6 +10,7 @@ from engine.config import ParallelConfig
 from engine.rank_layout import rank_places
 
 _DUTY = "scheduler and KV cache manager"
+_FRONT = "HTTP, chat template, tokenizer, detokenizer"
 
 
 def processes(request: PlanRequest) -> tuple[str, ...]:
@@ -17,20 +18,30 @@ def processes(request: PlanRequest) -> tuple[str, ...]:
     if request.engine == LLAMA_CPP:
         return ("llama-server  everything in one process",)
     if request.engine != VLLM:
-        front = "APIServer   HTTP, chat template, tokenizer, detokenizer"
+        front = _fronts(request, "APIServer   takes the port, starts the others and watches them")
         alone = "scheduler, KV cache manager and model runner"
-        return (front, *_engines(request, lambda _: alone))
-    replicas = request.data_parallel_size
-    if replicas == 1:
-        front = "the `vllm serve` process: HTTP, chat template, tokenizer, detokenizer"
-        lines = [f"APIServer   {front}"]
-    else:
-        lines = ["vllm serve  starts the others and waits for them"]
-        lines += [f"ApiServer_{n}  HTTP, chat template, tokenizer" for n in range(replicas)]
-        lines += ["DPCoordinator  collects load statistics"]
+        return (*front, *_engines(request, lambda _: alone))
+    front = _fronts(request, "vllm serve  starts the others and waits for them")
     on_gpu = f"{_DUTY}, model runner on GPU"
     engines = _engines(request, lambda replica: f"{on_gpu} {replica} (UniProcExecutor)")
-    return (*lines, *engines)
+    return (*front, *engines)
+
+
+def _fronts(request: PlanRequest, starter: str) -> Iterator[str]:
+    """API servers and what they need; `starter` is the line of who starts several of them.
+
+    vLLM has a coordinator wherever it has copies of the model, we where there are several API
+    servers.
+    """
+    count = request.num_api_servers
+    if count == 1:
+        who = "the `vllm serve` process: " if request.engine == VLLM else ""
+        yield f"APIServer   {who}{_FRONT}"
+    else:
+        yield starter
+        yield from (f"ApiServer_{number}  {_FRONT}" for number in range(count))
+    if (count if request.engine != VLLM else request.data_parallel_size) > 1:
+        yield "DPCoordinator  collects load statistics"
 
 
 def _engines(request: PlanRequest, alone: Callable[[int], str]) -> Iterator[str]:

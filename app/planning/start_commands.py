@@ -167,7 +167,12 @@ def _fitting(plan: MemoryPlan, model: PlannedModel, *, engine: str) -> MemoryPla
         changes["vllm_version"] = None
     if engine == LLAMA_CPP:
         changes |= {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
-        changes |= {"data_parallel_size": 1, "lora": None, "quantization": None}
+        changes |= {
+            "data_parallel_size": 1,
+            "api_server_count": None,
+            "lora": None,
+            "quantization": None,
+        }
         changes |= {"block_size": None, "kv_cache_dtype": "auto", "kv_memory_bytes": None}
         changes |= {"gpu_memory_utilization": DEFAULT_UTILIZATION}
     try:
@@ -188,6 +193,8 @@ def _parallel_flags(request: PlanRequest) -> Iterator[str]:
     ):
         if value > 1:
             yield from (flag, str(value))
+    if request.api_server_count not in (None, request.data_parallel_size):
+        yield from ("--api-server-count", str(request.api_server_count))
 
 
 def _shared_flags(plan: MemoryPlan, default_share: float) -> list[str]:

@@ -19,6 +19,7 @@ from app.supervise.shared_files import unlinked
 from engine.machine.ports import is_uds_served
 
 _FOLDER = re.compile(r"stoker-(\d+)-\w+")
+_COUNTS = re.compile(r"(?:counter|gauge_\w+|histogram|summary)_\d+\.db")  # of several API servers
 _SEGMENT = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+")
 _SHARED_MEMORY = Path("/dev/shm")
 _EMPTY_S = 600.0  # no start takes so long to its first socket
@@ -50,7 +51,7 @@ def _of_dead_processes(base: Path, glob: str, name: re.Pattern[str]) -> Iterator
 
 
 def _remove_folder(folder: Path) -> bool:
-    """False for one that is not ours, holds more than sockets, or has one that answers.
+    """False for one that is not ours, holds more than sockets and counts, or has one that answers.
 
     Its process may live in another container: an empty folder may have been made just now.
     """
@@ -65,7 +66,7 @@ def _remove_folder(folder: Path) -> bool:
         names = os.listdir(descriptor)
         is_young = time.time() - status.st_mtime < _EMPTY_S
         if (not names and is_young) or not all(
-            _is_dead_socket(folder, name, descriptor) for name in names
+            _is_dead(folder, name, descriptor) for name in names
         ):
             return False
         for name in names:
@@ -78,10 +79,13 @@ def _remove_folder(folder: Path) -> bool:
     return True
 
 
-def _is_dead_socket(folder: Path, name: str, descriptor: int) -> bool:
+def _is_dead(folder: Path, name: str, descriptor: int) -> bool:
     status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-    is_socket = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.getuid()
-    return is_socket and not is_uds_served(str(folder / name))
+    if status.st_uid != os.getuid():
+        return False
+    if stat.S_ISREG(status.st_mode):
+        return _COUNTS.fullmatch(name) is not None
+    return stat.S_ISSOCK(status.st_mode) and not is_uds_served(str(folder / name))
 
 
 def _is_our_file(path: Path) -> bool:

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.config import ParallelConfig
 from engine.core.handshake import CoreAddresses
@@ -19,31 +19,27 @@ from engine.machine.children import engine_command
 from engine.machine.secrets import child_environment
 
 
-class CoreProcess:
-    """A running child and the addresses at which it looks for its parent."""
+class ChildProcess:
+    """A running part of the engine, and the news of its end."""
 
     def __init__(
         self,
-        addresses: CoreAddresses,
+        command: Sequence[str],
         *,
-        log_fd: int | None = None,
-        name: str = "EngineCore",
-        executor: str = "uni",
         environment: Mapping[str, str] | None = None,
+        log_fd: int | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         """Start it. `log_fd` is where it writes its log; None is this process's stdout.
 
-        `name` stands before its lines, `executor` is the one that it will most likely be told to
-        use, `environment` is added to what a child gets.
+        `environment` is added to what a child gets.
         """
-        words = ["--handshake", addresses.handshake, "--parent", str(os.getpid()), "--name", name]
-        words += ["--executor", executor]
-        self.addresses = addresses
         self._process = subprocess.Popen(
-            engine_command("core", *words),
+            command,
             env={**child_environment(), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=log_fd,
+            pass_fds=pass_fds,
         )
 
     @property
@@ -73,13 +69,39 @@ class CoreProcess:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(deliver, code)
 
-        threading.Thread(target=watch, daemon=True, name="core-exit").start()
+        threading.Thread(target=watch, daemon=True, name="child-exit").start()
         return await ended
 
     def discard(self) -> None:
-        """End it at once, where no client did; may be called more than once."""
+        """End it at once, where nobody did; may be called more than once."""
         self._process.kill()
         self._process.wait()
+
+
+class CoreProcess(ChildProcess):
+    """An EngineCore, and the addresses at which it looks for its parent."""
+
+    def __init__(
+        self,
+        addresses: CoreAddresses,
+        *,
+        log_fd: int | None = None,
+        name: str = "EngineCore",
+        executor: str = "uni",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`name` stands before its lines, `executor` is the one that it will most likely be told
+        to use.
+        """
+        words = ["--handshake", addresses.handshake, "--parent", str(os.getpid()), "--name", name]
+        words += ["--executor", executor]
+        self.addresses = addresses
+        command = engine_command("core", *words)
+        super().__init__(command, environment=environment, log_fd=log_fd)
+
+    def discard(self) -> None:
+        """End it at once, where no client did, and delete its sockets."""
+        super().discard()
         self.addresses.remove()
 
 

@@ -69,12 +69,15 @@ def create_client(
     )
 
 
-def create_router(config: EngineConfig, first: int = 0) -> Router:
-    """The router of one API server; `first` is the engine that it begins with."""
+def create_router(config: EngineConfig, first: int = 0) -> tuple[Router, PrefixAffinity | None]:
+    """The router of one API server, with what it learns of prefixes, if that is asked for.
+
+    `first` is the engine that it begins with.
+    """
     parallel = config.parallel
     has_affinity = parallel.data_parallel_routing == "prefix"
     affinity = PrefixAffinity(config.cache.block_size) if has_affinity else None
-    return Router(parallel.data_parallel_size, affinity, first)
+    return Router(parallel.data_parallel_size, affinity, first), affinity
 
 
 def replica_config(config: EngineConfig, rank: int) -> EngineConfig:
@@ -122,7 +125,7 @@ class ReplicatedClient:
             _Replica(rank, replica_config(config, rank).parallel.engine_name, client)
             for rank, client in enumerate(clients)
         ]
-        self._router = create_router(config)
+        self._router, _ = create_router(config)
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._watches: list[asyncio.Task[None]] = []
         self._all_dead: EngineDeadError | None = None
@@ -257,11 +260,11 @@ class ReplicatedClient:
         lost = self._router.note_down(replica.rank)
         living = self._router.num_up
         logger.warning(
-            "Replica %s (pid %s) died: %s %d of its requests failed; %d of %d replicas are left.",
+            "Replica %s (pid %s) died: %s %s failed; %d of %d replicas are left.",
             replica.name,
             replica.client.pid,
             error,
-            len(lost),
+            f"{len(lost)} of its requests" if self._on_change is None else "Its requests",
             living,
             len(self._replicas),
         )

@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.core.together import all_together
 from engine.errors import EngineDeadError, EngineError, GenerationError, ReplicaDownError
 from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.engine_start import load_model
+from engine.frontend.engine_start import LoadedModel, load_model
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import IterationStats, ParentRequest, StatSink
 from engine.frontend.output_processor import OutputProcessor
@@ -315,6 +315,16 @@ async def start_async_llm(
     A cancellation leaves no process behind.
     """
     loaded = await load_model(model, args)
+    return await start_loaded(loaded, args, client_factory, make_sinks)
+
+
+async def start_loaded(
+    loaded: LoadedModel,
+    args: EngineArgs,
+    client_factory: ClientFactory,
+    make_sinks: MakeSinks | None = None,
+) -> StartedEngine:
+    """The same for a model whose front end is read already."""
     client = client_factory(loaded.config)
     try:
         readies = await client.start()

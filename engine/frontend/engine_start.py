@@ -45,11 +45,21 @@ class LoadedModel:
 
 async def load_model(model: str, args: EngineArgs) -> LoadedModel:
     """Find the model, read it and configure the engine; EngineError says what is wrong with it."""
+    return await load_frontend(await load_config(model, args), args)
+
+
+async def load_config(model: str, args: EngineArgs) -> EngineConfig:
+    """Find the model and configure the engine."""
     folder = await in_daemon_thread(lambda: _resolve(model))
-    config = _create_config(folder, model, args)
+    return _create_config(folder, model, args)
+
+
+async def load_frontend(config: EngineConfig, args: EngineArgs) -> LoadedModel:
+    """Read what the front end needs of the model that `config` names."""
+    folder = Path(config.model.path)
     defaults = _load_sampling_defaults(folder, args.generation_config)
     tokenizer, chat_template = await in_daemon_thread(
-        lambda: _load_frontend(folder, args.chat_template)
+        lambda: _load_tokenizer(folder, args.chat_template)
     )
     return LoadedModel(config, tokenizer, chat_template, defaults)
 
@@ -87,7 +97,7 @@ def _load_sampling_defaults(folder: Path, source: str) -> SamplingDefaults:
     return defaults
 
 
-def _load_frontend(
+def _load_tokenizer(
     folder: Path, template_file: str | None
 ) -> tuple[Tokenizer, ChatTemplate | None]:
     tokenizer = Tokenizer.from_folder(folder)

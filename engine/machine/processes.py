@@ -22,6 +22,7 @@ SERVER_MARK = "STOKER_SERVER_MARK"
 last two being the supervisor's."""
 
 _ROLES = {"serve": "APIServer", "core": "EngineCore"}
+_CHILDREN = ("core", "worker", "grammars", "api-server", "coordinator")
 _ADOPTERS = ("systemd", "init", "launchd", "tini", "dumb-init", "docker-init", "catatonit")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 19  # of /proc/PID/stat, counted behind the name
@@ -52,7 +53,7 @@ def is_engine_child(words: Sequence[str]) -> bool:
     if words[0].startswith(("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator")):
         return True
     return any(
-        word.endswith("engine/__main__.py") and following in ("core", "worker", "grammars")
+        word.endswith("engine/__main__.py") and following in _CHILDREN
         for word, following in pairwise(words[:6])
     )
 

@@ -58,6 +58,7 @@ class Admission:
         self._llm: AsyncLLM | None = None
         self._schedulers: dict[int, SchedulerStats] = {}
         self._seats: weakref.WeakSet[Seat] = weakref.WeakSet()
+        self._elsewhere = (0, 0)
 
     def open(self, limits: QueueLimits, llm: AsyncLLM) -> None:
         """Let no more in from now on than `limits` allow beside the requests of `llm`."""
@@ -69,6 +70,10 @@ class Admission:
     ) -> None:
         if scheduler is not None:
             self._schedulers[engine] = scheduler
+
+    def note_elsewhere(self, num_requests: int, num_queued_tokens: int) -> None:
+        """What other API servers of the same engines have let in, as they last said."""
+        self._elsewhere = num_requests, num_queued_tokens
 
     def enter(self) -> Seat:
         """A seat for a request that is about to be prepared; ApiError (429) if too many wait."""
@@ -93,6 +98,7 @@ class Admission:
     def _num_queued(self, newcomers: int) -> int:
         """As long as nobody waits in a scheduler, it will take whatever it has places for."""
         inside = len(self._seats) + (self._llm.num_unfinished if self._llm else 0) + newcomers
+        inside += self._elsewhere[0]
         schedulers = self._schedulers.values()
         if any(stats.num_waiting_reqs for stats in schedulers):
             return max(0, inside - sum(stats.num_running_reqs for stats in schedulers))
@@ -101,7 +107,7 @@ class Admission:
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens of the requests that have no answer yet."""
-        return self._llm.num_queued_tokens if self._llm else 0
+        return (self._llm.num_queued_tokens if self._llm else 0) + self._elsewhere[1]
 
 
 def _refusal(why: str) -> ApiError:

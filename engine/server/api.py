@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -27,6 +26,7 @@ from engine.server.http.auth import BearerAuth
 from engine.server.http.body_limits import read_json_body
 from engine.server.http.browsers import BrowserAccess, add_browser_rules
 from engine.server.http.http_metrics import count_http_requests
+from engine.server.metrics import exposition
 from engine.server.openapi import openapi_document
 from engine.server.protocol import (
     ChatBody,
@@ -136,14 +136,14 @@ class _Routes:
     async def root(self) -> Response:
         return introspection.root()
 
-    async def load(self) -> Response:
-        return introspection.load(self._state)
+    async def load(self, request: Request) -> Response:
+        return await introspection.load(self._state, request)
 
     async def version(self) -> Response:
         return introspection.version()
 
     async def metrics(self) -> Response:
-        text = generate_latest(self._state.registry)
+        text = exposition(self._state.registry)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self) -> Response:

@@ -6,6 +6,7 @@ registry of its own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -17,7 +18,9 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    generate_latest,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from engine.config import CacheConfig
 from engine.frontend.iteration_stats import FinishedRequestStats, IterationStats
@@ -25,6 +28,9 @@ from engine.messages import DraftStats, HandshakeReady, MissCause, SchedulerStat
 from engine.version import __version__
 
 _Family = TypeVar("_Family", Gauge, Counter, Histogram)
+
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""prometheus_client's variable: processes that have it as they start count in files there."""
 
 _LABELS = ("model_name", "engine")
 
@@ -53,9 +59,29 @@ def create_registry() -> CollectorRegistry:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
-    build = Gauge("stoker_build_info", "Version of this server.", ["version"], registry=registry)
+    build = Gauge(
+        "stoker_build_info",
+        "Version of this server.",
+        ["version"],
+        registry=registry,
+        multiprocess_mode="mostrecent",
+    )
     build.labels(version=__version__).set(1)
     return registry
+
+
+def exposition(registry: CollectorRegistry) -> bytes:
+    """The text of /metrics; of all API servers together, where they count in one folder."""
+    if SHARED_FOLDER not in os.environ:
+        return generate_latest(registry)
+    together = CollectorRegistry()
+    MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+    return generate_latest(together)
+
+
+def initial_stats(ready: HandshakeReady) -> SchedulerStats:
+    """The state of an engine that has done nothing yet."""
+    return SchedulerStats(num_free_blocks=ready.num_gpu_blocks - 1)  # all but the null block
 
 
 def token_buckets(max_value: int) -> tuple[float, ...]:
@@ -84,6 +110,11 @@ class EngineMetrics:
             for rank, ready in enumerate(readies)
         ]
 
+    def begin(self, readies: Sequence[HandshakeReady]) -> None:
+        """Say what the engines' states are before their first steps."""
+        for rank, ready in enumerate(readies):
+            self.record(initial_stats(ready), IterationStats(), rank)
+
     def record(
         self, scheduler: SchedulerStats | None, iteration: IterationStats, engine: int = 0
     ) -> None:
@@ -101,6 +132,8 @@ class _Families:
         self, kind: type[_Family], name: str, text: str, labels: Sequence[str], **more: Any
     ) -> _Family:
         """Make it at the first call."""
+        if kind is Gauge:
+            more["multiprocess_mode"] = "mostrecent"
         if name not in self._made:
             self._made[name] = kind(name, text, labels, registry=self._registry, **more)
         return cast(_Family, self._made[name])
@@ -124,7 +157,6 @@ class _EngineSeries:
         self._add_latencies()
         self._add_sizes(token_buckets(ready.max_model_len))
         self._add_cache_info(cache, ready)
-        self._free_blocks.set(ready.num_gpu_blocks - 1)  # all but the null block
 
     def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
         """Add one step of this engine."""

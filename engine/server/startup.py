@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from engine.args import EngineArgs
 from engine.config import EngineConfig, ObservabilityConfig
 from engine.core.grammar import GrammarModel
@@ -31,6 +33,7 @@ from engine.parser_choice import ModelSigns, choose_reasoning_parser, choose_too
 from engine.server.admission import Admission, QueueLimits
 from engine.server.metrics import EngineMetrics
 from engine.server.parsers.thinking import thought_marks
+from engine.server.peers import NO_PEERS, Peers
 from engine.server.stat_logger import StatLogger
 from engine.server.state import ApiState, Services
 
@@ -55,17 +58,36 @@ async def start_engine(
 
     A cancellation leaves no process behind.
     """
-    interval_s = _stats_interval()  # a wrong value is told before the model loads
+    interval_s = stats_interval()  # a wrong value is told before the model loads
     sinks: list[StatSink] = []
     admission = Admission()
 
     def make_sinks(config: EngineConfig, readies: Sequence[HandshakeReady]) -> Sequence[StatSink]:
-        sinks.extend(_create_sinks(config, state, readies))
+        sinks.extend(create_sinks(config, state.registry, readies))
         return [*sinks, admission]
 
     started = await start_async_llm(
         model, args, client_factory=client_factory, make_sinks=make_sinks
     )
+    stat_logger = next((sink for sink in sinks if isinstance(sink, StatLogger)), None)
+    return running_engine(model, args, started, admission, stat_logger, interval_s)
+
+
+def running_engine(
+    model: str,
+    args: EngineArgs,
+    started: StartedEngine,
+    admission: Admission,
+    stat_logger: StatLogger | None = None,
+    stats_interval_s: float = 0.0,
+    *,
+    created: int | None = None,
+    peers: Peers = NO_PEERS,
+) -> RunningEngine:
+    """What serves a started engine; without a `stat_logger` it writes no throughput lines.
+
+    `admission` has been told of every step. `created` is unix time, now if it is left out.
+    """
     admission.open(_queue_limits(args, started), started.llm)
     signs = _signs_of(started)
     reasoning = choose_reasoning_parser(args.reasoning_parser, signs)
@@ -83,7 +105,7 @@ async def start_engine(
             chat_template=started.chat_template,
             model_name=started.config.model.served_name,
             root=model,
-            created=int(time.time()),
+            created=int(time.time()) if created is None else created,
             embedding_size=started.config.model.embedding_size,
             sentence=started.config.model.sentence,
             log_requests=args.enable_log_requests,
@@ -91,10 +113,11 @@ async def start_engine(
             tool_call_parser=tools.name,
             thought_marks=thought_marks(reasoning.name, started.llm.tokenizer),
             tasks=started.config.tasks,
+            peers=peers,
             tokenizer_info=_tokenizer_info(started) if args.enable_tokenizer_info_endpoint else {},
         ),
-        stat_logger=next((sink for sink in sinks if isinstance(sink, StatLogger)), None),
-        stats_interval_s=interval_s,
+        stat_logger=stat_logger,
+        stats_interval_s=stats_interval_s,
     )
 
 
@@ -127,17 +150,20 @@ def _tokenizer_info(started: StartedEngine) -> dict[str, object]:
     return info
 
 
-def _create_sinks(
-    config: EngineConfig, state: ApiState, readies: Sequence[HandshakeReady]
+def create_sinks(
+    config: EngineConfig, registry: CollectorRegistry, readies: Sequence[HandshakeReady]
 ) -> list[StatSink]:
+    """What the steps of all engines are told to: metrics and throughput lines, unless off."""
     if not config.observability.log_stats:
         return []
     device = "CPU" if config.device.device == "cpu" else "GPU"
-    metrics = EngineMetrics(state.registry, config.model.served_name, config.cache, readies)
+    metrics = EngineMetrics(registry, config.model.served_name, config.cache, readies)
+    metrics.begin(readies)
     return [metrics, StatLogger(device, len(readies))]
 
 
-def _stats_interval() -> float:
+def stats_interval() -> float:
+    """Seconds between throughput lines; ConfigError for a value that is none."""
     text = os.environ.get("STOKER_LOG_STATS_INTERVAL")
     if text is None:
         return ObservabilityConfig().log_stats_interval_s

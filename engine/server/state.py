@@ -16,6 +16,7 @@ from engine.model_files.sentence_files import SentenceFiles
 from engine.server.admission import Admission
 from engine.server.errors import ApiError, unavailable
 from engine.server.parsers.thinking import ThoughtMarks
+from engine.server.peers import NO_PEERS, Peers
 from engine.server.rendering import Rendering
 
 
@@ -54,6 +55,7 @@ class Services:
     tokenizer_info: Mapping[str, object] = field(default_factory=dict)
     tasks: TaskConfig = field(default_factory=TaskConfig)
     rendering: Rendering = field(default_factory=Rendering)
+    peers: Peers = NO_PEERS
 
     def require_generation(self) -> None:
         """404 where only embeddings are served."""
@@ -108,6 +110,11 @@ class ApiState:
     @property
     def num_unfinished(self) -> int:
         return self._services.llm.num_unfinished if self._services else 0
+
+    @property
+    def peers(self) -> Peers:
+        """The other API servers, once there are any."""
+        return self._services.peers if self._services else NO_PEERS
 
     def require_ready(self) -> Services:
         """What handlers work with; 503 in every other phase."""

@@ -146,6 +146,7 @@ def test_gauges_show_the_last_step() -> None:
         num_preemptions_delta=2,
     )
     labels = {"model_name": MODEL, "engine": "0"}
+    metrics.begin([READY])
     assert registry.get_sample_value("stoker_kv_free_blocks", labels) == 64
     for _ in range(2):
         metrics.record(state, IterationStats())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -15,10 +16,10 @@ class StopEvents:
         self.requested = asyncio.Event()
         self.forced = asyncio.Event()
 
-    def install(self) -> None:
-        """Take both signals over for the running event loop."""
+    def install(self, numbers: Sequence[signal.Signals] = _SIGNALS) -> None:
+        """Take the signals over for the running event loop."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in numbers:
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:

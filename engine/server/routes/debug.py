@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from fastapi import FastAPI
+from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.args import EngineArgs
@@ -68,8 +69,9 @@ class _DebugRoutes:
     async def scheduler(self, engine: int = 0) -> Response:
         return Response(await self._document("scheduler", engine), media_type=_JSON)
 
-    async def requests(self) -> Response:
-        llm = self._require_ready().llm
+    async def requests(self, request: Request) -> Response:
+        services = self._require_ready()
+        llm = services.llm
         texts = await self._answer(llm, llm.request_documents())
         documents = {engine: json.loads(text) for engine, text in sorted(texts.items())}
         entries: list[dict[str, object]] = []
@@ -80,14 +82,22 @@ class _DebugRoutes:
                 if llm.traces is not None:
                     entry["client"] = llm.traces.client_of(entry["id"])
                 entries.append(entry)
+        for document in await services.peers.documents(request) if entries else ():
+            clients = {entry["id"]: entry.get("client") for entry in document["data"]}
+            for entry in entries:
+                if entry.get("client") is None and clients.get(entry["id"]) is not None:
+                    entry["client"] = clients[entry["id"]]
         not_listed = sum(document["num_not_listed"] for document in documents.values())
         return json_response({"object": "list", "data": entries, "num_not_listed": not_listed})
 
-    async def trace(self, request_id: str) -> Response:
-        llm = self._require_ready().llm
+    async def trace(self, request_id: str, request: Request) -> Response:
+        services = self._require_ready()
+        llm = services.llm
         document = await self._answer(llm, llm.trace_document(request_id))
         if document is not None:
             return json_response(document)
+        if (answer := await services.peers.first_answer(request)) is not None:
+            return answer
         raise ApiError(
             404,
             f"No times of a request `{request_id}` are kept; only the newest requests' are.",
@@ -97,9 +107,12 @@ class _DebugRoutes:
     async def blocks(self, engine: int = 0) -> Response:
         return Response(await self._document("blocks", engine), media_type=_JSON)
 
-    async def cancel(self, request_id: str) -> Response:
-        if self._require_ready().llm.cancel(request_id):
+    async def cancel(self, request_id: str, request: Request) -> Response:
+        services = self._require_ready()
+        if services.llm.cancel(request_id):
             return json_response({"id": request_id, "cancelled": True})
+        if (answer := await services.peers.first_answer(request)) is not None:
+            return answer
         raise ApiError(
             404,
             f"There is no live request `{request_id}`; it may have ended. GET /debug/requests "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.errors import RequestError
@@ -41,8 +42,11 @@ def root() -> Response:
     return json_response({"name": "stoker", "version": __version__, "openapi": "/openapi.json"})
 
 
-def load(state: ApiState) -> Response:
-    return json_response({"server_load": state.num_unfinished})
+async def load(state: ApiState, request: Request) -> Response:
+    """Requests that wait for their answers, on all API servers."""
+    others = await state.peers.documents(request)
+    elsewhere = sum(document["server_load"] for document in others)
+    return json_response({"server_load": state.num_unfinished + elsewhere})
 
 
 def models(services: Services) -> Response:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import StokerError
-from app.launch.engines import LLAMA_CPP, STOKER
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.gguf_shape import read_gguf
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu, gpu_of_reading
 from app.planning.hub_files import _KeepTokenHome
@@ -393,6 +393,28 @@ def test_processes_with_copies_of_the_model() -> None:
     assert plan.world_size == 4
 
 
+@pytest.mark.parametrize(
+    ("engine", "copies", "servers", "names"),
+    [
+        (VLLM, 2, 1, "APIServer DPCoordinator EngineCore_DP0 EngineCore_DP1"),
+        (VLLM, 1, 2, "vllm ApiServer_0 ApiServer_1 EngineCore"),
+        (STOKER, 2, 1, "APIServer EngineCore_DP0 EngineCore_DP1"),
+        (STOKER, 1, 2, "APIServer ApiServer_0 ApiServer_1 DPCoordinator EngineCore"),
+        (
+            *(STOKER, 2, None),
+            "APIServer ApiServer_0 ApiServer_1 DPCoordinator EngineCore_DP0 EngineCore_DP1",
+        ),
+    ],
+)
+def test_processes_with_several_api_servers(
+    engine: str, copies: int, servers: int | None, names: str
+) -> None:
+    changes = {"engine": engine, "data_parallel_size": copies, "api_server_count": servers}
+    request = plan_of("llama-3.1-8b", **changes).request
+
+    assert [line.split()[0] for line in processes(request)] == names.split()
+
+
 @given(st.integers(1, 131_072), st.integers(16, 80))
 def test_more_memory_and_shorter_requests_never_hold_less(length: int, gib: int) -> None:
     small = plan_of("llama-3.1-8b", gpu=PlannedGpu("a", gib * GIB), max_model_len=length)
@@ -447,8 +469,8 @@ def test_replicas_on_a_cpu_share_its_memory() -> None:
     assert cpu_process_bytes(plan, plan.tightest.available_bytes) == pytest.approx(
         PROCESS_BYTES, abs=8
     )
-    front, *engines = (line.split()[0] for line in processes(request))
-    assert (front, engines) == ("APIServer", ["EngineCore_DP0", "EngineCore_DP1"])
+    engines = [line.split()[0] for line in processes(request)][-2:]
+    assert engines == ["EngineCore_DP0", "EngineCore_DP1"]
     with pytest.raises(StokerError, match="one copy"):
         make_plan(shape, weights, dataclasses.replace(request, engine=LLAMA_CPP))
 

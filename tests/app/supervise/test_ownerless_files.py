@@ -37,6 +37,17 @@ def test_only_folders_of_processes_that_are_gone_are_removed(base: Path) -> None
     assert foreign.exists()
 
 
+def test_what_several_api_servers_counted_goes_with_their_folder(base: Path) -> None:
+    dead = make(base, f"stoker-{_NO_PID}-abc")
+    for name in ("counter_12.db", "gauge_mostrecent_12.db", "histogram_12.db", "summary_12.db"):
+        (dead / name).write_bytes(b"\0" * 8)
+    other = make(base, f"stoker-{_NO_PID}-def")
+    (other / "notes_12.db").write_bytes(b"mine")
+
+    assert dead in remove_ownerless_files()
+    assert other.exists()
+
+
 def test_a_socket_that_answers_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not below tmp_path: the path of a socket may not be long. Not in /tmp itself: a Stoker that
     # runs on this machine might remove the folder first.

@@ -1,0 +1,178 @@
+"""One of several API servers: the whole front end, with engines that its parent starts.
+
+All of them take connections from one listening socket, so that whichever has time takes the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq.asyncio
+
+from engine.args import EngineArgs
+from engine.config import EngineConfig
+from engine.core.handshake import SharedAddresses
+from engine.core.shared_client import SharedClient
+from engine.errors import EngineDeadError, EngineError
+from engine.frontend.async_llm import start_loaded
+from engine.frontend.engine_start import load_frontend
+from engine.frontend.iteration_stats import IterationStats
+from engine.logger import get_logger, setup_logging
+from engine.machine.children import end_with_parent
+from engine.messages import HandshakeReady, QueueStats, SchedulerStats
+from engine.server.admission import Admission
+from engine.server.api import create_app
+from engine.server.api_servers.control import (
+    Control,
+    EngineDown,
+    EnginesDead,
+    EngineUp,
+    Failed,
+    Go,
+    Hello,
+    Loaded,
+    Serving,
+    Setup,
+)
+from engine.server.http.binding import bind_uds
+from engine.server.http.browsers import browser_access
+from engine.server.http.connections import exception_handler
+from engine.server.http.http_log import http_event, setup_http_logging
+from engine.server.http.stop_signals import StopEvents
+from engine.server.metrics import EngineMetrics, create_registry
+from engine.server.peers import Peers
+from engine.server.serving import run_until_end, serving_http, wait_any
+from engine.server.startup import RunningEngine, running_engine
+from engine.server.state import ApiState
+
+logger = get_logger(__name__)
+
+
+def main(name: str, control_address: str, parent: int, listener: int) -> int:
+    """Serve on the inherited descriptor `listener` until told to stop; returns the exit code."""
+    setup_logging(name)
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
+    return asyncio.run(_run(name, control_address, socket.socket(fileno=listener)))
+
+
+async def _run(name: str, control_address: str, listener: socket.socket) -> int:
+    stop = StopEvents()
+    stop.install((signal.SIGTERM,))
+    asyncio.get_running_loop().set_exception_handler(exception_handler())
+    context = zmq.asyncio.Context(io_threads=1)
+    control = Control(context, control_address, binds=False)
+    try:
+        await control.send(Hello(os.getpid()))
+        setup = await control.expect(Setup)
+        assert setup.args is not None, "only the coordinator has none"
+        secrets = (setup.args.api_key or "",)
+        setup_logging(name, secrets=secrets)
+        setup_http_logging(name, secrets=secrets)
+        return await _ApiServer(setup, setup.args, control, listener).run(stop)
+    except EngineError as error:
+        await control.send(Failed(type(error).__name__, str(error)))
+        return 1
+    finally:
+        context.destroy(linger=1000)
+
+
+class _ApiServer:
+    def __init__(
+        self, setup: Setup, args: EngineArgs, control: Control, listener: socket.socket
+    ) -> None:
+        self._setup = setup
+        self._args = args
+        self._control = control
+        self._listener = listener
+        self._addresses = SharedAddresses(Path(setup.folder))
+        self._state = ApiState(create_registry())
+        self._admission = Admission()
+        self._client = SharedClient(
+            setup.config, self._addresses, setup.server, self._wait_for_go, self._note_queues
+        )
+
+    async def run(self, stop: StopEvents) -> int:
+        """Everything from reading the model's files to the last answer."""
+        start = asyncio.create_task(self._start())
+        await wait_any(start, stop.requested.wait())
+        if not start.done():
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            return 0
+        engine = start.result()
+        follow = asyncio.create_task(self._follow())
+        self._state.become_ready(engine.services)
+        own = self._addresses.http(self._setup.server)
+        app = create_app(
+            self._state,
+            self._args.api_key,
+            has_debug_routes=self._args.enable_debug_endpoints,
+            has_tokenizer_info=self._args.enable_tokenizer_info_endpoint,
+            browsers=browser_access(self._args),
+        )
+        http = serving_http(
+            app,
+            [bind_uds(own)],
+            access_log=not self._args.disable_uvicorn_access_log,
+            shared=self._listener,
+        )
+        try:
+            async with http:
+                await self._control.send(Serving())
+                http_event(f"Started server process [{os.getpid()}]")
+                return await run_until_end(engine, self._state, stop, self._args.shutdown_timeout)
+        finally:
+            follow.cancel()
+            with contextlib.suppress(OSError):
+                os.unlink(own)
+
+    async def _start(self) -> RunningEngine:
+        setup, args = self._setup, self._args
+        loaded = await load_frontend(setup.config, args)
+        started = await start_loaded(loaded, args, lambda _: self._client, self._sinks)
+        others = (number for number in range(setup.num_servers) if number != setup.server)
+        peers = Peers(tuple(self._addresses.http(number) for number in others))
+        return running_engine(
+            setup.model, args, started, self._admission, created=setup.created, peers=peers
+        )
+
+    def _sinks(
+        self, config: EngineConfig, readies: Sequence[HandshakeReady]
+    ) -> Sequence[EngineMetrics]:
+        """The engines' states and the throughput lines are the coordinator's."""
+        if not config.observability.log_stats:
+            return ()
+        name = config.model.served_name
+        return [EngineMetrics(self._state.registry, name, config.cache, readies)]
+
+    def _note_queues(self, stats: QueueStats) -> None:
+        """Limits on what waits are those of the whole server."""
+        for rank, queues in enumerate(zip(stats.num_running, stats.num_waiting, strict=True)):
+            self._admission.record(SchedulerStats(*queues), IterationStats(), rank)
+        self._admission.note_elsewhere(
+            sum(sum(numbers) for numbers in stats.num_requests.values()),
+            sum(stats.num_queued_tokens.values()),
+        )
+
+    async def _wait_for_go(self) -> tuple[Sequence[HandshakeReady], Sequence[bool]]:
+        await self._control.send(Loaded())
+        go = await self._control.expect(Go)
+        return go.readies, go.are_up
+
+    async def _follow(self) -> None:
+        """Take the parent's news of the engines."""
+        while True:
+            message = await self._control.receive()
+            if isinstance(message, EngineDown):
+                self._client.note_down(message.rank)
+            elif isinstance(message, EngineUp):
+                self._client.note_up(message.rank)
+            elif isinstance(message, EnginesDead):
+                self._client.note_dead(EngineDeadError(message.message))
