@@ -189,6 +189,18 @@ class DraftStats(msgspec.Struct, array_like=True, frozen=True):
     accepted_by_place: list[int]
 
 
+class GraphStats(msgspec.Struct, array_like=True, frozen=True):
+    """Steps of a device that records CUDA graphs since the previous message.
+
+    `replayed` counts those of each mode (FULL, PIECEWISE); their tokens include padding.
+    """
+
+    num_steps: int
+    replayed: dict[str, int]
+    num_graph_tokens: int
+    num_padding_tokens: int
+
+
 class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     """State after one step. Gauges are snapshots.
 
@@ -205,6 +217,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     prefix_cache_hits_delta: int = 0  # tokens
     num_scheduled_tokens: int = 0  # computed in this step
     drafts: DraftStats | None = None  # None without --speculative-config
+    graphs: GraphStats | None = None  # None where nothing is recorded
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -15,6 +15,7 @@ from engine.logger import get_logger
 from engine.messages import (
     EngineCoreOutput,
     EventType,
+    GraphStats,
     PrefillStats,
     SchedulerStats,
 )
@@ -94,6 +95,7 @@ class Scheduler:
         self._num_preemptions = 0
         self._num_queries = 0
         self._num_hits = 0
+        self._graphs: GraphStats | None = None
 
     # ---- requests ------------------------------------------------------------------------------
 
@@ -372,6 +374,7 @@ class Scheduler:
         """Append the sampled tokens, end what must end, and say what each client gets."""
         outputs: list[EngineCoreOutput] = []
         has_finished = False
+        self._graphs = result.graphs
         if self._has_overlap:
             self._num_in_flight -= Counter(scheduled.num_scheduled_tokens.keys())
         for request_id, sampled in zip(result.req_ids, result.sampled_token_ids, strict=True):
@@ -517,6 +520,8 @@ class Scheduler:
             prefix_cache_hits_delta=self._num_hits,
             num_scheduled_tokens=num_scheduled_tokens,
             drafts=self._drafter.take_stats() if self._drafter else None,
+            graphs=self._graphs,
         )
+        self._graphs = None
         self._num_preemptions = self._num_queries = self._num_hits = 0
         return stats

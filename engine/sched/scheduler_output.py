@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.messages import PackedLogprobs, TokenLogprobs
+from engine.messages import GraphStats, PackedLogprobs, TokenLogprobs
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams
 
@@ -106,3 +106,4 @@ class ModelRunnerOutput:
     pooled: dict[str, bytes] = field(default_factory=dict)  # little-endian float32
     forward_s: float = 0.0
     sampler_s: float = 0.0
+    graphs: GraphStats | None = None  # of the steps that were started since the last output

@@ -24,7 +24,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from engine.config import CacheConfig
 from engine.frontend.iteration_stats import FinishedRequestStats, IterationStats
-from engine.messages import DraftStats, HandshakeReady, MissCause, SchedulerStats
+from engine.messages import DraftStats, GraphStats, HandshakeReady, MissCause, SchedulerStats
 from engine.version import __version__
 
 _Family = TypeVar("_Family", Gauge, Counter, Histogram)
@@ -338,6 +338,8 @@ class _EngineSeries:
         self._hits.inc(scheduler.prefix_cache_hits_delta)
         if scheduler.drafts is not None:
             self._record_drafts(scheduler.drafts)
+        if scheduler.graphs is not None:
+            self._record_graphs(scheduler.graphs)
 
     def _record_drafts(self, drafts: DraftStats) -> None:
         """Of engines that guess; others have no such series, as in vLLM."""
@@ -357,6 +359,21 @@ class _EngineSeries:
         )
         for place, count in enumerate(drafts.accepted_by_place):
             by_place.labels(**self._values, position=place).inc(count)
+
+    def _record_graphs(self, graphs: GraphStats) -> None:
+        """Of devices that record CUDA graphs."""
+        self._counter("stoker_device_steps", "Steps of the device.").inc(graphs.num_steps)
+        replayed = self._labelled_counter(
+            "stoker_graph_steps", "Steps that replayed CUDA graphs.", "mode"
+        )
+        for mode, count in graphs.replayed.items():
+            replayed.labels(**self._values, mode=mode).inc(count)
+        self._counter("stoker_graph_tokens", "Tokens of these steps, padding included.").inc(
+            graphs.num_graph_tokens
+        )
+        self._counter("stoker_graph_padding_tokens", "Tokens of padding in these steps.").inc(
+            graphs.num_padding_tokens
+        )
 
     def _record_tokens(self, iteration: IterationStats) -> None:
         computed = iteration.num_computed_prompt_tokens

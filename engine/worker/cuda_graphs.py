@@ -25,6 +25,7 @@ from engine.kernels.triton.kernels import packed_settings
 from engine.kernels.triton.step_inputs import StepInputs, StepSize, packed_capacity
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import CaptureBar, get_logger
+from engine.messages import GraphStats
 from engine.models.decoder_triton import TritonDecoder
 from engine.worker.graph_device import Graph, GraphDevice
 
@@ -70,7 +71,9 @@ class GraphedDecoder:
         self._sampled = model.keep_sampled(max_rows)
         self._settings = torch.zeros(5 * max_rows, dtype=torch.int32, device=model.device)
         self.counts: Counter[CUDAGraphMode] = Counter()
+        self.num_graph_tokens = 0  # of replayed steps, padding included
         self.num_padding_tokens = 0
+        self._told = self._totals()
 
     @property
     def weight_bytes(self) -> int:
@@ -107,6 +110,25 @@ class GraphedDecoder:
             packed = self._settings[: len(numbers)]
         self._model.choose(logits, tokens, packed)
         return self._device.download(tokens)
+
+    def take_stats(self) -> GraphStats:
+        """What steps did since the last call."""
+        before, now = self._told, self._totals()
+        self._told = now
+        return GraphStats(
+            now.num_steps - before.num_steps,
+            {mode: count - before.replayed[mode] for mode, count in now.replayed.items()},
+            now.num_graph_tokens - before.num_graph_tokens,
+            now.num_padding_tokens - before.num_padding_tokens,
+        )
+
+    def _totals(self) -> GraphStats:
+        return GraphStats(
+            self.counts.total(),
+            {mode.value: self.counts[mode] for mode in _TITLES},
+            self.num_graph_tokens,
+            self.num_padding_tokens,
+        )
 
     def choose(self, batch: StepBatch) -> GraphChoice:
         """The graph that this batch replays."""
@@ -145,6 +167,7 @@ class GraphedDecoder:
     def capture(self, kv_cache: KVCache) -> int:
         """Record every graph over `kv_cache`, large before small; the bytes that they take."""
         self._forget()
+        self._told = self._totals()  # steps that measured memory were nobody's
         self._kv_cache = kv_cache
         if not self._plan.captures:
             return 0
@@ -212,6 +235,7 @@ class GraphedDecoder:
             self.counts[CUDAGraphMode.NONE] += 1
             return self._run_without(batch, kv_cache)
         self.counts[choice.mode] += 1
+        self.num_graph_tokens += choice.size
         self.num_padding_tokens += choice.size - len(batch.token_ids)
         size = _padded(choice.mode, choice.size, len(batch.num_computed))
         step = self._fill(batch, size)

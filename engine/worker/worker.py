@@ -173,7 +173,10 @@ class Worker:
 
     def launch_model(self, scheduler_output: SchedulerOutput) -> Finish:
         """Start a step of a worker that is alone; what it returns waits for it."""
-        return self._runner.launch(scheduler_output)
+        finish, graphed = self._runner.launch(scheduler_output), self._graphed
+        if graphed is None:
+            return finish
+        return lambda: dataclasses.replace(finish(), graphs=graphed.take_stats())
 
     def _select_kernels(self) -> KernelSet | NativeKernels:
         device, model = self._config.device, self._config.model

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prometheus_client import Metric
+from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.client.metrics.sample import read_sample
 from engine.config import CacheConfig
 from engine.frontend.iteration_stats import IterationStats
-from engine.messages import SchedulerStats
+from engine.messages import GraphStats, SchedulerStats
 from engine.server.metrics import EngineMetrics, create_registry, token_buckets
 from tests.server.fake_core import NUM_BLOCKS, READY, FakeCore
 from tests.server.serving import MODEL, Served, serving, until
@@ -163,6 +164,20 @@ def test_gauges_show_the_last_step() -> None:
         assert registry.get_sample_value(name, labels) == value, name
     waiting = {**labels, "reason": "capacity"}
     assert registry.get_sample_value("vllm:num_requests_waiting_by_reason", waiting) == 2
+
+
+def test_graphs_are_counted_where_a_device_records_them() -> None:
+    registry = create_registry()
+    metrics = EngineMetrics(registry, MODEL, CacheConfig(), [READY])
+    metrics.record(SchedulerStats(), IterationStats())
+    assert b"stoker_device_steps" not in generate_latest(registry)
+    graphs = GraphStats(5, {"FULL": 3, "PIECEWISE": 1}, 40, 6)
+    for _ in range(2):
+        metrics.record(SchedulerStats(graphs=graphs), IterationStats())
+    sample = read_sample(generate_latest(registry).decode(), 0.0)
+    assert sample is not None
+    assert (sample.device_steps, sample.graph_steps) == (10, 8)
+    assert (sample.graph_tokens, sample.graph_padding_tokens) == (80, 12)
 
 
 def test_token_buckets_end_at_the_context() -> None:

@@ -58,6 +58,22 @@ def mixed_requests() -> list[EngineCoreRequest]:
     ]
 
 
+def test_steps_tell_what_was_replayed(tiny_folder: Path, device: RecordingDevice) -> None:
+    core = core_of(tiny_folder, **GRAPHS)
+    core.add_request(asked("a", [5, 6, 7], max_tokens=3))
+    core.add_request(asked("b", [8, 9, 4], max_tokens=1))
+    told = []
+    while not core.is_idle:
+        stats = core.step().scheduler_stats
+        assert stats is not None
+        told += [stats.graphs] if stats.graphs is not None else []
+    # Six tokens of prompts, padded to eight; then two decodes, padded to the smallest graph of two.
+    assert sum(one.num_steps for one in told) == 3
+    assert [sum(one.replayed[mode] for one in told) for mode in ("PIECEWISE", "FULL")] == [1, 2]
+    assert sum(one.num_graph_tokens for one in told) == 8 + 2 + 2
+    assert sum(one.num_padding_tokens for one in told) == 2 + 1 + 1
+
+
 @pytest.mark.parametrize("flags", [GRAPHS, EAGER], ids=["graphs", "eager"])
 def test_a_step_is_planned_before_the_last_one_is_waited_for(
     flags: dict[str, Any], tiny_folder: Path, device: RecordingDevice

@@ -82,6 +82,8 @@ class Snapshot:
     recent_failed: float | None = None  # requests, over the window
     recent_finished: float | None = None
     recent_acceptance: float | None = None  # 0..1 of the draft tokens, over the window
+    recent_graph_share: float | None = None  # 0..1 of the steps
+    recent_padding: float | None = None  # 0..1 of the tokens of steps that replayed graphs
 
     @property
     def point(self) -> Point:
@@ -174,6 +176,8 @@ class MetricHistory:
             recent_failed=_increase(lives, "failed"),
             recent_finished=_increase(lives, "finished"),
             recent_acceptance=_share(lives, "spec_accepted_tokens", "spec_draft_tokens"),
+            recent_graph_share=_share(lives, "graph_steps", "device_steps"),
+            recent_padding=_share(lives, "graph_padding_tokens", "graph_tokens"),
         )
 
     def _point(self, before: Point | None, sample: MetricsSample, rates: Rates | None) -> Point:

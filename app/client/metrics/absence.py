@@ -5,6 +5,7 @@ from __future__ import annotations
 _NO_LATENCY = "llama-server exports no latency histograms; `stoker bench` measures them"
 _NO_TABLE = "llama-server does not export its KV cache; GET /slots tells each slot"
 _STATS = "vLLM exports it unless it was started with --disable-log-stats"
+_GRAPHS = "only Stoker's own engine counts CUDA graphs, and only on a GPU"
 _SPECULATIVE = "only with speculative decoding: start with --speculative-config"
 _LLAMACPP = {
     **dict.fromkeys(("ttft", "itl", "tpot", "e2e", "queue", "step_tokens"), _NO_LATENCY),
@@ -21,7 +22,9 @@ _LLAMACPP = {
     "preemptions": "llama-server does not preempt: a request keeps its slot",
     "prefix_hit_rate": "llama-server counts cached tokens, not lookups",
 }
+_GRAPH_FIELDS = ("device_steps", "graph_steps", "graph_tokens", "graph_padding_tokens")
 _VLLM = {
+    **dict.fromkeys(_GRAPH_FIELDS, _GRAPHS),
     **dict.fromkeys(("spec_drafts", "spec_draft_tokens", "spec_accepted_tokens"), _SPECULATIVE),
     "kv_cached_share": "vLLM does not export how many free blocks still hold a prefix",
     "kv_capacity_tokens": "this vLLM is too old to export it; the start log has it",

@@ -43,6 +43,10 @@ class MetricNames:
     spec_drafts: tuple[str, ...] = ()
     spec_draft_tokens: tuple[str, ...] = ()
     spec_accepted_tokens: tuple[str, ...] = ()
+    device_steps: tuple[str, ...] = ()
+    graph_steps: tuple[str, ...] = ()
+    graph_tokens: tuple[str, ...] = ()
+    graph_padding_tokens: tuple[str, ...] = ()
     ttft: tuple[str, ...] = ()
     itl: tuple[str, ...] = ()
     tpot: tuple[str, ...] = ()
@@ -82,6 +86,7 @@ TOTALS = (
     *("prompt_tokens", "generation_tokens", "cached_prompt_tokens", "finished", "rejected"),
     *("external_queries", "external_hits", "media_queries", "media_hits"),
     *("spec_drafts", "spec_draft_tokens", "spec_accepted_tokens"),
+    *("device_steps", "graph_steps", "graph_tokens", "graph_padding_tokens"),
     *("max_running", "reported_prompt_rate", "reported_generation_rate"),
 )
 """Fields whose value is the sum over a name's series."""
@@ -118,6 +123,10 @@ _VLLM = MetricNames(
     spec_drafts=("vllm:spec_decode_num_drafts",),
     spec_draft_tokens=("vllm:spec_decode_num_draft_tokens",),
     spec_accepted_tokens=("vllm:spec_decode_num_accepted_tokens",),
+    device_steps=("stoker_device_steps",),
+    graph_steps=("stoker_graph_steps",),
+    graph_tokens=("stoker_graph_tokens",),
+    graph_padding_tokens=("stoker_graph_padding_tokens",),
     ttft=("vllm:time_to_first_token_seconds",),
     itl=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     tpot=("vllm:request_time_per_output_token_seconds",),

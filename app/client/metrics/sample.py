@@ -84,6 +84,10 @@ class MetricsSample:
     spec_drafts: float | None = None
     spec_draft_tokens: float | None = None
     spec_accepted_tokens: float | None = None
+    device_steps: float | None = None
+    graph_steps: float | None = None  # that replayed CUDA graphs
+    graph_tokens: float | None = None  # of those, padding included
+    graph_padding_tokens: float | None = None
     tpot: Histogram | None = None  # mean per request
     queue: Histogram | None = None  # seconds in the queue, counted when a request ends
     prefill_time: Histogram | None = None

@@ -21,7 +21,7 @@ class StepPanel(Panel):
     READING: ClassVar[tuple[tuple[str, str], ...]] = (
         ("stalled", "requests are there, and the engine ends and begins no step"),
         ("last step", "tokens of the newest step against its budget, and requests in the batch"),
-        ("graph", "size of the CUDA graph that the batch is padded to"),
+        ("graph", "share of the steps that replay a CUDA graph; padding among their tokens"),
         ("limit", "what kept the last step from doing more, and the flag that moves it"),
     )
 
@@ -56,7 +56,7 @@ class StepPanel(Panel):
         limit, flag = limit_text(sample.scheduler, self.snapshot.sample if self.snapshot else None)
         return [
             ("last step", step_text(sample.scheduler)),
-            ("graph", _NO_GRAPH),
+            ("graph", self._graphs() or _NO_GRAPH),
             ("limit", limit),
             ("moved by", flag),
         ]
@@ -71,10 +71,25 @@ class StepPanel(Panel):
         limit, flag = limit_from_metrics(snapshot)
         return [
             ("last step", step),
-            ("graph", "n/a: no engine exports the graph it uses"),
+            ("graph", self._graphs() or "n/a: no engine exports the graph it uses"),
             ("limit", limit),
             ("moved by", flag),
         ]
+
+    def _graphs(self) -> str | None:
+        """Over the window, else since the start; None where the server counts none."""
+        snapshot = self.snapshot
+        steps = None if snapshot is None else snapshot.sample.device_steps
+        if snapshot is None or not steps:
+            return None
+        sample, share = snapshot.sample, snapshot.recent_graph_share
+        padding, when = snapshot.recent_padding, f"last {formatting.window(snapshot.window_s)}"
+        if share is None:
+            share, when = (sample.graph_steps or 0) / steps, "since start"
+            tokens = sample.graph_tokens
+            padding = (sample.graph_padding_tokens or 0) / tokens if tokens else None
+        padded = "" if padding is None else f", {formatting.percent(padding)} of tokens padding"
+        return f"{formatting.percent(share)} of steps replayed{padded}; {when}"
 
     def _hits(self) -> str:
         snapshot = self.snapshot
