@@ -160,3 +160,20 @@ def test_a_seat_that_is_forgotten_is_free() -> None:
     assert admission.num_queued == 2
     seats.clear()
     assert admission.num_queued == 0
+
+
+def test_what_other_api_servers_let_in_counts_too() -> None:
+    admission = Admission()
+    admission._limits = QueueLimits(max_reqs=3, max_tokens=50, num_places=4)
+    admission.note_elsewhere(5, 20)
+    seats = [admission.enter() for _ in range(2)]
+    assert (admission.num_queued, admission.num_queued_tokens) == (3, 20)
+    with pytest.raises(ApiError, match="--max-num-queued-reqs allows 3"):
+        admission.enter()
+    admission.note_elsewhere(1, 60)
+    with pytest.raises(ApiError, match="--max-num-queued-tokens allows 50"):
+        admission.enter()
+    for seat in seats:
+        seat.leave()
+    admission.note_elsewhere(1, 49)
+    admission.enter()
