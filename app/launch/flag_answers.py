@@ -26,12 +26,16 @@ class FlagReader:
     command: str = "serve"
 
     def refusal(self, words: Sequence[str], unknown: Iterable[str]) -> UsageError:
-        """One error for all `unknown` flags of `words`, each with its answer."""
+        """One error for all `unknown` flags of `words`, each with its answer; those with the same
+        one share it.
+        """
         flags = list(dict.fromkeys(word.partition("=")[0] for word in unknown))
-        answers = [self.answer(flag, value_of(flag, words)) for flag in flags]
+        by_answer: dict[str, list[str]] = {}
+        for flag in flags:
+            by_answer.setdefault(self.answer(flag, value_of(flag, words)), []).append(flag)
         if len(flags) == 1:
-            return UsageError(f"no such flag: {flags[0]}", hint=answers[0])
-        lines = (f"{flag}: {answer}" for flag, answer in zip(flags, answers, strict=True))
+            return UsageError(f"no such flag: {flags[0]}", hint=next(iter(by_answer)))
+        lines = (f"{', '.join(alike)}: {answer}" for answer, alike in by_answer.items())
         return UsageError(f"no such flags: {', '.join(flags)}", hint="\n  ".join(("", *lines)))
 
     def answer(self, flag: str, value: str | None) -> str:

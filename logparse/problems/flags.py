@@ -49,13 +49,13 @@ _VLLM_FLAG_TEXT = """
 --attention-backend --speculative-config --limit-mm-per-prompt --generation-config
 --disable-log-stats --shutdown-timeout --distributed-executor-backend --runner --convert
 --max-cudagraph-capture-size --structured-outputs-config --enable-expert-parallel
---scheduling-policy
+--scheduling-policy --nnodes --node-rank --master-addr --master-port --headless
 """
 VLLM_FLAGS = tuple(_VLLM_FLAG_TEXT.split())
 # Of these, those without a value.
 _VLLM_SWITCH_TEXT = """
 --enforce-eager --enable-prefix-caching --enable-chunked-prefill --trust-remote-code --enable-lora
---enable-auto-tool-choice --disable-log-stats --enable-expert-parallel
+--enable-auto-tool-choice --disable-log-stats --enable-expert-parallel --headless
 """
 VLLM_SWITCHES = frozenset(_VLLM_SWITCH_TEXT.split())
 # The first release of vLLM with a flag, where older ones are still in use.
@@ -189,7 +189,12 @@ GONE_FLAGS: dict[str, GoneFlag] = {
 }
 # Flags of today's vLLM that our own server does not have, and what to do there instead.
 _MODEL_DECIDES = "the model's files decide it: leave it out"
-_ONE_DEVICE = "one copy of a model runs on one device: leave it out, or choose --engine vllm"
+_RAY_JOINS = (
+    "several machines are joined by Ray: type `ray start --head` on the first one and `ray start "
+    "--address HEAD:6379` on each other one, then this command on the first one, with "
+    "--distributed-executor-backend ray in place of such flags; on one machine leave them out"
+)
+_JOINING_FLAGS = ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless")
 OWN_ANSWERS: dict[str, str] = {
     "--trust-remote-code": "no code of a model's repository is ever run: leave it out",
     "--download-dir": "the environment says where the hub's models are kept: HF_HUB_CACHE={value}",
@@ -199,8 +204,7 @@ OWN_ANSWERS: dict[str, str] = {
     "--config-format": _MODEL_DECIDES,
     "--load-format": "safetensors and GGUF files are told apart by themselves: leave it out",
     "--revision": "the newest one is served; another one is served by its folder",
-    "--tensor-parallel-size": _ONE_DEVICE,
-    "--pipeline-parallel-size": _ONE_DEVICE,
+    **dict.fromkeys(_JOINING_FLAGS, _RAY_JOINS),
 }
 # What other engines call vLLM's flags. A fix with a flag that has no name there is left out.
 SGLANG_FLAGS = {

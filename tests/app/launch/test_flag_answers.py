@@ -79,6 +79,18 @@ def test_all_flags_are_answered_at_once() -> None:
     assert lines[1].endswith("HF_HUB_CACHE=/opt/m")
 
 
+def test_flags_that_join_machines_lead_to_ray() -> None:
+    """One answer for all of them."""
+    joining = ("--nnodes", "2", "--node-rank=0", "--master-addr", "10.0.0.1", "--headless")
+    message, hint = refusal(*joining, "--revision", "main")
+    assert message == "no such flags: --nnodes, --node-rank, --master-addr, --headless, --revision"
+    ray, revision = hint.strip().splitlines()
+    assert ray.startswith("--nnodes, --node-rank, --master-addr, --headless: ")
+    for words in ("`ray start --head`", "--address HEAD:", "--distributed-executor-backend ray"):
+        assert words in ray
+    assert revision.strip().startswith("--revision: ")
+
+
 def test_every_flag_of_vllm_has_an_answer_of_our_engine_and_of_llama_cpp() -> None:
     for flag in {*VLLM_FLAGS, *NOT_OURS, *OWN_ANSWERS} - OWN_FLAGS - {"--data-parallel-size"}:
         for engine in (STOKER, LLAMA_CPP):
