@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from engine.compilation_config import merged_compilation
@@ -25,6 +26,7 @@ from engine.config import (
     CompilationConfig,
     DeviceConfig,
     EngineConfig,
+    LoraConfig,
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -33,6 +35,7 @@ from engine.config import (
 from engine.cuda_graph_sizes import CaptureRules, capture_sizes
 from engine.env import HostDevice, cpu_has_bf16
 from engine.errors import ConfigError
+from engine.lora_adapters import MOST_LORA_RANK, LoraRequest, parse_lora_module
 from engine.model_config import ModelConfig
 from engine.parser_choice import AUTO, NONE, REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 from engine.pooling_params import parse_pooler_config
@@ -99,6 +102,14 @@ def _json_words(text: str) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(word, str) and word for word in value):
         return tuple(value)
     raise argparse.ArgumentTypeError(f'{text!r} is not a JSON list of words like ["a", "b"]')
+
+
+def _lora_module(text: str) -> str:
+    try:
+        parse_lora_module(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _flag(
@@ -272,6 +283,16 @@ class EngineArgs:
         "How the model marks its thoughts; auto looks into its chat template.",
         choices=(AUTO, NONE, *REASONING_PARSER_NAMES),
     )
+    enable_lora: bool = _flag(False, "Serve LoRA adapters, each under a model name of its own.")
+    lora_modules: tuple[str, ...] = _flag(
+        (),
+        'Adapters from the start: NAME=PATH, or {"name": "NAME", "path": "PATH"}; several words.',
+        parse=_lora_module,
+        nargs="+",
+    )
+    max_loras: int = _flag(1, "Most different adapters in one step.")
+    max_lora_rank: int = _flag(16, "Highest rank of an adapter.")
+    max_cpu_loras: int | None = _flag(None, "Most adapters held at once; default: no limit.")
     generation_config: str = _flag(
         "auto",
         "Sampling defaults: auto (the model's generation_config.json), vllm (none), or a folder.",
@@ -398,6 +419,7 @@ class EngineArgs:
                 show_prompts=self.show_prompts,
             ),
             tasks=self._tasks(model),
+            lora=self._lora(model),
             seed=self.seed,
             shutdown_timeout_s=self.shutdown_timeout,
         )
@@ -492,6 +514,38 @@ class EngineArgs:
             has_text_model=model.has_head,
         )
 
+    def _lora(self, model: ModelConfig) -> LoraConfig | None:
+        if not self.enable_lora:
+            if self.lora_modules:
+                raise ConfigError("--lora-modules needs --enable-lora; give both.")
+            return None
+        if self.max_cpu_loras is not None and self.max_cpu_loras < max(
+            self.max_loras, len(self.lora_modules)
+        ):
+            raise ConfigError(
+                f"--max-cpu-loras {self.max_cpu_loras} is below --max-loras {self.max_loras} or "
+                f"the {len(self.lora_modules)} adapters of --lora-modules; raise it."
+            )
+        if model.is_encoder:
+            raise ConfigError(
+                f"--enable-lora works with decoders, and {model.architecture} is an encoder; leave "
+                "the flag out."
+            )
+        named = [parse_lora_module(text) for text in self.lora_modules]
+        names = [name for name, _ in named]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"--lora-modules names {twice} twice; each name is one adapter's.")
+        return LoraConfig(
+            max_loras=self.max_loras,
+            max_lora_rank=self.max_lora_rank,
+            max_cpu_loras=self.max_cpu_loras,
+            modules=tuple(
+                LoraRequest(name, number, str(Path(path).expanduser().absolute()))
+                for number, (name, path) in enumerate(named, 1)
+            ),
+        )
+
     def _resolve_max_model_len(self, model: ModelConfig) -> int:
         limit = model.max_position_embeddings
         if self.max_model_len is None or self.max_model_len == -1:
@@ -534,6 +588,9 @@ class EngineArgs:
             ("--api-server-count", self.api_server_count, 1, MOST_REPLICAS),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, _MOST_COUNTED),
             ("--block-size", self.block_size, 1, 1024),
+            ("--max-loras", self.max_loras, 1, _MOST_COUNTED),
+            ("--max-lora-rank", self.max_lora_rank, 1, MOST_LORA_RANK),
+            ("--max-cpu-loras", self.max_cpu_loras, 1, _MOST_COUNTED),
             ("--num-threads", self.num_threads, 1, _MOST_COUNTED),
             ("--tensor-parallel-size", self.tensor_parallel_size, 1, MOST_RANKS),
             ("--pipeline-parallel-size", self.pipeline_parallel_size, 1, MOST_RANKS),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.errors import ConfigError
+from engine.lora_adapters import LoraRequest
 from engine.model_config import ModelConfig
 from engine.pooling_params import PoolingParams
 from engine.speculative_config import SpeculativeConfig
@@ -140,6 +141,24 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Adapters beside the model's linears: those of the start, and the limits of all.
+
+    `max_loras` is of one step; `max_cpu_loras` of those that are held, None for no limit.
+    """
+
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    modules: tuple[LoraRequest, ...] = ()
+
+    @property
+    def num_reserved(self) -> int:
+        """How many adapters memory is kept free for."""
+        return max(self.max_loras, self.max_cpu_loras or 0, len(self.modules))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything EngineCore needs; travels to it as msgpack in the handshake."""
 
@@ -151,5 +170,6 @@ class EngineConfig:
     compilation: CompilationConfig = CompilationConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     tasks: TaskConfig = TaskConfig()
+    lora: LoraConfig | None = None  # None: no adapters
     seed: int = 0
     shutdown_timeout_s: float = 5.0

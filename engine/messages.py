@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from engine.config import EngineConfig
+from engine.lora_adapters import LoraRequest
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams
 
@@ -64,6 +65,15 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, fro
     pooling: PoolingParams | None = None
     message_digests: tuple[bytes, ...] = ()
     client_index: int = 0  # which of EngineCore's clients gets the outputs
+    lora: LoraRequest | None = None
+
+    @property
+    def prefix_salt(self) -> str | None:
+        """What keys and values depend on besides the tokens: the cache salt and the adapter."""
+        salt = self.cache_salt
+        if salt is not None and salt.startswith("\0"):  # else it could look like an adapter's
+            salt = f"\0{salt}"
+        return salt if self.lora is None else f"\0lora{self.lora.lora_id}\0{salt or ''}"
 
 
 class EngineCoreEvent(msgspec.Struct, array_like=True, frozen=True):
@@ -269,6 +279,10 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     num_requests: dict[int, list[int]]
     prefixes: list[tuple[bytes, int]] = []
     num_queued_tokens: dict[int, int] = {}
+
+
+LOAD_ADAPTER, UNLOAD_ADAPTER = "load_adapter:", "unload_adapter:"
+"""Methods of EngineCore: behind them a LoraRequest as JSON, and a `lora_id`."""
 
 
 class UtilityRequest(msgspec.Struct, array_like=True, frozen=True):

@@ -128,6 +128,8 @@ def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> Memor
     if request.quantization in ("fp8", "fp8_per_block"):
         weights = weights.as_fp8()
     weights = _as_loaded(weights, shape, request)
+    if request.lora is not None and request.engine in (STOKER, VLLM):
+        weights = with_lora_slots(weights, shape, request.lora, run_dtype(shape, request))
     max_len = asked_model_len(shape, request)
     scheduler = planned_step_budget(request, max_len)
     graphs = _graphs(request, scheduler)
@@ -173,10 +175,7 @@ def _as_loaded(weights: Weights, shape: ModelShape, request: PlanRequest) -> Wei
     if request.engine != VLLM or request.gpu is None:
         return weights
     rules = version_rules(request.vllm_version)
-    weights = padded_experts(weights, shape, request.gpu, request.tensor_parallel_size, rules)
-    if request.lora is not None:
-        weights = with_lora_slots(weights, shape, request.lora, run_dtype(shape, request))
-    return weights
+    return padded_experts(weights, shape, request.gpu, request.tensor_parallel_size, rules)
 
 
 def _is_native(shape: ModelShape, request: PlanRequest) -> bool:

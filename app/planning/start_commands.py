@@ -57,9 +57,7 @@ def _vllm(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     words = ["vllm", "serve", model.command_name, *_shared_flags(fitting, share)]
     words += [*_parallel_flags(request)]
     words += ["--quantization", request.quantization] if request.quantization else []
-    if (lora := request.lora) is not None:
-        words += ["--enable-lora", "--max-loras", str(lora.max_loras)]
-        words += ["--max-lora-rank", str(lora.max_lora_rank)]
+    words += _lora_flags(request)
     missing = [word for word in words if not knows_flag(word, request.vllm_version)]
     if missing:
         return StartCommand(VLLM, None, f"this release of vLLM does not have {missing[0]}")
@@ -81,12 +79,20 @@ def _stoker(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     words = ["stoker", "serve", name, *_shared_flags(fitting, DEFAULT_UTILIZATION)]
     words += [*_parallel_flags(request)]
     words += ["--quantization", request.quantization] if request.quantization else []
+    words += _lora_flags(request)
     note = None
     if model.is_gguf:
         note = "converts the file to bf16 once, which takes more memory"
     elif support.implementation == "transformers":
         note = "in transformers' own code over Stoker's cache"
     return StartCommand(STOKER, shlex.join(words), note)
+
+
+def _lora_flags(request: PlanRequest) -> list[str]:
+    if (lora := request.lora) is None:
+        return []
+    words = ["--enable-lora", "--max-loras", str(lora.max_loras)]
+    return [*words, "--max-lora-rank", str(lora.max_lora_rank)]
 
 
 def serve_command(model: PlannedModel, plan: MemoryPlan, port: int) -> StartCommand:
@@ -123,8 +129,6 @@ def _own_obstacle(model: PlannedModel, support: Support, request: PlanRequest) -
         return "it splits only what its own code runs"
     if request.quantization is not None and support.implementation == "transformers":
         return "it quantises only what its own code runs"
-    if request.lora is not None:
-        return "it has no LoRA adapters"
     if request.num_speculative_tokens:
         return "it has no speculative decoding"
     is_own = request.kv_cache_dtype == run_dtype(model.shape, request)

@@ -15,10 +15,11 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core.executor import Executor, create_executor
+from engine.core.lora import LoraAdapters
 from engine.core.memory_turn import leave_memory, memory_turn
 from engine.core.request_traces import CallTimer, RequestTraces, StepClock
 from engine.core.structured_output import StructuredOutputManager
-from engine.errors import MemoryBudgetError
+from engine.errors import MemoryBudgetError, ModelError
 from engine.kv_sizing import (
     KVCacheSpec,
     KVCapacity,
@@ -30,6 +31,7 @@ from engine.kv_sizing import (
     require_one_request_fits,
 )
 from engine.logger import get_logger
+from engine.lora_adapters import LoraRequest
 from engine.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -77,8 +79,10 @@ class EngineCore:
         _log_config(config)
         self.structured_outputs = StructuredOutputManager(config.model)
         self.executor = executor_factory(config)
+        self.loras = LoraAdapters(self.executor.call_workers)
         with memory_turn(config.device.device) as reserve:
             self.executor.load_model()
+            self._load_adapters(config)
             start = time.monotonic()
             available = self.executor.determine_available_memory()
             self.spec = self.executor.get_kv_cache_spec()
@@ -100,6 +104,7 @@ class EngineCore:
             self.spec.groups,
             num_micro_batches=config.parallel.pipeline_parallel_size,
             is_async=self._most_in_flight > config.parallel.pipeline_parallel_size,
+            max_loras=None if config.lora is None else config.lora.max_loras,
         )
         self._in_flight: deque[_StepInFlight] = deque()
         self._steps = StepHistory() if is_watched else None
@@ -127,9 +132,30 @@ class EngineCore:
         """True while there is nothing to run."""
         return not self.scheduler.has_unfinished_requests() and not self._in_flight
 
+    def _load_adapters(self, config: EngineConfig) -> None:
+        for request in config.lora.modules if config.lora else ():
+            error = self.loras.load(request)
+            if error is not None:
+                raise ModelError(f"LoRA adapter {request.name}: {error}")
+
+    def load_adapter(self, request: LoraRequest) -> str | None:
+        """Load an adapter on every rank; what is in the way, or None."""
+        return self.loras.load(request)
+
+    def unload_adapter(self, lora_id: int) -> None:
+        """Free an adapter as soon as no request has it; no new one gets it."""
+        self.loras.retire(lora_id)
+        self._free_adapters()
+
+    def _free_adapters(self) -> None:
+        self.loras.remove_unused(self.scheduler.used_adapters)
+
     def add_request(self, message: EngineCoreRequest) -> None:
         if self._traces is not None:
             self._traces.begin(message.request_id)
+        if message.lora is not None and (error := self.loras.load(message.lora)) is not None:
+            self.scheduler.reject(message.request_id, error)
+            return
         cache, spec = self.config.cache, message.sampling_params.structured_outputs
         grammar = None if spec is None else self.structured_outputs.start(message.request_id, spec)
         self.scheduler.add_request(
@@ -145,7 +171,9 @@ class EngineCore:
         """End requests whose client is gone; returns how many were alive."""
         if self._traces is not None:
             self._traces.note_aborts(request_ids)
-        return len(self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED))
+        ended = self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        self._free_adapters()
+        return len(ended)
 
     def abort_all(self) -> int:
         return self.abort_requests(list(self.scheduler.requests))
@@ -218,6 +246,7 @@ class EngineCore:
         executed_s = time.monotonic()
         self.scheduler.note_step(step.scheduled, executed_s - step.planned_s)
         outputs = self.scheduler.update_from_output(step.scheduled, result)
+        self._free_adapters()
         if self._traces is not None and self._blocks_timer is not None:
             blocks_s = self._blocks_timer.take_s()
             clock = StepClock(step.start_s, step.planned_s, executed_s, time.monotonic(), blocks_s)

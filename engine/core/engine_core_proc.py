@@ -21,9 +21,12 @@ from engine.core.memory_turn import announce_start
 from engine.core.output_share import ABORT_CLIENT, OutputShare
 from engine.errors import EngineError
 from engine.logger import get_logger, setup_logging
+from engine.lora_adapters import LoraRequest
 from engine.machine.children import end_with_parent
 from engine.machine.heap import Heap
 from engine.messages import (
+    LOAD_ADAPTER,
+    UNLOAD_ADAPTER,
     EngineCoreOutputs,
     EngineCoreRequest,
     Handshake,
@@ -193,6 +196,14 @@ class EngineCoreProc:
         if request.method.startswith(ABORT_CLIENT):
             lost = self._share.ids_of(int(request.method.removeprefix(ABORT_CLIENT)))
             return UtilityOutput(request.call_id, self._abort(lost))
+        if request.method.startswith(LOAD_ADAPTER):
+            adapter = msgspec.json.decode(
+                request.method.removeprefix(LOAD_ADAPTER), type=LoraRequest
+            )
+            return UtilityOutput(request.call_id, self._core.load_adapter(adapter))
+        if request.method.startswith(UNLOAD_ADAPTER):
+            self._core.unload_adapter(int(request.method.removeprefix(UNLOAD_ADAPTER)))
+            return UtilityOutput(request.call_id, True)
         if request.method.startswith(_TRACE):
             found = self._core.trace_document(request.method.removeprefix(_TRACE))
             return UtilityOutput(request.call_id, found)

@@ -57,6 +57,11 @@ class Executor(Protocol):
     def max_concurrent_batches(self) -> int:
         """Steps that may be started before the first one's result is asked for."""
 
+    def call_workers(self, method: str, *arguments: object) -> list[object]:
+        """Run a method of the worker on every rank once the steps under way are done; the answers
+        by rank. The method raises nothing.
+        """
+
     def check_health(self) -> None:
         """Raise the error of a rank that has ended or failed."""
 

@@ -146,7 +146,7 @@ class PrefixAffinity:
         found: list[BlockHash] = []
         for end in range(size, min(len(tokens), size * _MOST_BLOCKS) + 1, size):
             parent = found[-1] if found else None
-            salt = None if found else request.cache_salt  # as the engine's own prefix cache does
+            salt = None if found else request.prefix_salt  # as the engine's own prefix cache does
             found.append(hash_block(parent, tokens[end - size : end], salt))
         return found
 

@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from engine.args import EngineArgs
 from engine.config import EngineConfig
 from engine.core.together import all_together
@@ -28,7 +30,15 @@ from engine.frontend.outputs import RequestDelta
 from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.tokenizer import Tokenizer
 from engine.logger import get_logger
-from engine.messages import EngineCoreOutputs, EngineCoreRequest, HandshakeReady, SchedulerStats
+from engine.lora_adapters import LoraRequest
+from engine.messages import (
+    LOAD_ADAPTER,
+    UNLOAD_ADAPTER,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    HandshakeReady,
+    SchedulerStats,
+)
 
 logger = get_logger(__name__)
 
@@ -144,6 +154,16 @@ class AsyncLLM:
             # Still known: the consumer left before the end. This may run during a cancellation, in
             # which nothing can be awaited any more, so the message goes out from a task of its own.
             self._drop([request.request_id], EngineError("the request was given up"))
+
+    async def load_adapter(self, request: LoraRequest) -> str | None:
+        """Load a LoRA adapter in every engine; what is in the way, or None."""
+        method = LOAD_ADAPTER + msgspec.json.encode(request).decode()
+        answers = (await self._call_all(method)).values()
+        return next((text for text in answers if isinstance(text, str)), None)
+
+    async def unload_adapter(self, lora_id: int) -> None:
+        """Free a LoRA adapter once no request has it."""
+        await self._call_all(f"{UNLOAD_ADAPTER}{lora_id}")
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes of every engine; False while blocks of one are in use."""

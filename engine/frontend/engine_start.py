@@ -14,6 +14,7 @@ from engine.env import detect_device
 from engine.frontend.chat_template import ChatTemplate, load_chat_template
 from engine.frontend.daemon_thread import in_daemon_thread
 from engine.frontend.input_processor import InputProcessor
+from engine.frontend.lora_registry import check_adapters
 from engine.frontend.sampling_defaults import SamplingDefaults, load_sampling_defaults
 from engine.frontend.tokenizer import Tokenizer
 from engine.logger import get_logger
@@ -75,6 +76,7 @@ def _create_config(folder: Path, model: str, args: EngineArgs) -> EngineConfig:
     model_config = ModelConfig.from_folder(folder, name, args.model_impl)
     logger.info("Resolved architecture: %s", model_config.architecture)
     config = args.create_engine_config(model_config, detect_device())
+    check_adapters(config)
     logger.info("Using max model len %d", config.scheduler.max_model_len)
     if config.scheduler.enable_chunked_prefill:
         logger.info(

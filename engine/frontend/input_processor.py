@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from engine.errors import CONTEXT_CODE, RequestError
 from engine.frontend.tokenizer import Tokenizer
+from engine.lora_adapters import LoraRequest
 from engine.messages import EngineCoreRequest
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams, check_logprobs
@@ -53,6 +54,7 @@ class InputProcessor:
         logprobs_param: str = "logprobs",
         cache_salt: str | None = None,
         priority: int = 0,
+        lora: LoraRequest | None = None,
         message_digests: tuple[bytes, ...] = (),
     ) -> EngineCoreRequest:
         """Return the checked request; RequestError says which limit it breaks."""
@@ -67,6 +69,7 @@ class InputProcessor:
             eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
             cache_salt=cache_salt,
             priority=priority,
+            lora=lora,
             message_digests=message_digests,
         )
 
@@ -80,6 +83,7 @@ class InputProcessor:
         prompt_param: str = "input",
         cache_salt: str | None = None,
         priority: int = 0,
+        lora: LoraRequest | None = None,
     ) -> EngineCoreRequest:
         """The same for a prompt that becomes a vector; it may fill the whole context."""
         self._check_pooled_length(prompt_token_ids, prompt_param)
@@ -91,6 +95,7 @@ class InputProcessor:
             arrival_time=arrival_time,
             cache_salt=cache_salt,
             priority=priority,
+            lora=lora,
             pooling=pooling,
         )
 

@@ -36,3 +36,6 @@ class StepBatch:
     block_table: IntArray  # [G, S, blocks of the longest sequence or more]
     logits_rows: IntArray  # [R] indices into the T tokens
     residual: FloatArray | None = None  # [T, hidden] from the pipeline stage before
+    adapters: IntArray | None = (
+        None  # [T] slot of each token's adapter, -1 for none; None: no one has
+    )

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.kernel_set import KernelSet, KVCache, PackedLinear, most_likely
+from engine.kernels.low_rank import Adapter
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
 from engine.layers.attention import Attention, StepContext
+from engine.layers.lora import LoraTable
 from engine.layers.mlp import GatedMLP
 from engine.layers.parallel import OneRank, RankGroup
 from engine.layers.rotary import RotaryTable, inverse_frequencies
@@ -68,6 +70,7 @@ class DecoderModel:
         self._weight_bytes = weights.embedding.nbytes
         self._vocab_widths = place.span_lengths(config.vocab_size)
         self._final_norm = self._norm(weights.final_norm)
+        self._lora = LoraTable()
         self._layers = self._pack_layers(weights)
         if place.is_last_stage:
             self._lm_head = self._pack_head(weights)
@@ -77,6 +80,14 @@ class DecoderModel:
     def weight_bytes(self) -> int:
         """Bytes of all parameters as they are held now."""
         return self._weight_bytes
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Rows whose batch names `slot` have it from now on."""
+        self._lora.load(slot, adapter)
+
+    def remove_adapter(self, slot: int) -> None:
+        """Let an adapter go."""
+        self._lora.remove(slot)
 
     def create_kv_cache(self, num_blocks: int) -> KVCache:
         """One tensor per page of a block in the kernel set's layout."""
@@ -113,6 +124,7 @@ class DecoderModel:
     def _layers_of_stage(self, batch: StepBatch, kv_cache: KVCache) -> tuple[Tensor, Tensor]:
         """The residual, and its norm."""
         kernels, ranks, eps = self._kernels, self._ranks, self._config.rms_norm_eps
+        self._lora.begin_step(batch.adapters, self._device)
         contexts = self._contexts(batch)
         residual = self._residual_before(batch)
         x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
@@ -188,16 +200,18 @@ class DecoderModel:
             for page, layer in enumerate(group.layers)
         }
         numbers = range(len(weights.layers))
-        return [self._pack_layer(weights.layers.pop(0), *places[number]) for number in numbers]
+        return [
+            self._pack_layer(number, weights.layers.pop(0), *places[number]) for number in numbers
+        ]
 
-    def _pack_layer(self, layer: LayerWeights, group: int, page: int) -> _Layer:
+    def _pack_layer(self, number: int, layer: LayerWeights, group: int, page: int) -> _Layer:
         config = self._config
         return _Layer(
             input_norm=self._norm(layer.input_norm),
             attention=Attention(
                 kernels=self._kernels,
-                qkv=self._pack(layer.qkv),
-                output=self._pack(layer.output),
+                qkv=self._pack(layer.qkv, (number, "qkv")),
+                output=self._pack(layer.output, (number, "output")),
                 num_heads=config.num_attention_heads,
                 num_kv_heads=config.num_key_value_heads,
                 head_dim=config.head_dim,
@@ -210,8 +224,8 @@ class DecoderModel:
             post_norm=self._norm(layer.post_norm),
             mlp=GatedMLP(
                 self._kernels,
-                self._pack(layer.gate_up),
-                self._pack(layer.down),
+                self._pack(layer.gate_up, (number, "gate_up")),
+                self._pack(layer.down, (number, "down")),
                 config.hidden_act,
             ),
             mlp_norm=self._optional_norm(layer.mlp_norm),
@@ -227,10 +241,10 @@ class DecoderModel:
     def _optional_norm(self, weight: Tensor | None) -> Tensor | None:
         return None if weight is None else self._norm(weight)
 
-    def _pack(self, linear: LinearWeight) -> PackedLinear:
+    def _pack(self, linear: LinearWeight, key: tuple[int, str]) -> PackedLinear:
         packed = self._kernels.pack_linear(linear.weight, linear.bias)
         self._weight_bytes += packed.num_bytes
-        return packed
+        return self._lora.beside(key, packed)
 
     def _pack_head(self, weights: DecoderWeights) -> PackedLinear:
         packed = self._kernels.pack_head(weights.lm_head)

@@ -191,6 +191,7 @@ class TritonDecoder(DecoderModel):
         return self._run(batch, kv_cache)
 
     def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        self._lora.begin_step(batch.adapters, self._device)
         size = StepSize(
             len(batch.token_ids), len(batch.num_computed), self.is_uniform_decode(batch)
         )

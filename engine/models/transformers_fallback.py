@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.errors import ModelError
 from engine.kernels.kernel_set import KernelSet, KVCache, most_likely
+from engine.kernels.low_rank import Adapter, LowRank
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
+from engine.layers.lora import LoraTable
+from engine.lora_adapters import AdapterModule
 from engine.model_config import ModelConfig
 from engine.model_files.checkpoint import checkpoint_files
 from engine.models.transformers_attention import (
@@ -51,6 +55,8 @@ class TransformersModel:
             config.kv_sources,
         )
         self._attention.attach(model)
+        self._lora = LoraTable()
+        self._adapted: set[Hashable] = set()  # modules with a hook for adapters
 
     @property
     def architecture(self) -> str:
@@ -72,6 +78,46 @@ class TransformersModel:
         """Parameters and constant tables; what is tied counts once."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
         return sum(tensor.nbytes for tensor in tensors)
+
+    def require_fitting(self, modules: Sequence[AdapterModule], folder: Path) -> None:
+        """Raise ModelError for an adapter that was made for another model."""
+        known = dict(self._model.named_modules())
+        for module in modules:
+            weight = getattr(known.get(module.name), "weight", None)
+            if weight is None or weight.dim() != 2 or ".experts." in module.name:
+                raise ModelError(
+                    f"The adapter in {folder} changes {module.name}, which is no linear of "
+                    f"{self.architecture} that can be adapted; it was made for another model."
+                )
+            if sorted(weight.shape) != sorted((module.outputs, module.inputs)):
+                raise ModelError(
+                    f"The adapter in {folder} was made for another model: its {module.name} maps "
+                    f"{module.inputs} to {module.outputs} values, and the weight is "
+                    f"{list(weight.shape)}."
+                )
+
+    def adapter_of(self, found: Iterable[tuple[AdapterModule, LowRank]]) -> Adapter:
+        """By the modules' names."""
+        return {module.name: low_rank for module, low_rank in found}
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Rows whose batch names `slot` have it from now on."""
+        modules = dict(self._model.named_modules())
+        for key in adapter.keys() - self._adapted:
+            modules[key].register_forward_hook(self._hook(key))
+            self._adapted.add(key)
+        self._lora.load(slot, adapter)
+
+    def remove_adapter(self, slot: int) -> None:
+        """Let an adapter go."""
+        self._lora.remove(slot)
+
+    def _hook(self, key: Hashable) -> Callable[[Any, tuple[Tensor, ...], Tensor], Tensor]:
+        def add(_module: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+            x = inputs[0].flatten(0, -2)  # all tokens of the step, one behind the other
+            return self._lora.add(key, x, out.flatten(0, -2)).view(out.shape)
+
+        return add
 
     def create_kv_cache(self, num_blocks: int) -> KVCache:
         """One tensor per page of a block in the kernel set's layout."""
@@ -111,6 +157,7 @@ class TransformersModel:
         sources = self._attention.sources
         self._attention.layers = {layer: own[source] for layer, source in enumerate(sources)}
         self._attention.num_calls = 0
+        self._lora.begin_step(batch.adapters, self._device)
         return part(
             input_ids=self._tensor(batch.token_ids)[None],
             position_ids=self._tensor(batch.positions)[None],

@@ -191,8 +191,8 @@ def _layer_targets(
 ) -> dict[str, _Target]:
     """Targets by the rest of the name below `model.layers.N.`."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    queries = _scaled(place.span(heads), config.head_dim)
-    keys = _scaled(place.kv_heads(kv_heads), config.head_dim)
+    queries = scaled_range(place.span(heads), config.head_dim)
+    keys = scaled_range(place.kv_heads(kv_heads), config.head_dim)
     inner = place.span(config.intermediate_size)
     targets = {f"{name}.weight": _whole(norm) for name, norm in _norms(layer).items()}
     sizes = [heads * config.head_dim, *[kv_heads * config.head_dim] * 2]
@@ -210,7 +210,8 @@ def _layer_targets(
     return targets
 
 
-def _scaled(part: range, factor: int) -> range:
+def scaled_range(part: range, factor: int) -> range:
+    """The values of the heads in `part`, `factor` each."""
     return range(part.start * factor, part.stop * factor)
 
 

@@ -69,6 +69,7 @@ class Request:
         "events",
         "first_token_time",
         "grammar",
+        "lora",
         "max_tokens",
         "message_digests",
         "num_cached_tokens",
@@ -102,7 +103,8 @@ class Request:
         self.pooling = message.pooling
         self.arrival_time = message.arrival_time
         self.first_token_time: float | None = None
-        self.cache_salt = message.cache_salt
+        self.lora = message.lora
+        self.cache_salt = message.prefix_salt
         self.message_digests = message.message_digests
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)

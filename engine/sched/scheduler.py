@@ -15,6 +15,7 @@ from engine.logger import get_logger
 from engine.messages import (
     EngineCoreOutput,
     EventType,
+    FinishReason,
     GraphStats,
     PrefillStats,
     SchedulerStats,
@@ -61,6 +62,7 @@ class Scheduler:
         *,
         num_micro_batches: int = 1,
         is_async: bool = False,
+        max_loras: int | None = None,
     ) -> None:
         """With several micro-batches that many steps are under way at once, one per pipeline stage,
         and each takes its share of the running requests. `is_async` plans a step before the tokens
@@ -85,6 +87,7 @@ class Scheduler:
         self._num_micro_batches = num_micro_batches
         self._is_async = is_async
         self._has_overlap = is_async or num_micro_batches > 1
+        self._max_loras = max_loras
         self._num_in_flight: Counter[str] = Counter()  # steps under way that a request is in
         self._logprobs_budget = LogprobsBudget()
         self._prefix_history = PrefixHistory(cache.block_size)
@@ -129,8 +132,17 @@ class Scheduler:
         return ended
 
     def has_unfinished_requests(self) -> bool:
-        """True while anything waits or runs."""
-        return bool(self.requests)
+        """True while anything waits, runs or was rejected and has to be told so."""
+        return bool(self.requests or self._rejected)
+
+    def used_adapters(self) -> set[int]:
+        """The LoRA adapters of all living requests."""
+        return {request.lora.lora_id for request in self.requests.values() if request.lora}
+
+    def reject(self, request_id: str, error: str) -> None:
+        """The client of a request that cannot be added learns why."""
+        reason = FinishReason.ERROR
+        self._rejected.append(EngineCoreOutput(request_id, [], finish_reason=reason, error=error))
 
     def is_waiting_for_grammars(self) -> bool:
         """True while grammars are being compiled and nothing else could be scheduled."""
@@ -232,6 +244,9 @@ class Scheduler:
         skipped: list[Request] = []
         while budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
+            if self._has_one_adapter_too_many(request):
+                skipped.append(self.waiting.pop())
+                continue
             hits = None if request.needs_whole_prompt else manager.get_computed_blocks(request)
             num_hit_tokens = len(hits[0]) * self.block_size if hits else 0
             count = request.num_tokens - num_hit_tokens
@@ -256,6 +271,13 @@ class Scheduler:
         for request in reversed(skipped):
             self.waiting.put_back(request)
         return budget
+
+    def _has_one_adapter_too_many(self, request: Request) -> bool:
+        """Whether the running ones have as many other adapters as may be in a step."""
+        if request.lora is None or self._max_loras is None:
+            return False
+        running = {item.lora.lora_id for item in self.running if item.lora}
+        return request.lora.lora_id not in running and len(running) >= self._max_loras
 
     def _cap_logprobs(self, request: Request, count: int) -> int:
         """Fewer tokens, or none, for a request whose log probabilities exceed the step's share."""
@@ -285,6 +307,7 @@ class Scheduler:
             sampling_params=request.sampling_params,
             eos_token_ids=request.eos_token_ids,
             pooling=request.pooling,
+            lora_id=request.lora.lora_id if request.lora else 0,
         )
 
     # ---- structured output ---------------------------------------------------------------------

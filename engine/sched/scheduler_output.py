@@ -37,6 +37,7 @@ class NewRequestData:
     sampling_params: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
     pooling: PoolingParams | None = None
+    lora_id: int = 0  # 0: without an adapter
 
 
 @dataclass(slots=True)

@@ -42,6 +42,12 @@ from engine.server.routes.chat import answer_chat
 from engine.server.routes.completions import answer_completion
 from engine.server.routes.debug import add_debug_routes
 from engine.server.routes.embeddings import EmbeddingBody, make_embedding_job
+from engine.server.routes.lora import (
+    LoadAdapterBody,
+    UnloadAdapterBody,
+    load_adapter,
+    unload_adapter,
+)
 from engine.server.routes.messages import answer_messages, count_tokens
 from engine.server.routes.responses import answer_response
 from engine.server.routes.score import RerankBody, ScoreBody
@@ -96,6 +102,8 @@ def create_app(
         ("/v1/models/{name:path}", ["GET"], routes.model),
         ("/v1/chat/completions", ["POST"], routes.chat_completions),
         ("/v1/completions", ["POST"], routes.completions),
+        ("/v1/load_lora_adapter", ["POST"], routes.load_lora_adapter),
+        ("/v1/unload_lora_adapter", ["POST"], routes.unload_lora_adapter),
         ("/v1/embeddings", ["POST"], routes.embeddings),
         ("/v1/score", ["POST"], routes.score),
         ("/v1/rerank", ["POST"], routes.rerank),
@@ -170,6 +178,16 @@ class _Routes:
 
     async def openapi(self, request: Request) -> Response:
         return introspection.json_response(openapi_document(request.app.routes))
+
+    async def load_lora_adapter(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        body = parse_body(LoadAdapterBody, await read_json_body(request))
+        return await load_adapter(services, body)
+
+    async def unload_lora_adapter(self, request: Request) -> Response:
+        services = self._state.require_ready()
+        body = parse_body(UnloadAdapterBody, await read_json_body(request))
+        return await unload_adapter(services, body)
 
     async def chat_completions(self, request: Request) -> Response:
         return await self._generate(request, ChatBody, answer_chat)

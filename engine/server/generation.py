@@ -190,6 +190,7 @@ async def make_job(
             truncated(prompt, limit, longest, reserved=reserved, keeps_end=True)
             for prompt in prompts
         ]
+    lora = services.adapter_of(body.model)  # it may have been unloaded meanwhile
     job_id = f"{id_prefix}{uuid.uuid4().hex}"
     now = time.time()
     requests: list[EngineCoreRequest] = []
@@ -204,6 +205,7 @@ async def make_job(
             logprobs_param=logprobs_param,
             cache_salt=body.cache_salt,
             priority=body.priority,
+            lora=lora,
             message_digests=message_digests,
         )
         requests += _samples(first, job_id, body.n, len(requests))
@@ -215,7 +217,7 @@ async def make_job(
     return Job(
         id=job_id,
         created=int(now),
-        model=services.model_name,
+        model=services.model_name if lora is None else lora.name,
         requests=requests,
         n=body.n,
         include_usage=options is not None and options.include_usage,

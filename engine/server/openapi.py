@@ -17,6 +17,7 @@ from engine.server.protocol import ChatBody, CompletionBody, DetokenizeBody, Tok
 from engine.server.protocol_messages import CountTokensBody, MessagesBody
 from engine.server.protocol_responses import ResponsesBody
 from engine.server.routes.embeddings import EmbeddingBody
+from engine.server.routes.lora import LoadAdapterBody, UnloadAdapterBody
 from engine.server.routes.score import RerankBody, ScoreBody
 from engine.version import __version__
 
@@ -29,6 +30,8 @@ _BODIES = {
     "/v1/score": ScoreBody,
     "/v1/rerank": RerankBody,
     "/v2/rerank": RerankBody,
+    "/v1/load_lora_adapter": LoadAdapterBody,
+    "/v1/unload_lora_adapter": UnloadAdapterBody,
     "/v1/responses": ResponsesBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountTokensBody,

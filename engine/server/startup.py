@@ -25,6 +25,7 @@ from engine.frontend.async_llm import (
     start_async_llm,
 )
 from engine.frontend.iteration_stats import StatSink
+from engine.frontend.lora_registry import LoraRegistry
 from engine.frontend.tokenizer import read_tokenizer_config
 from engine.logger import get_logger
 from engine.messages import HandshakeReady
@@ -114,6 +115,7 @@ def running_engine(
             thought_marks=thought_marks(reasoning.name, started.llm.tokenizer),
             tasks=started.config.tasks,
             peers=peers,
+            loras=_lora_registry(started),
             tokenizer_info=_tokenizer_info(started) if args.enable_tokenizer_info_endpoint else {},
         ),
         stat_logger=stat_logger,
@@ -139,6 +141,13 @@ def _queue_limits(args: EngineArgs, started: StartedEngine) -> QueueLimits:
         max_tokens=args.max_num_queued_tokens,
         num_places=started.config.scheduler.max_num_seqs * started.llm.num_engines,
     )
+
+
+def _lora_registry(started: StartedEngine) -> LoraRegistry | None:
+    if started.config.lora is None:
+        return None
+    llm, name = started.llm, started.config.model.served_name
+    return LoraRegistry(started.config.lora, name, llm.load_adapter, llm.unload_adapter)
 
 
 def _tokenizer_info(started: StartedEngine) -> dict[str, object]:

@@ -12,6 +12,8 @@ from engine.config import TaskConfig
 from engine.core.grammar_checker import GrammarChecker
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.lora_registry import LoraRegistry
+from engine.lora_adapters import LoraRequest
 from engine.model_files.sentence_files import SentenceFiles
 from engine.server.admission import Admission
 from engine.server.errors import ApiError, unavailable
@@ -56,6 +58,7 @@ class Services:
     tasks: TaskConfig = field(default_factory=TaskConfig)
     rendering: Rendering = field(default_factory=Rendering)
     peers: Peers = NO_PEERS
+    loras: LoraRegistry | None = None
 
     def require_generation(self) -> None:
         """404 where only embeddings are served."""
@@ -83,15 +86,42 @@ class Services:
                 code="task_not_served",
             )
 
+    def require_adapters(self) -> LoraRegistry:
+        """The LoRA adapters; 400 where none are served."""
+        if self.loras is None:
+            raise ApiError(
+                400,
+                "This server was started without --enable-lora, so it serves no LoRA adapters.",
+                code="lora_not_enabled",
+            )
+        if self.peers.sockets:
+            raise ApiError(
+                400,
+                "Several API servers share this port, and each would know only its own adapters. "
+                "Give all with --lora-modules, or start with --api-server-count 1.",
+                code="several_api_servers",
+            )
+        return self.loras
+
     def check_model(self, name: str | None) -> None:
-        """404 for another model than the one served; leaving it out is fine."""
-        if name not in (None, self.model_name):
+        """404 for another model than those served; leaving it out is fine."""
+        self.adapter_of(name)
+
+    def adapter_of(self, name: str | None) -> LoraRequest | None:
+        """The LoRA adapter that a request names; None for the model itself, 404 for neither."""
+        if name in (None, self.model_name):
+            return None
+        adapters = {one.name: one for one in self.loras.adapters} if self.loras else {}
+        adapter = adapters.get(name or "")
+        if adapter is None:
+            names = ", ".join(f"`{one}`" for one in (self.model_name, *adapters))
             raise ApiError(
                 404,
-                f"The model `{name}` does not exist; this server serves `{self.model_name}`.",
+                f"The model `{name}` does not exist; this server serves {names}.",
                 param="model",
                 code="model_not_found",
             )
+        return adapter
 
 
 class ApiState:

@@ -44,6 +44,7 @@ class InputBatch:
         self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.adapter = np.full(max_num_seqs, -1, dtype=np.int64)  # slot of its LoRA adapter
         self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)  # -1 is off
         self.repetition_penalty = np.ones(max_num_seqs, dtype=np.float32)
         self.presence_penalty = np.zeros(max_num_seqs, dtype=np.float32)
@@ -71,8 +72,10 @@ class InputBatch:
                 self._free_rows.append(row)
                 self.edits.pop(row, None)
 
-    def add(self, request: NewRequestData) -> None:
-        """Take a row for a request that comes in full (new, or back from preemption)."""
+    def add(self, request: NewRequestData, adapter: int = -1) -> None:
+        """Take a row for a request that comes in full (new, or back from preemption); `adapter` is
+        the slot of its LoRA adapter.
+        """
         row = self._free_rows.pop()
         self._row_of[request.req_id] = row
         count = len(request.token_ids)
@@ -81,6 +84,7 @@ class InputBatch:
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_computed[row] = request.num_computed_tokens
         self.num_blocks[row] = 0
+        self.adapter[row] = adapter
         self._append_blocks(row, request.block_ids)
         self._set_sampling(row, request)
 
@@ -132,6 +136,7 @@ class InputBatch:
             wide = drafted[sampling] + 1
             within = np.arange(int(wide.sum())) - np.repeat(np.cumsum(wide) - wide, wide)
             logits_rows = np.repeat(ends[sampling] - wide, wide) + within
+        adapters = self.adapter[rows]
         batch = StepBatch(
             token_ids=self.token_ids[rows[owner], positions].astype(np.int64),
             positions=positions,
@@ -140,6 +145,7 @@ class InputBatch:
             num_computed=computed,
             block_table=table,
             logits_rows=logits_rows,
+            adapters=adapters[owner] if (adapters >= 0).any() else None,
         )
         return batch, sampling
 

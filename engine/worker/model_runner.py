@@ -54,10 +54,12 @@ class ModelRunner:
         draw: Draw | None = None,
         head: Head | None = None,
         ahead: AheadStep | None = None,
+        slot_of: Callable[[int], int] = lambda _: -1,
     ) -> None:
         """With `ahead`, the same model, steps that can be are launched without a wait."""
         self._draw = draw
         self._ahead = ahead
+        self._slot_of = slot_of
         scheduler = config.scheduler
         self._num_groups = num_groups
         self._model = model
@@ -314,7 +316,7 @@ class ModelRunner:
         self._prompt_logprobs.remove(step.finished_req_ids)
         self._pooler.remove(step.finished_req_ids)
         for request in step.new_requests:
-            self._batch.add(request)
+            self._batch.add(request, self._slot_of(request.lora_id))
             self._prompt_logprobs.add(request)
             self._pooler.add(request)
         self._batch.update(step.cached_requests)

@@ -192,6 +192,12 @@ class MultiprocExecutor:
         """One for each pipeline stage."""
         return self._config.parallel.pipeline_parallel_size
 
+    def call_workers(self, method: str, *arguments: object) -> list[object]:
+        """The answers of all ranks, which finish what they were told before."""
+        if self._waiting:
+            self._finish_until(self._waiting[-1])
+        return self._call_all(method, *arguments)
+
     def check_health(self) -> None:
         """RankError when a rank has ended or failed; takes answers that have come."""
         for worker in self._ready(0.0):

@@ -204,6 +204,10 @@ class RayExecutor:
         """One for each pipeline stage."""
         return self._config.parallel.pipeline_parallel_size
 
+    def call_workers(self, method: str, *arguments: object) -> list[object]:
+        """The answers of all ranks, which finish what they were told before."""
+        return self._call_all(method, *arguments)
+
     def check_health(self) -> None:
         """RankError when a rank or its machine is gone."""
         if self._dead is not None:

@@ -79,6 +79,10 @@ class UniProcExecutor:
         """Two where a step can be launched before the tokens of the last one are known."""
         return self._require_worker().max_concurrent_batches
 
+    def call_workers(self, method: str, *arguments: object) -> list[object]:
+        """What the worker's method returns."""
+        return [getattr(self._require_worker(), method)(*arguments)]
+
     def check_health(self) -> None:
         """There is no other process that could be gone."""
 

@@ -18,6 +18,7 @@ from engine.kernels.quantized_reference import quantized
 from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import ProgressBar, get_logger
+from engine.lora_adapters import LoraRequest
 from engine.machine.cores import usable_cores
 from engine.machine.heap import trim_heap
 from engine.models.encoder import load_encoder
@@ -32,6 +33,7 @@ from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.graph_device import CudaGraphDevice, GraphDevice
 from engine.worker.graph_settings import configured_graphs
 from engine.worker.kv_cache import cache_spec, torch_dtype
+from engine.worker.lora_slots import LoraSlots, reserved_bytes
 from engine.worker.memory import (
     GpuMemoryProfile,
     cpu_available_bytes,
@@ -65,6 +67,7 @@ class Worker:
         self._spec = cache_spec(config, links.place)
         self._free_at_init = 0
         self.max_concurrent_batches = 1  # steps that may be launched before the first is waited for
+        self._loras: LoraSlots | None = None
 
     def init_device(self) -> None:
         """Set threads on a CPU; on a GPU check that it is there and the requested share free."""
@@ -102,6 +105,10 @@ class Worker:
         is_async = asked.async_scheduling and asked.speculative is None
         ahead = self._graphed if is_async else None
         self.max_concurrent_batches = 1 if ahead is None else 2
+        lora = self._config.lora
+        if lora is not None:
+            where = self._place, self._device, self._dtype
+            self._loras = LoraSlots(lora, self._config.model, self._model, *where)
         self._runner = ModelRunner(
             self._config,
             model,
@@ -110,14 +117,18 @@ class Worker:
             _draw_of(kernels),
             load_sentence_head(self._config.model, self._device),
             ahead,
+            slot_of=self._slot_of,
         )
 
     def warm_up(self) -> int:
-        """On a CPU run a small step, so that all is there that steps need; bytes of the weights."""
+        """On a CPU run a small step, so that all is there that steps need; bytes of the weights and
+        of the adapters that there may be.
+        """
         if self._device.type == "cpu":
             self._runner.run_dummy(_WARM_UP_TOKENS, 2)
             trim_heap()
-        return self._model.weight_bytes
+        reserved = reserved_bytes(self._config.lora, self._config.model, self._place)
+        return self._model.weight_bytes + reserved
 
     def determine_available_memory(self, ram_bytes: int) -> int:
         """Bytes for the KV cache, on a CPU at most `ram_bytes`. On a GPU a full-size forward is
@@ -163,6 +174,19 @@ class Worker:
         if self._device.type != "cuda":
             return 0
         return int(torch.cuda.memory_reserved(self._device))
+
+    def load_adapter(self, request: LoraRequest) -> str | None:
+        """Load a LoRA adapter; what is in the way, for a person, or None."""
+        assert self._loras is not None, "the engine was started without adapters"
+        return self._loras.load(request)
+
+    def _slot_of(self, lora_id: int) -> int:
+        return -1 if self._loras is None else self._loras.slot(lora_id)
+
+    def remove_adapter(self, lora_id: int) -> None:
+        """Free a LoRA adapter that no request has."""
+        assert self._loras is not None, "the engine was started without adapters"
+        self._loras.remove(lora_id)
 
     def execute_model(
         self, scheduler_output: SchedulerOutput, sampled: Sequence[tuple[str, int]] = ()
@@ -237,6 +261,9 @@ class Worker:
         """
         config = self._config
         device = _graph_device(self._device)
+        if config.lora is not None and device is not None:
+            logger.info("CUDA graphs are off: adapters change the steps.")
+            return None
         if device is None or kernels.name != "triton":
             return None
         if config.compilation.enforce_eager:

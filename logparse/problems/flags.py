@@ -20,7 +20,8 @@ _OWN_FLAG_TEXT = """
 --compilation-config --cudagraph-capture-sizes --data-parallel-routing --data-parallel-size
 --device --disable-log-stats --disable-uvicorn-access-log --distributed-executor-backend --dtype
 --enable-auto-tool-choice
---enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-prefix-caching
+--enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-lora
+--enable-prefix-caching --lora-modules --max-cpu-loras --max-lora-rank --max-loras --no-enable-lora
 --enable-tokenizer-info-endpoint --enforce-eager --generation-config --gpu-memory-utilization
 --host --kernels --kv-cache-dtype --kv-cache-memory-bytes --long-prefill-token-threshold
 --max-cudagraph-capture-size --max-logprobs --max-model-len --max-num-batched-tokens

@@ -15,6 +15,7 @@ _SELECTION = "engine/kernels/selection.py"
 _LAUNCH = "engine/server/launch.py"
 _TURN = "engine/core/memory_turn.py"
 _CLIENT = "engine/core/client.py"
+_ADAPTERS = "engine/worker/lora_slots.py"
 
 
 _line = functools.partial(known_line, engine=_E)
@@ -329,6 +330,52 @@ _SERVING = (
         1,
         Take("files", Unit.COUNT),
         Take("connections", Unit.COUNT, (2,)),
+    ),
+    _line(
+        "stoker-quantised-checkpoint",
+        "The checkpoint is quantised (",
+        r"(.{1,200}?)\); its weights are dequantised",
+        "The file holds small numbers with factors; the engine keeps plain weights made of them.",
+        "engine/models/quantized_tensors.py",
+        2,
+        Take("format", Unit.TEXT),
+    ),
+    _line(
+        "stoker-adapter-loaded",
+        "Loaded LoRA adapter ",
+        r"(.{1,256}?) \(" + NUM + r" MB\) from (.{1,400})",
+        "Requests may name this adapter as their model.",
+        _ADAPTERS,
+        None,
+        Take("adapter", Unit.TEXT),
+        Take("path", Unit.TEXT, (3,)),
+    ),
+    _line(
+        "stoker-adapter-refused",
+        "LoRA adapter ",
+        r"(.{1,256}?) is not loaded: (.{1,600})",
+        "The adapter's files do not go with this model or these flags; the rest is served.",
+        _ADAPTERS,
+        None,
+        Take("adapter", Unit.TEXT),
+        Take("reason", Unit.TEXT, (2,)),
+    ),
+    _line(
+        "stoker-adapter-unloaded",
+        "Unloaded LoRA adapter ",
+        r"(.{1,256})",
+        "No new request gets this adapter; those that run keep it until they end.",
+        "engine/frontend/lora_registry.py",
+        None,
+        Take("adapter", Unit.TEXT),
+    ),
+    _line(
+        "stoker-adapters-without-graphs",
+        "CUDA graphs are off: adapters change the steps",
+        "",
+        "With --enable-lora each step is launched kernel by kernel, which is slower.",
+        "engine/worker/worker.py",
+        2,
     ),
     _line(
         "stoker-no-numbers",

@@ -19,6 +19,8 @@ Spans = list[tuple[int, int]]
 class PagedSequences:
     """`fill` is what unused slots of the cache hold, the null block's among them.
 
+    `adapters` has the slot of each sequence's LoRA adapter, -1 for none.
+
     `windows` are those of the KV groups. The null block stands for blocks that fell out of one, as
     from the scheduler.
     """
@@ -30,6 +32,7 @@ class PagedSequences:
         block_size: int,
         fill: float = 0.0,
         windows: Sequence[int | None] = (None,),
+        adapters: Sequence[int] | None = None,
     ) -> None:
         width = -(-max(len(prompt) for prompt in prompts) // block_size)
         count = len(windows) * len(prompts) * width
@@ -37,6 +40,7 @@ class PagedSequences:
         self._prompts = prompts
         self._block_size = block_size
         self._windows = windows
+        self._adapters = None if adapters is None else np.array(adapters, dtype=np.int64)
         order = np.random.default_rng(3).permutation(count) + 1
         self._table = order.reshape(len(windows), len(prompts), width)
         self.cache = model.create_kv_cache(count + 1)
@@ -62,6 +66,7 @@ class PagedSequences:
             num_computed=np.array([spans[n][0] for n in used]),
             block_table=self._visible_table(used, spans),
             logits_rows=np.arange(sum(lengths)),
+            adapters=None if self._adapters is None else self._adapters[used].repeat(lengths),
         )
 
     def _visible_table(self, used: list[int], spans: Spans) -> IntArray:

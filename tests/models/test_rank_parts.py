@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,10 +17,13 @@ from engine.config import ParallelConfig
 from engine.kernels.kernel_set import StageStep
 from engine.kernels.reference import ReferenceKernels
 from engine.layers.parallel import RankGroup
+from engine.lora_adapters import read_adapter
 from engine.models.decoder import DecoderModel
+from engine.models.lora import decoder_adapter, read_low_ranks
 from engine.models.registry import load_weights
 from engine.rank_layout import WHOLE, RankPlace, rank_places
 from engine.worker.kv_cache import cache_spec
+from tests.models.peft_adapters import save_adapter
 from tests.models.rank_threads import run_stages, two_prompts
 from tests.models.tiny_models import LLAMA3_ROPE, save_tiny_model
 from tests.worker.driver import engine_config
@@ -96,3 +101,35 @@ def test_parts_give_what_the_whole_gives(
         found, tokens = run_stages(rank_places(layout), build_stage, batch)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         assert tokens.tolist() == wanted.argmax(-1).tolist()
+
+
+def test_each_rank_has_its_part_of_an_adapter(tmp_path: Path) -> None:
+    base = save_tiny_model(tmp_path, "Llama", num_hidden_layers=4, head_dim=16)
+    save_adapter(base, tmp_path / "adapter", seed=5)
+    config = engine_config(tmp_path, max_model_len=128).model
+    batch = dataclasses.replace(
+        two_prompts(config.vocab_size, 1), adapters=np.array([0] * 30 + [-1] * 30)
+    )
+
+    def adapted(model: DecoderModel, place: RankPlace) -> DecoderModel:
+        where = tmp_path / "adapter"
+        cpu = torch.device("cpu")
+        found = read_low_ranks(where, read_adapter(where, 8), torch.float32, cpu)
+        model.load_adapter(0, decoder_adapter(found, config, place))
+        return model
+
+    def build_stage(places: list[RankPlace]) -> list[StageStep]:
+        ranks = ThreadRanks(len(places))
+        return [
+            adapted(build(tmp_path, place, ThreadRank(ranks, place.tensor_rank)), place)
+            for place in places
+        ]
+
+    whole = adapted(build(tmp_path, WHOLE, None), WHOLE)
+    wanted = whole.forward(batch, whole.create_kv_cache(5))
+    plain = whole.forward(dataclasses.replace(batch, adapters=None), whole.create_kv_cache(5))
+    assert (wanted[0] - plain[0]).abs().max() > 0.1
+    for tensor, stages in _LAYOUTS:
+        layout = ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+        found, _ = run_stages(rank_places(layout), build_stage, batch)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

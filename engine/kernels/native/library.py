@@ -109,6 +109,18 @@ class Batch(Structure):
         ("cache", c_void_p),
         ("num_blocks", c_int64),
         ("residual", c_void_p),
+        ("adapters", c_void_p),
+    )
+
+
+class LoraTensors(Structure):
+    """Addresses of one linear's adapter: bf16 A and B, float32 scales; rank 0 for none."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("scale", c_void_p),
+        ("rank", c_int64),
     )
 
 
@@ -190,6 +202,9 @@ def open_library(path: Path) -> ctypes.CDLL:
     _declare(library, "weight_bytes", c_int64, c_void_p)
     _declare(library, "packed_weights", c_void_p, c_void_p)
     _declare(library, "read_packed", c_int32, c_void_p, c_int32, c_int64)
+    tensors = POINTER(LoraTensors)
+    _declare(library, "load_adapter", c_int32, c_void_p, c_int64, c_int64, tensors)
+    _declare(library, "remove_adapter", None, c_void_p, c_int64)
     _declare(library, "join", None, c_void_p, POINTER(RankMemory))
     _declare(library, "forward", c_int32, c_void_p, POINTER(Batch), c_int32, c_void_p)
     return library

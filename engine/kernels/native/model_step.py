@@ -19,9 +19,11 @@ from torch import Tensor
 
 from engine.kernels.attention_plan import storage_dtype
 from engine.kernels.kernel_set import KVCache
+from engine.kernels.low_rank import Adapter, LowRank
 from engine.kernels.native.library import (
     Batch,
     LayerTensors,
+    LoraTensors,
     ModelTensors,
     RankMemory,
     Shape,
@@ -42,7 +44,9 @@ _REFUSALS = {  # the other values of Status in step.cpp
     7: "a logits row is outside the batch",
     8: "it has more tokens than the ranks have shared memory for",
     9: "the ranks of a layer do not agree about how many tokens it has",
+    10: "a token has an adapter in a slot that is empty",
 }
+_LORA_PLACES = ("qkv", "output", "gate_up", "down")  # LoraPlace in step.cpp
 
 
 RotaryTensors: TypeAlias = tuple[Tensor, Tensor]
@@ -125,6 +129,21 @@ class NativeModelStep:
         )
         if self._library.stoker_model_load_ends(self._open_handle(), ctypes.byref(ends)):
             raise MemoryError("no memory for the model")
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Copy the matrices of all layers; bf16, on this machine's memory."""
+        self.remove_adapter(slot)
+        for layer in range(self._shape.num_layers):
+            found = [_lora_tensors(adapter.get((layer, place))) for place in _LORA_PLACES]
+            tensors = (LoraTensors * len(found))(*found)
+            handle = self._open_handle()
+            if self._library.stoker_model_load_adapter(handle, slot, layer, tensors):
+                self.remove_adapter(slot)
+                raise MemoryError("no memory for the adapter")
+
+    def remove_adapter(self, slot: int) -> None:
+        """Free what the slot holds."""
+        self._library.stoker_model_remove_adapter(self._open_handle(), slot)
 
     def read_packed(self, file: PackedFile) -> None:
         """Take the packed weights from a file; layers and ends then come without tensors."""
@@ -210,6 +229,7 @@ class NativeModelStep:
             cache=ctypes.addressof(self._addresses_of(kv_cache)),
             num_blocks=len(kv_cache[0]),
             residual=None if batch.residual is None else batch.residual.ctypes.data,
+            adapters=None if batch.adapters is None else batch.adapters.ctypes.data,
         )
         status = self._library.stoker_model_forward(
             self._open_handle(), ctypes.byref(step), output, target
@@ -237,6 +257,17 @@ class NativeModelStep:
             vocab=shape.vocab, num_positions=shape.num_positions, num_blocks=num_blocks
         )
         return IndexError(f"Step refused: {reason}.")
+
+
+def _lora_tensors(low_rank: LowRank | None) -> LoraTensors:
+    if low_rank is None:
+        return LoraTensors()
+    return LoraTensors(
+        a=_bf16_address(low_rank.a),
+        b=_bf16_address(low_rank.b),
+        scale=low_rank.scale.data_ptr(),
+        rank=len(low_rank.scale),
+    )
 
 
 def _bf16_address(tensor: Tensor | None) -> int | None:

@@ -12,6 +12,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 #include "norm.h"
 #include "ranks.h"
 #include "thread_pool.h"
@@ -60,6 +61,7 @@ struct Batch {
   char* const* cache;  // one address per page
   std::int64_t num_blocks;
   const float* residual;  // [num_tokens, hidden] from the stage before; null in the first
+  const std::int64_t* adapters;  // [num_tokens] slot or -1; null: no token has an adapter
 };
 
 // What a step yields for the rows asked for.
@@ -81,6 +83,7 @@ enum Status : std::int32_t {
   kBadLogitsRow = 7,
   kTooManyTokens = 8,
   kRanksDisagree = 9,
+  kBadAdapter = 10,
 };
 
 namespace {
@@ -120,7 +123,10 @@ class Arena {
   std::int64_t used_ = 0;
 };
 
-constexpr std::int64_t kPhasesPerLayer = 12, kOtherPhases = 8;  // calls of Team::share below
+constexpr std::int64_t kPhasesPerLayer = 14, kOtherPhases = 8;  // calls of Team::share below
+
+// Where the matrices of an adapter stand in LoraAdapter, and in what `load_adapter` takes.
+enum LoraPlace : int { kQkv = 0, kOutput = 1, kGateUp = 2, kDown = 3 };
 
 // The norms of heads and of the blocks' outputs are null where the family has none.
 struct Layer {
@@ -168,6 +174,29 @@ class Model {
     pack(tensors.lm_head, nullptr, shape_.hidden, Columns::kPlain, lm_head_);
   }
 
+  // Adapters come and go between steps. One that has no tensors of a layer leaves it as it is.
+  void load_adapter(std::int64_t slot, std::int64_t index, const LoraTensors* tensors) {
+    pool_.settle();
+    if (slot >= static_cast<std::int64_t>(adapters_.size())) adapters_.resize(slot + 1);
+    LoraAdapter& adapter = adapters_[slot];
+    if (adapter.empty()) adapter = LoraAdapter(shape_.num_layers);
+    const Layer& layer = layers_[index];
+    const std::int64_t hidden = shape_.hidden;
+    auto& linears = adapter[index];
+    linears[kQkv].take(tensors[kQkv], hidden, layer.qkv.plain, Columns::kPlain);
+    linears[kOutput].take(tensors[kOutput], q_size(), layer.output.plain, Columns::kPlain);
+    linears[kGateUp].take(tensors[kGateUp], hidden, layer.gate_up.plain, Columns::kGateUp);
+    linears[kDown].take(tensors[kDown], shape_.inner, layer.down.plain, Columns::kPlain);
+    for (const LoraLinear& linear : linears) {
+      low_stride_ = std::max(low_stride_, round_up<std::int64_t>(linear.padded_rank(), kLanes));
+    }
+  }
+
+  void remove_adapter(std::int64_t slot) {
+    pool_.settle();
+    if (slot < static_cast<std::int64_t>(adapters_.size())) LoraAdapter().swap(adapters_[slot]);
+  }
+
   void join(const RankMemory& memory) { ranks_.join(memory, shape_.rank, shape_.num_ranks); }
 
   std::int64_t weight_bytes() const { return weights_.bytes(); }
@@ -192,6 +221,9 @@ class Model {
   }
 
   Status check(const Batch& batch) const;
+  bool has_adapter(std::int64_t slot) const {
+    return slot < static_cast<std::int64_t>(adapters_.size()) && !adapters_[slot].empty();
+  }
 
   // Only the first of several ranks writes logits and tokens.
   Status forward(const Batch& batch, Output output, void* out) {
@@ -208,6 +240,7 @@ class Model {
     gated_.reserve(batch.num_tokens * inner_stride());
     reserve_inputs(batch.num_tokens, batch.num_logits);
     if (shape_.sandwich_norms != 0) projected_.reserve(batch.num_tokens * shape_.hidden);
+    if (batch.adapters != nullptr) lows_.reserve(batch.num_tokens * low_stride_);
     batch_ = batch;
     caches_.assign(batch.cache, batch.cache + shape_.num_pages);
     output_ = output;
@@ -440,23 +473,27 @@ class Model {
     share_rows(team, tokens, [&](std::int64_t row) {
       if (index > 0) add_projected(team, row, norm_before, before);
       norm(team, row, layer.input_norm, layer.qkv, row);
+      shrink_normed(team, row, index, kQkv, layer.qkv);
     });
-    multiply_normed(team, tokens, layer.qkv, StoreFloat{layer.qkv.plain, qkv_out_.data()});
+    multiply_normed(team, tokens, layer.qkv,
+                    adapted(index, kQkv, StoreFloat{layer.qkv.plain, qkv_out_.data()}));
     share_rows(team, tokens * shape_.kv_heads, [&](std::int64_t item) {
       attention.store_kv(input, item);
     });
     attention.run(team, input);
-    project(team, attended_.data(), q_size(), layer.output, layer.attention_norm, inside);
+    project(team, attended_.data(), q_size(), index, kOutput, layer.output, layer.attention_norm,
+            inside);
     prefetch_linear(team, tokens, layer.gate_up);
     meet(team);
     share_rows(team, tokens, [&](std::int64_t row) {
       add_projected(team, row, layer.attention_norm, inside);
       norm(team, row, layer.post_norm, layer.gate_up, row);
+      shrink_normed(team, row, index, kGateUp, layer.gate_up);
     });
-    multiply_normed(
-        team, tokens, layer.gate_up,
-        GateToBf16{layer.gate_up.plain, shape_.activation, gated_.data(), inner_stride()});
-    project(team, gated_.data(), inner_stride(), layer.down, layer.mlp_norm, inside + 1);
+    const GateToBf16 gate{layer.gate_up.plain, shape_.activation, gated_.data(), inner_stride()};
+    multiply_normed(team, tokens, layer.gate_up, adapted(index, kGateUp, gate));
+    project(team, gated_.data(), inner_stride(), index, kDown, layer.down, layer.mlp_norm,
+            inside + 1);
   }
 
   AttentionInput attention_input(const Layer& layer) {
@@ -477,21 +514,71 @@ class Model {
 
   // Adds the product of all tokens to the residual. A norm in between needs whole rows, and a sum
   // over ranks all of them: with one, `add_projected` does the second half.
-  void project(Team& team, const bf16* rows, std::int64_t stride, const Linear& weight,
-               const float* norm, std::int64_t meeting) {
-    if (weight.is_quantized()) {
+  void project(Team& team, const bf16* rows, std::int64_t stride, std::int64_t index,
+               LoraPlace place, const Linear& weight, const float* norm, std::int64_t meeting) {
+    if (weight.is_quantized() || batch_.adapters != nullptr) {
       prefetch_linear(team, batch_.num_tokens, weight);
       share_rows(team, batch_.num_tokens, [&](std::int64_t row) {
-        inputs_.quantize(rows + row * stride, row, weight.quantized);
+        if (weight.is_quantized()) inputs_.quantize(rows + row * stride, row, weight.quantized);
+        shrink(rows + row * stride, row, index, place, weight.quantized.inputs);
       });
     }
     if (norm == nullptr && !ranks_.are_several()) {
-      multiply_any(team, rows, stride, batch_.num_tokens, weight,
-                   AddToResidual{weight.plain, residual_.data()});
+      const AddToResidual add{weight.plain, residual_.data()};
+      multiply_any(team, rows, stride, batch_.num_tokens, weight, adapted(index, place, add));
       return;
     }
     float* target = ranks_.are_several() ? ranks_.own_part(meeting) : projected_.data();
-    multiply_any(team, rows, stride, batch_.num_tokens, weight, StoreFloat{weight.plain, target});
+    const StoreFloat keep{weight.plain, target};
+    multiply_any(team, rows, stride, batch_.num_tokens, weight, adapted(index, place, keep));
+  }
+
+  // What the adapter of a row adds to a linear; null for a row without one.
+  const LoraLinear* adapter_of(std::int64_t row, std::int64_t index, LoraPlace place) const {
+    const std::int64_t slot = batch_.adapters == nullptr ? -1 : batch_.adapters[row];
+    return slot < 0 ? nullptr : &adapters_[slot][index][place];
+  }
+
+  template <class Value>
+  void shrink(const Value* values, std::int64_t row, std::int64_t index, LoraPlace place,
+              std::int64_t size) {
+    const LoraLinear* linear = adapter_of(row, index, place);
+    if (linear == nullptr) return;
+    const auto inputs = [&](std::int64_t i) { return LinearInputs::widened(values + i, size - i); };
+    linear->shrink(inputs, lows_.data() + row * low_stride_);
+  }
+
+  // Of the row that `norm` has just made.
+  void shrink_normed(const Team& team, std::int64_t row, std::int64_t index, LoraPlace place,
+                     const Linear& weight) {
+    if (batch_.adapters == nullptr) return;
+    if (weight.is_quantized()) {
+      shrink(norm_scratch_[team.thread()].data(), row, index, place, shape_.hidden);
+    } else {
+      shrink(normed_.data() + row * hidden_stride(), row, index, place, shape_.hidden);
+    }
+  }
+
+  // An epilogue behind what the rows' adapters add.
+  template <class Epilogue>
+  struct Adapted {
+    const Model& model;
+    std::int64_t index;
+    LoraPlace place;
+    Epilogue epilogue;
+
+    void operator()(std::int64_t row, std::int64_t panel, float* sums) const {
+      const LoraLinear* linear = model.adapter_of(row, index, place);
+      if (linear != nullptr) {
+        linear->expand(panel, model.lows_.data() + row * model.low_stride_, sums);
+      }
+      epilogue(row, panel, sums);
+    }
+  };
+
+  template <class Epilogue>
+  Adapted<Epilogue> adapted(std::int64_t index, LoraPlace place, const Epilogue& epilogue) const {
+    return {*this, index, place, epilogue};
   }
 
   template <class Epilogue>
@@ -615,6 +702,9 @@ class Model {
   Buffer<float> projected_;  // [tokens, hidden], of blocks whose output is normed
   LinearInputs inputs_;      // of the product at hand, if its weight is quantized
   std::vector<Buffer<float>> norm_scratch_;  // [hidden], one per thread
+  std::vector<LoraAdapter> adapters_;        // by slot; empty where there is none
+  std::int64_t low_stride_ = 0;
+  Buffer<float> lows_;  // [tokens, low_stride_], A x of the product at hand
   ThreadPool pool_;          // the last member: its threads end before anything else goes
 };
 
@@ -650,6 +740,9 @@ Status Model::check(const Batch& batch) const {
       const std::int64_t first = attention.first_key(batch.num_computed[i]) / shape_.block_size;
       if (!all_below(table + first, blocks - first, batch.num_blocks)) return kBadBlockTable;
     }
+  }
+  for (std::int64_t i = 0; batch.adapters != nullptr && i < tokens; ++i) {
+    if (batch.adapters[i] >= 0 && !has_adapter(batch.adapters[i])) return kBadAdapter;
   }
   return batch.query_start[batch.num_sequences] == tokens ? kDone : kBadQueryStart;
 }
@@ -714,6 +807,20 @@ std::int32_t stoker_model_forward(Model* model, const stoker::Batch* batch, std:
     return stoker::kOutOfMemory;
   }
 }
+
+// One layer of the adapter in `slot`, four tensors: of qkv, output, gate_up and down. Those that the
+// slot had before go with `remove_adapter`.
+std::int32_t stoker_model_load_adapter(Model* model, std::int64_t slot, std::int64_t layer,
+                                       const stoker::LoraTensors* tensors) {
+  try {
+    model->load_adapter(slot, layer, tensors);
+  } catch (const std::exception&) {
+    return stoker::kOutOfMemory;
+  }
+  return stoker::kDone;
+}
+
+void stoker_model_remove_adapter(Model* model, std::int64_t slot) { model->remove_adapter(slot); }
 
 // Before the first step of a model whose layers several ranks share. The memory must outlive it.
 void stoker_model_join(Model* model, const stoker::RankMemory* memory) { model->join(*memory); }

@@ -121,7 +121,7 @@ class EmbeddingJob:
 
 async def make_embedding_job(services: Services, body: EmbeddingBody) -> EmbeddingJob:
     """Tokenize what is text, check; RequestError refuses the whole request."""
-    services.check_model(body.model)
+    lora = services.adapter_of(body.model)
     before = TextPrompt.named(
         services.sentence, body.prompt_name, services.llm.tokenizer, services.tasks.pooling
     )
@@ -160,6 +160,7 @@ async def make_embedding_job(services: Services, body: EmbeddingBody) -> Embeddi
                 prompt_param=_name(index, len(inputs)),
                 cache_salt=body.cache_salt,
                 priority=body.priority,
+                lora=lora,
             )
         )
     if services.log_requests:
@@ -167,7 +168,7 @@ async def make_embedding_job(services: Services, body: EmbeddingBody) -> Embeddi
     return EmbeddingJob(
         id=job_id,
         created=int(now),
-        model=services.model_name,
+        model=services.model_name if lora is None else lora.name,
         requests=requests,
         dimensions=body.dimensions,
         as_base64=body.encoding_format == "base64",

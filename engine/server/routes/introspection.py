@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from engine.errors import RequestError
 from engine.frontend.tokenizer import Tokenizer
+from engine.lora_adapters import LoraRequest
 from engine.server.errors import ApiError
 from engine.server.prompts import MAX_UNBOUND_CHARS, decode, encode
 from engine.server.protocol import DetokenizeBody, TokenizeBody
@@ -50,24 +51,25 @@ async def load(state: ApiState, request: Request) -> Response:
 
 
 def models(services: Services) -> Response:
-    """The one model served, as OpenAI lists models."""
-    return json_response({"object": "list", "data": [_model_card(services)]})
+    """The model served and its LoRA adapters, as OpenAI lists models."""
+    adapters = services.loras.adapters if services.loras else []
+    cards = [_model_card(services), *(_model_card(services, one) for one in adapters)]
+    return json_response({"object": "list", "data": cards})
 
 
 def model(services: Services, name: str) -> Response:
     """The entry of one model; 404 for any other name."""
-    services.check_model(name)
-    return json_response(_model_card(services))
+    return json_response(_model_card(services, services.adapter_of(name)))
 
 
-def _model_card(services: Services) -> dict[str, object]:
+def _model_card(services: Services, adapter: LoraRequest | None = None) -> dict[str, object]:
     return {
-        "id": services.model_name,
+        "id": services.model_name if adapter is None else adapter.name,
         "object": "model",
         "created": services.created,
         "owned_by": "stoker",
-        "root": services.root,
-        "parent": None,
+        "root": services.root if adapter is None else adapter.path,
+        "parent": None if adapter is None else services.model_name,
         "max_model_len": services.llm.input_processor.max_model_len,
         "permission": [],
     }

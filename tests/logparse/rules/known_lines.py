@@ -426,6 +426,24 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         "This process may open 256 files, which is enough for 100 connections; allow more with x",
         {"files": 256, "connections": 100},
     ),
+    (
+        "stoker-quantised-checkpoint",
+        "The checkpoint is quantised (gptq, 4 bits, groups of 128); its weights are dequantised "
+        "while they are loaded.",
+        {"format": "gptq, 4 bits, groups of 128"},
+    ),
+    (
+        "stoker-adapter-loaded",
+        "Loaded LoRA adapter sql (12.5 MB) from /adapters/sql",
+        {"adapter": "sql", "path": "/adapters/sql"},
+    ),
+    (
+        "stoker-adapter-refused",
+        "LoRA adapter sql is not loaded: No such adapter folder: /adapters/sql.",
+        {"adapter": "sql", "reason": "No such adapter folder: /adapters/sql."},
+    ),
+    ("stoker-adapter-unloaded", "Unloaded LoRA adapter sql", {"adapter": "sql"}),
+    ("stoker-adapters-without-graphs", "CUDA graphs are off: adapters change the steps.", {}),
     ("stoker-no-numbers", "The logits of request r-1 are NaN; it ends.", {"request": "r-1"}),
     (
         "stoker-grammar-process",
