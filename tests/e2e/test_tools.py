@@ -159,8 +159,6 @@ def test_the_same_through_the_responses_api(client: openai.OpenAI) -> None:
     asked |= {"input": [*ASK, call.model_dump(exclude_none=True), result], "tool_choice": "none"}
     answer = client.responses.create(**asked)
     assert answer.output_text
-    assert answer.usage is not None
-    assert answer.usage.input_tokens_details.cached_tokens > 0
 
 
 def test_the_same_through_the_messages_api(server: Server) -> None:
@@ -180,7 +178,10 @@ def test_the_same_through_the_messages_api(server: Server) -> None:
         "max_tokens": 32_000,
         "extra_body": {"temperature": 0},
     }
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+    # With a time limit of its own, the client lets so large a max_tokens pass.
+    with anthropic.Anthropic(
+        base_url=server.url, api_key="none", max_retries=0, timeout=300
+    ) as client:
         message = client.messages.create(**asked)
         (call,) = message.content
         assert (call.type, message.stop_reason) == ("tool_use", "tool_use")
