@@ -258,7 +258,14 @@ class EngineCore:
         grammars = self.scheduler.sampling_grammars(scheduled)
         if not grammars:
             return None
-        return GrammarBitmask(list(grammars), self.structured_outputs.bitmask(grammars.values()))
+        drafts = [scheduled.draft_token_ids.get(request_id, ()) for request_id in grammars]
+        rows = self.structured_outputs.bitmask(grammars.values(), drafts)
+        owners = [
+            request_id
+            for request_id, draft in zip(grammars, drafts, strict=True)
+            for _ in range(1 + len(draft))
+        ]
+        return GrammarBitmask(owners, rows)
 
     def stats_message(self) -> EngineCoreOutputs:
         """State without a step, for when an abort changed it."""

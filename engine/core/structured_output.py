@@ -7,7 +7,7 @@ RequestGrammar's. numpy and llguidance, no torch.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,18 @@ class RequestGrammar:
         self.is_terminated = is_complete or matcher.stop_reason() == "EndOfSentence"
         return True
 
+    def forced(self) -> list[int]:
+        """Tokens of the text that must come next; none while the grammar has failed."""
+        matcher = self.matcher
+        return [] if matcher.is_error() or matcher.is_stopped() else matcher.compute_ff_tokens()
+
+    def num_possible(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens can come next, one after the other."""
+        matcher = self.matcher
+        if matcher.is_error() or matcher.is_stopped():
+            return 0
+        return matcher.validate_tokens(list(token_ids))
+
 
 class StructuredOutputManager:
     """Grammars of one engine. Costs nothing until the first structured request."""
@@ -117,21 +129,34 @@ class StructuredOutputManager:
         pending = [compiled for compiled in self._compiled.values() if not compiled.done()]
         wait(pending, timeout_s, FIRST_COMPLETED)
 
-    def bitmask(self, grammars: Collection[Grammar]) -> NDArray[np.int32]:
-        """One row per grammar, one bit per token, lowest bit first: may it come next?"""
+    def bitmask(
+        self, grammars: Collection[Grammar], drafts: Sequence[Sequence[int]] = ()
+    ) -> NDArray[np.int32]:
+        """One row per grammar, one bit per token, lowest bit first: may it come next?
+
+        With `drafts`, one for each grammar, a row for each place in it follows.
+        """
         from llguidance import LLExecutor
-        from llguidance.numpy import fill_next_token_bitmask_par
+        from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
         assert self._tokenizer is not None, "a grammar was started"
         if self._executor is None:
             self._executor = LLExecutor()
         words = -(-self._tokenizer.result().vocab_size // 32)
-        mask = np.zeros((len(grammars), words), dtype=np.int32)
-        rows = []
-        for row, grammar in enumerate(grammars):
+        drafts = drafts or [()] * len(grammars)
+        mask = np.zeros((len(grammars) + sum(map(len, drafts)), words), dtype=np.int32)
+        rows, row = [], 0
+        for grammar, draft in zip(grammars, drafts, strict=True):
             assert isinstance(grammar, RequestGrammar), "made by start()"
             rows.append((grammar.matcher, row))
+            row += 1 + len(draft)
         fill_next_token_bitmask_par(self._executor, rows, mask)
+        for (matcher, first), draft in zip(rows, drafts, strict=True):
+            for number, token in enumerate(draft, start=1):
+                matcher.consume_token(token)  # `num_possible` said that it can stand there
+                fill_next_token_bitmask(matcher, mask, first + number)
+            if draft:
+                matcher.rollback(len(draft))
         return mask
 
     def shutdown(self) -> None:

@@ -7,6 +7,7 @@ chosen itself.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ _LEAST_GAIN = 1.04  # of tokens per second, below which a step is left as it is
 _EVIDENCE_KEPT = 0.9  # of what was seen before, at each new result
 _DOUBT_KEPT = 0.98  # of it, at each step without a draft: a new try comes by and by
 _PRIOR_WEIGHT = 1.5
+_FORCED = 1 << 10  # as if so many tokens agreed: a grammar leaves nothing else
 # By how many tokens agree before the guess: how often its first token comes true, until seen.
 _PRIORS = ((12, 0.9), (6, 0.75), (4, 0.55), (0, 0.4))
 
@@ -156,6 +158,8 @@ class Drafter:
         most = min(self._config.num_speculative_tokens, left)
         if most < 1:
             return [], 0.0
+        if request.grammar is not None and (forced := request.grammar.forced()[:most]):
+            return forced, guesser.probability(_FORCED)
         source: Sequence[int] = tokens
         place, agreed = guesser.index.find(tokens, tokens)
         other_place, other_agreed = self._answer_index.find(self._answers, tokens)
@@ -163,7 +167,8 @@ class Drafter:
             source, place, agreed = self._answers, other_place, other_agreed
         if not agreed:
             return [], 0.0
-        return continuation(source, place, most), guesser.probability(agreed)
+        guess = continuation(source, place, most)
+        return _allowed(request, guess), guesser.probability(agreed)
 
     def _doubt(self, request_id: str) -> None:
         guesser = self._guessers[request_id]
@@ -205,15 +210,23 @@ class Drafter:
         return DraftStats(counts.drafts, counts.tokens, counts.accepted, counts.by_place)
 
 
+def _allowed(request: Request, guess: list[int]) -> list[int]:
+    """The part of a guess that the request's grammar allows, if it has one; without an end."""
+    if request.grammar is None:
+        return guess
+    ends = {*request.eos_token_ids, *request.sampling_params.stop_token_ids}
+    inside = list(itertools.takewhile(lambda token: token not in ends, guess))
+    return inside[: request.grammar.num_possible(inside)] if inside else []
+
+
 def _can_guess(request: Request) -> bool:
     """Whether only its last token is missing, and what it gets next depends on nothing that a draft
-    would change on the way (a grammar, penalties, tokens that are forbidden for now).
+    would change on the way (penalties, tokens that are forbidden for now).
     """
     params = request.sampling_params
     return (
         request.num_tokens - request.num_computed_tokens == 1
         and request.num_output_tokens > 0
-        and request.grammar is None
         and request.pooling is None
         and not params.has_penalties
         and not params.has_token_edits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -22,3 +23,9 @@ class Grammar(Protocol):
 
     def accept(self, token_id: int) -> bool:
         """Go on by one generated token; False when it cannot stand here."""
+
+    def forced(self) -> list[int]:
+        """Tokens of the text that must come next, whatever the model wants; often none."""
+
+    def num_possible(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens can come next, one after the other."""

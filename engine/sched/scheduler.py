@@ -344,7 +344,8 @@ class Scheduler:
             request_id: request.grammar
             for request_id, request in self._structured.items()
             if request_id in output.num_scheduled_tokens
-            and request.num_computed_tokens == request.num_tokens
+            and request.num_computed_tokens
+            == request.num_tokens + len(output.draft_token_ids.get(request_id, ()))
             and request.grammar is not None
         }
 

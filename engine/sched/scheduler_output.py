@@ -57,7 +57,8 @@ class CachedRequestData:
 class GrammarBitmask:
     """Tokens that each of `req_ids` may get in this step: one row each, one bit per token.
 
-    The lowest bit of a word is the first token.
+    The lowest bit of a word is the first token. A request with a draft stands there once for each
+    of its positions, in their order.
     """
 
     req_ids: list[str]

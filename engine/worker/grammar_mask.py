@@ -22,10 +22,17 @@ class GrammarMask:
 
     @classmethod
     def of(cls, bitmask: GrammarBitmask, wanted: IntArray, rows: IntArray) -> GrammarMask:
-        """Unpack; `wanted` are the batch rows of the bitmask's requests, `rows` the step's."""
-        order = np.argsort(rows)
+        """Unpack; `wanted` are the batch rows of the bitmask's requests, `rows` the step's.
+
+        Both name a request once for each of its positions, one behind the other.
+        """
+        order = np.argsort(rows, kind="stable")
         bits = np.unpackbits(~bitmask.rows.view(np.uint8), axis=1, bitorder="little")
-        return cls(order[np.searchsorted(rows, wanted, sorter=order)], bits.view(np.bool_))
+        first = np.searchsorted(rows, wanted, sorter=order)
+        is_new = np.append(True, wanted[1:] != wanted[:-1])
+        starts = np.flatnonzero(is_new)
+        ahead = np.arange(len(wanted)) - starts[np.cumsum(is_new) - 1]
+        return cls(order[first + ahead], bits.view(np.bool_))
 
     def apply(self, logits: Tensor) -> None:
         """Change `logits` [R, vocabulary] in place: what the grammar forbids gets -inf, which is

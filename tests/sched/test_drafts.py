@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from hypothesis import given, settings
+
 from engine.sched.drafts import Drafter, StepCosts
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
 from engine.speculative_config import SpeculativeConfig
-from tests.sched.workload import make_request, make_scheduler
+from tests.sched.random_workloads import LIMITS, REQUESTS
+from tests.sched.workload import Run, make_request, make_scheduler
 
 
 def decoding(scheduler: Scheduler, name: str, tokens: list[int]) -> Request:
@@ -91,6 +96,38 @@ def test_no_guess_goes_past_the_end_of_the_answer() -> None:
     request = loop(make_scheduler())
     request.max_tokens = 4  # three are left, and the step gives one of them anyway
     assert len(Drafter(SpeculativeConfig(), 64).propose([request])["a"]) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, LIMITS)
+def test_any_schedule_gives_the_same_tokens_with_drafts(
+    work: list[tuple[int, int, int, int, int]], limits: dict[str, Any]
+) -> None:
+    """The driver checks that every token finds what it reads, also after a draft was taken back."""
+    groups = limits["groups"]
+    limits["num_blocks"] = limits.pop("blocks_per_group") * len(groups)
+    found = []
+    for speculative in (None, SpeculativeConfig(prompt_lookup_min=1, num_speculative_tokens=5)):
+        scheduler = make_scheduler(
+            block_size=4, max_model_len=68, speculative=speculative, **limits
+        )
+        run = Run(scheduler, repeating_token, groups)
+        for number, (prompt, output, _arrival, family, priority) in enumerate(work):
+            tokens = [family, *range(prompt - 1)]
+            request = make_request(
+                scheduler, f"r{number}", tokens, min(output, 68 - prompt), priority=priority
+            )
+            scheduler.add_request(request)
+        run.finish()
+        assert scheduler.kv_cache_manager.usage == 0
+        found.append((run.outputs, run.reasons))
+    assert found[1] == found[0]
+
+
+def repeating_token(request: Request) -> int:
+    """Goes round, with a slip now and then."""
+    number = request.num_tokens
+    return number % 4 if number % 7 else number % 5
 
 
 def test_one_slow_step_is_forgotten() -> None:

@@ -13,6 +13,7 @@ from engine.sampling_params import SamplingParams
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.speculative_config import SpeculativeConfig
 
 
 def make_scheduler(
@@ -28,6 +29,7 @@ def make_scheduler(
     threshold: int = 0,
     reserve: bool = True,
     groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
+    speculative: SpeculativeConfig | None = None,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
@@ -38,6 +40,7 @@ def make_scheduler(
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
             reserve_full_isl=reserve,
+            speculative=speculative,
         ),
         CacheConfig(block_size=block_size, enable_prefix_caching=caching),
         num_blocks,
@@ -105,14 +108,31 @@ class Run:
         for request_id in planned.num_scheduled_tokens:
             request = self.scheduler.requests[request_id]
             result.req_ids.append(request_id)
-            is_complete = request.num_computed_tokens == request.num_tokens
-            result.sampled_token_ids.append([self.token(request)] if is_complete else [])
+            draft = planned.draft_token_ids.get(request_id, [])
+            is_complete = request.num_computed_tokens == request.num_tokens + len(draft)
+            sampled = self._verified(request, draft) if is_complete else []
+            result.sampled_token_ids.append(sampled)
+            if draft:
+                self.held[request_id] -= len(draft) + 1 - len(sampled)
         outputs = self.scheduler.update_from_output(planned, result)
         for output in outputs:
             self.outputs.setdefault(output.request_id, []).extend(output.new_token_ids)
             if output.finish_reason is not None:
                 self.reasons[output.request_id] = str(output.finish_reason)
         return planned, outputs
+
+    def _verified(self, request: Request, draft: Sequence[int]) -> list[int]:
+        """The tokens that the rule gives: the draft as far as it is right, and one more."""
+        sampled: list[int] = []
+        num_known = len(request.token_ids)
+        while True:
+            sampled.append(self.token(request))
+            place = len(sampled) - 1
+            if place == len(draft) or sampled[-1] != draft[place]:
+                break
+            request.token_ids.append(sampled[-1])
+        del request.token_ids[num_known:]
+        return sampled
 
     def finish(self, max_steps: int = 10_000) -> int:
         steps = 0
@@ -144,12 +164,13 @@ class Run:
             for table in self.tables[request_id]:
                 assert len(table) * block_size >= self.held[request_id]
         for request_id, count in planned.num_scheduled_tokens.items():
-            self._compute(request_id, count)
+            self._compute(request_id, count, planned.draft_token_ids.get(request_id, []))
 
-    def _compute(self, request_id: str, count: int) -> None:
+    def _compute(self, request_id: str, count: int, draft: Sequence[int]) -> None:
         """Write the tokens of this step; what their queries see must be there, in every group."""
         end = self.held[request_id]
-        prefixes = list(accumulate(self.scheduler.requests[request_id].token_ids[:end], _mixed))
+        tokens = [*self.scheduler.requests[request_id].token_ids, *draft]
+        prefixes = list(accumulate(tokens[:end], _mixed))
         block_size = self.scheduler.block_size
         for group, table in zip(self.groups, self.tables[request_id], strict=True):
             assert 0 not in table[(end - count) // block_size :]
@@ -185,3 +206,9 @@ class ScriptedGrammar:
         self.num_accepted += 1
         self.is_terminated = self.num_accepted == self.length
         return True
+
+    def forced(self) -> list[int]:
+        return []
+
+    def num_possible(self, token_ids: Sequence[int]) -> int:
+        return min(len(token_ids), self.refuse_after - self.num_accepted)
