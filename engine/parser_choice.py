@@ -12,9 +12,10 @@ from dataclasses import dataclass
 AUTO, NONE = "auto", "none"
 
 TOOL_PARSER_NAMES = (
-    *("deepseek_v3", "deepseek_v31", "functiongemma", "gemma4", "glm45", "glm47", "hermes", "json"),
-    *("kimi_k2", "llama3_json", "llama4_json", "llama4_pythonic", "mimo", "mistral", "openai"),
-    *("pythonic", "qwen3_coder", "qwen3_xml", "seed_oss"),
+    *("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4"),
+    *("glm45", "glm47", "granite", "granite4", "hermes", "hunyuan_a13b", "json", "kimi_k2"),
+    *("lfm2", "llama3_json", "llama4_json", "llama4_pythonic", "mimo", "minimax_m2", "mistral"),
+    *("openai", "pythonic", "qwen3_coder", "qwen3_xml", "seed_oss"),
 )
 """Those of this engine; `json` is no name of vLLM's."""
 

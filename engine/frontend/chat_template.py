@@ -5,13 +5,15 @@ Behaves as transformers' apply_chat_template does: same environment options, fil
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -28,6 +30,10 @@ _CHATML_SOURCE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+# How Mistral's templates ask for the length of a call's id.
+_NINE = re.compile(r"length\s*(?:!=|<)\s*9\b")
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 # What a template can raise on messages that it was not written for.
 _RENDER_ERRORS = (
@@ -56,6 +62,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self.source = source
         self.tool_source = tool_source or source
+        self._knows_thinking = "message.thinking" in source
+        self._wants_short_ids = _NINE.search(self.tool_source) is not None
 
     def render(
         self,
@@ -76,16 +84,72 @@ class ChatTemplate:
             **self._special_tokens,
             **(template_args or {}),
             "tools": list(tools) if tools else None,
-            "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
         }
+        template = self._tool_template if tools else self._template
+        variables["messages"] = [self._fitted(message) for message in messages]
         try:
-            prompt = (self._tool_template if tools else self._template).render(variables)
+            prompt = _rendered(template, variables)
         except _RENDER_ERRORS as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
         return _open_ended(prompt, messages) if continue_final_message else prompt
+
+    def _fitted(self, message: ChatMessage) -> ChatMessage:
+        """The message as this template wants it, where templates differ: a thought before a call by
+        its other name, and ids of calls that have nine characters.
+        """
+        fitted = dict(message)
+        thought = message.get("reasoning_content")
+        if self._knows_thinking and thought and not message.get("content"):
+            fitted.setdefault("thinking", thought)
+        if self._wants_short_ids:
+            if message.get("tool_calls"):
+                fitted["tool_calls"] = [
+                    {**call, "id": _short_id(call.get("id"))} for call in message["tool_calls"]
+                ]
+            if "tool_call_id" in message:
+                fitted["tool_call_id"] = _short_id(message["tool_call_id"])
+        return fitted
+
+
+def _rendered(template: Template, variables: dict[str, Any]) -> str:
+    """The prompt. Templates that put arguments of calls between texts want them as text."""
+    try:
+        return template.render(variables)
+    except TypeError:
+        texts = [_with_text_arguments(message) for message in variables["messages"]]
+        if texts == variables["messages"]:
+            raise
+        return template.render({**variables, "messages": texts})
+
+
+def _with_text_arguments(message: ChatMessage) -> ChatMessage:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {
+        **message,
+        "tool_calls": [
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": _to_json(call["function"]["arguments"]),
+                },
+            }
+            for call in calls
+        ],
+    }
+
+
+def _short_id(call_id: object) -> str:
+    """Nine letters and digits that stand for an id, the same for the same."""
+    text = str(call_id)
+    if _SHORT_ID.fullmatch(text):
+        return text
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _open_ended(prompt: str, messages: Sequence[ChatMessage]) -> str:

@@ -117,9 +117,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek-v3.2": Family(
         _DEEPSEEK + "{% set t = '｜DSML｜' %}<{{ t }}function_calls>{{ thinking }}<think>",
         "deepseek_v3",
-        None,
         "deepseek_v32",
-        ("deepseek_v32",),
+        "deepseek_v32",
     ),
     "glm-4.5": Family(
         "[gMASK]<sop>{{ '<tool_call>{function-name}\\n<arg_key>' }}<think></think>",
@@ -158,9 +157,8 @@ FAMILIES: dict[str, Family] = {
     "minimax-m2": Family(
         "]~b]ai\n<think>\n{{ '<minimax:tool_call>' }}",
         "minimax_m2",
-        None,
         "minimax_m2",
-        ("minimax_m2",),
+        "minimax_m2",
     ),
     "seed-oss": Family(
         "{{ '<seed:tool_call>\\n<function=' }}<seed:think>", "seed_oss", "seed_oss", "seed_oss"
@@ -173,10 +171,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "nemotron-nano-2": Family("{{ '<TOOLCALL>[' + tools }}<think>\n", "qwen3", None, "nemotron_h"),
     "granite-3": Family(
-        "<|start_of_role|>{{ tools }}{{ '<|tool_call|>[' }}", None, None, "granite", ("granite",)
+        "<|start_of_role|>{{ tools }}{{ '<|tool_call|>[' }}", None, "granite", "granite"
     ),
     "granite-4": Family(
-        "<|start_of_role|>{{ tools }}{{ '<tool_call>\\n{' }}", None, "hermes", "granite"
+        "<|start_of_role|>{{ tools }}{{ '<tool_call>\\n{' }}", None, "granite4", "granite"
     ),
     "phi-4-mini": Family(
         "<|system|>{{ '<|tool|>' + tools + '<|/tool|>' }}<|assistant|>", None, None, "phi3"
@@ -185,6 +183,23 @@ FAMILIES: dict[str, Family] = {
         "<|system|>{{ 'within <tool_call></tool_call>: <tool_calls>[{}]</tool_calls>' }}",
         None,
         None,
+    ),
+    "hunyuan": Family(
+        "<｜hy_User｜>{{ '<tool_calls>[{}]</tool_calls>' }}<think>\n</think>\n<answer>\n",
+        "hunyuan_a13b",
+        "hunyuan_a13b",
+        "hunyuan_v1_moe",
+    ),
+    "lfm2": Family("<|im_start|>{{ tools }}{{ '<|tool_call_start|>[' }}", None, "lfm2", "lfm2"),
+    "command-r": Family(
+        "<|START_OF_TURN_TOKEN|>{{ '<|START_THINKING|>' }}{{ '<|START_ACTION|>[' }}",
+        None,
+        None,
+        "cohere2",
+        ("cohere_command3",),
+    ),
+    "longcat": Family(
+        "USER: {{ tools }}{{ '<longcat_tool_call>' }}", None, None, "longcat", ("longcat",)
     ),
     "chatml": Family(_chatml(""), None, None),
 }

@@ -137,3 +137,48 @@ def test_default_model_equals_transformers(messages: list[dict[str, str]]) -> No
         assert ours.decode(token_ids, skip_special_tokens=skip) == theirs.decode(
             token_ids, skip_special_tokens=skip
         )
+
+
+def called(call_id: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    function = {"name": "f", "arguments": arguments}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "function": function}]},
+        {"role": "tool", "content": "5", "tool_call_id": call_id},
+    ]
+
+
+SHOWN_IDS = (
+    "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls[0].id|length != 9 %}"
+    "{{ raise_exception('nine!') }}{% endif %}{{ m.tool_calls[0].id }}"
+    "{% else %}={{ m.tool_call_id }}{% endif %}{% endfor %}"
+)
+
+
+def test_ids_of_calls_have_the_length_that_the_template_asks_for() -> None:
+    long, short = called("toolu_0123456789", {}), called("a1B2c3D4e", {})
+    first, second = _render(SHOWN_IDS, long).split("=")
+    assert first == second
+    assert len(first) == 9
+    assert first.isalnum()
+    assert _render(SHOWN_IDS, short) == "a1B2c3D4e=a1B2c3D4e"
+    other = SHOWN_IDS.replace("|length != 9", "|length == 0")
+    assert _render(other, long) == "toolu_0123456789=toolu_0123456789"
+
+
+def test_arguments_are_what_the_template_can_write() -> None:
+    messages = called("a", {"city": "Köln"})
+    text = "{{ 'f' + messages[0].tool_calls[0].function.arguments }}"
+    assert _render(text, messages) == 'f{"city": "Köln"}'
+    objects = "{{ messages[0].tool_calls[0].function.arguments.city }}"
+    assert _render(objects, messages) == "Köln"
+    with pytest.raises(RequestError, match="refuses"):
+        _render("{{ 'f' + messages }}", messages)
+
+
+def test_a_thought_before_a_call_has_the_name_that_the_template_knows() -> None:
+    source = "{{ messages[0].thinking }}{# message.thinking #}"
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    ]
+    assert _render(source, messages) == "Hm."
+    assert _render(source, [{**messages[0], "content": "Both"}]) == ""

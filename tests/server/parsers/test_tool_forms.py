@@ -142,7 +142,12 @@ FRAGMENTS = [
     "<｜tool▁call▁end｜>", "function", "```json\n", "\n```", "<|tool_calls_section_begin|>",
     "<|tool_call_begin|>", "functions.now:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
     "<|start|>", "assistant", "<|channel|>", "analysis", "commentary", " to=functions.now",
-    "<|message|>", "<|call|>", "<|end|>", "'", '"', "\\", " ", "\n", "x", "é🗼", "1e999", "<",
+    '<invoke name="now">', "</invoke>", '<parameter name="a">', "<minimax:tool_call>",
+    '<｜DSML｜invoke name="now">', "</｜DSML｜invoke>", "</｜DSML｜parameter>",
+    '<｜DSML｜parameter name="a" string="true">',
+    "<|tool_call|>", "<tool_calls>", "</tool_calls>",
+    "<|tool_call_start|>", "<|tool_call_end|>", "<|message|>",
+    "<|call|>", "<|end|>", "'", '"', "\\", " ", "\n", "x", "é🗼", "1e999", "<",
 ]  # fmt: skip
 
 
@@ -176,6 +181,10 @@ def test_no_cut_of_anything_changes_it(name: str, data: st.DataObject) -> None:
         ("gemma4", "<|tool_call>call:now{a 1}<tool_call|>"),
         ("gemma4", "<|tool_call>call:now" + "{a:" * 99 + "1" + "}" * 99 + "<tool_call|>"),
         ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{oops}<｜tool▁call▁end｜>"),
+        ("minimax_m2", '<invoke name="now"><parameter name="a">x</invoke>'),
+        ("lfm2", "<|tool_call_start|>[now(1)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>now()<|tool_call_end|>"),
+        ("granite", '<|tool_call|>[{"name": "now"}]'),
         ("kimi_k2", "<|tool_call_begin|>now<|tool_call_argument_begin|>[1]<|tool_call_end|>"),
     ],
 )

@@ -185,6 +185,44 @@ def json_list(calls: Sequence[Call]) -> str:
     return _json([{"name": name, "parameters": values} for name, values in calls])
 
 
+def granite(calls: Sequence[Call]) -> str:
+    return f"<|tool_call|>{_json([{'name': name, 'arguments': values} for name, values in calls])}"
+
+
+def hunyuan(calls: Sequence[Call]) -> str:
+    listed = _json([{"name": name, "arguments": values} for name, values in calls])
+    return f"<tool_calls>{listed}</tool_calls>"
+
+
+def lfm2(calls: Sequence[Call]) -> str:
+    return f"<|tool_call_start|>{pythonic(calls)}<|tool_call_end|>"
+
+
+def minimax(calls: Sequence[Call]) -> str:
+    blocks = []
+    for name, values in calls:
+        lines = [f'<parameter name="{key}">{_bare(one)}</parameter>' for key, one in values.items()]
+        blocks.append("\n".join([f'<invoke name="{name}">', *lines, "</invoke>"]))
+    return "\n".join(["<minimax:tool_call>", *blocks, "</minimax:tool_call>"])
+
+
+def deepseek_v32(calls: Sequence[Call], outer: str = "function_calls") -> str:
+    mark = "｜DSML｜"
+    blocks = []
+    for name, values in calls:
+        lines = [
+            f'<{mark}parameter name="{key}" string="{_json(isinstance(one, str))}">{_bare(one)}'
+            f"</{mark}parameter>"
+            for key, one in values.items()
+        ]
+        blocks.append("\n".join([f'<{mark}invoke name="{name}">', *lines, f"</{mark}invoke>"]))
+    return "\n".join([f"<{mark}{outer}>", *blocks, f"</{mark}{outer}>"])
+
+
+def deepseek_v4(calls: Sequence[Call]) -> str:
+    return deepseek_v32(calls, "tool_calls")
+
+
 Writer = Callable[[Sequence[Call]], str]
 
 FORMS: tuple[tuple[str, Writer], ...] = (
@@ -206,7 +244,14 @@ FORMS: tuple[tuple[str, Writer], ...] = (
     ("functiongemma", functiongemma),
     ("deepseek_v3", deepseek_v3),
     ("deepseek_v31", deepseek_v31),
+    ("deepseek_v32", deepseek_v32),
+    ("deepseek_v4", deepseek_v4),
     ("kimi_k2", kimi_k2),
+    ("minimax_m2", minimax),
+    ("granite", granite),
+    ("granite4", hermes),
+    ("hunyuan_a13b", hunyuan),
+    ("lfm2", lfm2),
     ("openai", harmony),
     ("openai", harmony_addressed_first),
     ("llama3_json", json_objects),

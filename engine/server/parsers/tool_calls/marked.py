@@ -59,6 +59,7 @@ class MarkedToolParser(ToolParser):
         if mark is None:
             return self._pass_content(is_last=is_last)
         if mark[0] in self.DROPPED:
+            self._blank = self._blank or ""  # blanks between it and a call are no content
             self._drop_held(mark.end())
             return True
         try:
@@ -92,6 +93,12 @@ class MarkedToolParser(ToolParser):
     def _drop_held(self, end: int) -> None:
         self._held = self._held[end:]
         self._forget()
+
+    def _mark_end(self) -> int:
+        """One past the mark that the held text begins with."""
+        mark = self._any_mark.match(self._held)
+        assert mark is not None, "a block is read where a mark stands"
+        return mark.end()
 
     def _find(self, mark: str, start: int) -> int:
         """Where `mark` stands in the held text, from `start` on; -1 so far. No character is looked

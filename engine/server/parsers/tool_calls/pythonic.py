@@ -15,6 +15,7 @@ from engine.server.parsers.tool_calls.base import (
     ToolCall,
     ToolParser,
 )
+from engine.server.parsers.tool_calls.marked import Block, MarkedToolParser
 from engine.server.parsers.tool_calls.python_values import parse_expression, python_value
 
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -32,12 +33,13 @@ class PythonExtent:
 
     def __init__(self, start: int) -> None:
         self.position = start
+        self.end: int | None = None
         self._open: list[str] = []
         self._quote = ""
 
     def scan(self, text: str) -> int | None:
         """One past its last bracket; None while it goes on."""
-        while True:
+        while self.end is None:
             pattern = _IN_STRING[self._quote] if self._quote else _BETWEEN
             passed = pattern.match(text, self.position)
             assert passed is not None, "the patterns match nothing at all"
@@ -47,7 +49,8 @@ class PythonExtent:
                 return None
             self._pass(text[self.position])
             if not self._open:
-                return self.position
+                self.end = self.position
+        return self.end
 
     def _pass(self, char: str) -> None:
         self.position += 2 if char == "\\" else 1
@@ -120,6 +123,38 @@ class PythonicToolParser(ToolParser):
         self._add_content(self._held)
         self._held = ""
         return False
+
+
+class Lfm2ToolParser(MarkedToolParser):
+    """LFM2: such a list between marks, among other text."""
+
+    OPENINGS = ("<|tool_call_start|>",)
+    _CLOSING = "<|tool_call_end|>"
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._start = 0
+        self._extent: PythonExtent | None = None
+
+    def _read(self, *, is_last: bool) -> Block | None:
+        if self._extent is None:
+            inner = self._held[self._mark_end() :].lstrip()
+            if not inner:
+                return None
+            self._start = len(self._held) - len(inner)
+            if not inner.startswith("["):
+                raise NotACallError
+            self._extent = PythonExtent(self._start)
+        list_end = self._extent.scan(self._held)
+        if list_end is None:
+            return None
+        end = self._end_behind(list_end, self._CLOSING, is_last=is_last)
+        if end is None:
+            return None
+        try:
+            return Block(_calls_of(self._held[self._start : list_end]), end)
+        except ValueError:
+            raise NotACallError from None
 
 
 def _calls_of(text: str) -> list[ToolCall]:
