@@ -366,6 +366,8 @@ class EngineArgs:
         """Resolve every None for `model` on `host`; ConfigError names the flag, value and limit."""
         self._check_ranges()
         device = host.kind if self.device == "auto" else self.device
+        if model.keeps_own_cache:
+            self._require_no_cache_flags(model)
         max_model_len = self._resolve_max_model_len(model)
         budget = step_budget(
             StepDevice(host.name, host.memory_bytes or 0) if device == "cuda" else StepDevice(),
@@ -388,7 +390,9 @@ class EngineArgs:
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 num_gpu_blocks_override=self._num_blocks(model, budget),
-                enable_prefix_caching=self.enable_prefix_caching and not model.is_encoder,
+                enable_prefix_caching=self.enable_prefix_caching
+                and not model.is_encoder
+                and not model.keeps_own_cache,
                 cache_dtype=self.kv_cache_dtype,
             ),
             scheduler=SchedulerConfig(
@@ -485,6 +489,18 @@ class EngineArgs:
                 "--tensor-parallel-size and --pipeline-parallel-size."
             )
         return speculative
+
+    def _require_no_cache_flags(self, model: ModelConfig) -> None:
+        """Of one whose cache is transformers': it cannot be stored otherwise, nor wound back."""
+        for flag, given in (
+            ("--kv-cache-dtype", self.kv_cache_dtype != "auto"),
+            ("--speculative-config", self.speculative_config is not None),
+        ):
+            if given:
+                raise ConfigError(
+                    f"{flag} cannot be had: {model.architecture} keeps what its requests need in "
+                    "transformers' own cache. Leave it out."
+                )
 
     def _num_blocks(self, model: ModelConfig, budget: StepBudget) -> int | None:
         """An encoder's blocks hold nothing: as many as the texts of one step can ask for."""

@@ -17,10 +17,12 @@ from engine.model_families import (
     family_fields,
     is_encoder,
     is_supported,
+    keeps_own_cache,
     kv_sources,
     require_own_code,
     supported_architectures,
     text_part,
+    with_any_layers,
     with_family_defaults,
     with_head,
 )
@@ -97,6 +99,7 @@ class ModelConfig:
     implementation: str = "stoker"  # whose code runs the decoder: stoker or transformers
     own_obstacle: str | None = None  # why ours does not, for a family of ours
     quantization: WeightQuantization | None = None  # of the checkpoint's linears
+    keeps_own_cache: bool = False  # in transformers' cache, not in blocks of ours
     is_encoder: bool = False  # every token sees all others
     has_head: bool = True
     sentence: SentenceFiles = field(default_factory=SentenceFiles)
@@ -216,7 +219,12 @@ class ModelConfig:
                 obstacle = str(error)
         plain = plain_decoder(architecture, raw)
         config = cls._from_raw(plain, generation, folder, served_name, architecture, is_own=False)
-        return dataclasses.replace(config, implementation="transformers", own_obstacle=obstacle)
+        return dataclasses.replace(
+            config,
+            implementation="transformers",
+            own_obstacle=obstacle,
+            keeps_own_cache=keeps_own_cache(architecture, raw),
+        )
 
     @classmethod
     def _from_raw(
@@ -302,6 +310,8 @@ def plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
     for name, old_names in _OLD_NAMES.items():
         given = [raw[old] for old in (name, *old_names) if old in raw]
         raw |= {name: given[0]} if given else {}
+    if keeps_own_cache(architecture, raw):
+        raw = with_any_layers(raw)
     missing = [name for name in ("vocab_size", *_OLD_NAMES) if name not in raw]
     if missing:
         raise incompatible(

@@ -65,6 +65,48 @@ def require_own_code(architecture: str, raw: Mapping[str, Any]) -> None:
         raise ModelError("Gemma 3 with bidirectional attention (an encoder) is not supported.")
 
 
+_REPLACEABLE_LAYERS = frozenset(("full_attention", "sliding_attention"))
+_MANY_POSITIONS = 32_768  # of models that have no limit of their own
+OWN_CACHE_DECODERS = frozenset(
+    (
+        *("AXK2ForCausalLM", "BailingHybridForCausalLM", "BambaForCausalLM", "BloomForCausalLM"),
+        *("DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "DiffLlamaForCausalLM"),
+        *("DogeForCausalLM", "FalconForCausalLM", "FalconH1ForCausalLM"),
+        *("FalconMambaForCausalLM", "GPTNeoForCausalLM", "GPTNeoXJapaneseForCausalLM"),
+        *("GlmMoeDsaForCausalLM", "GraniteMoeHybridForCausalLM", "HYV4ForCausalLM"),
+        *("HrmTextForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM"),
+        *("InklingForCausalLM", "JambaForCausalLM", "JetMoeForCausalLM", "KimiLinearForCausalLM"),
+        *("LaraMiniForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm3ForCausalLM"),
+        *("Llama4ForCausalLM", "LongcatFlashForCausalLM", "Mamba2ForCausalLM"),
+        *("MambaForCausalLM", "MiMoV2FlashForCausalLM", "MiniMaxForCausalLM", "MptForCausalLM"),
+        *("NemotronHForCausalLM", "OlmoHybridForCausalLM", "Qwen3NextForCausalLM"),
+        *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "XGLMForCausalLM", "Zamba2ForCausalLM"),
+        "ZayaForCausalLM",
+    )
+)
+"""Decoders with a state between tokens, or with attention that cannot be ours: they keep what they
+need in transformers' own cache.
+"""
+
+
+def keeps_own_cache(architecture: str, raw: Mapping[str, Any]) -> bool:
+    """Whether transformers' cache holds what a request keeps, in place of blocks of ours."""
+    kinds = raw.get("layer_types") or raw.get("layers_block_type") or ()
+    return architecture in OWN_CACHE_DECODERS or not _REPLACEABLE_LAYERS.issuperset(kinds)
+
+
+def with_any_layers(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`raw` with what decoders without attention leave out; none of it counts for their cache."""
+    kinds = raw.get("layer_types") or raw.get("layers_block_type") or (None,)
+    heads = {"num_attention_heads", "num_key_value_heads", "head_dim"}
+    return {
+        "num_hidden_layers": len(kinds),
+        "max_position_embeddings": _MANY_POSITIONS,
+        **{key: value for key, value in raw.items() if key not in heads},
+        "num_attention_heads": 1,
+    }
+
+
 _ENCODER_TYPES = frozenset(
     (
         *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model_config import ModelConfig, incompatible
-from engine.model_families import text_part
+from engine.model_families import OWN_CACHE_DECODERS, text_part
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 """Families of GGUF files that are converted; without experts."""
@@ -146,7 +146,7 @@ def find_gguf_support(architecture: str, *, has_experts: bool) -> Support:
 
 
 def _require_known_decoder(architecture: str, raw: Mapping[str, Any]) -> None:
-    if architecture not in TRANSFORMERS_DECODERS:
+    if architecture not in TRANSFORMERS_DECODERS | OWN_CACHE_DECODERS:
         raise incompatible(architecture, "it is none of the decoders that serve there")
 
 

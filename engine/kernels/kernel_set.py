@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -112,6 +112,14 @@ class AheadStep(Protocol):
 
         The next step may name them by their rows (`StepBatch.token_ids`).
         """
+
+
+@runtime_checkable
+class KeepingStep(ModelStep, Protocol):
+    """A model that keeps what requests need, by their rows in the batch."""
+
+    def forget(self, rows: IntArray) -> None:
+        """These requests have ended, or are computed anew if they come back."""
 
 
 class StageStep(ModelStep, Protocol):

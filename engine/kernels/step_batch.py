@@ -35,6 +35,7 @@ class StepBatch:
     num_computed: IntArray  # [S] tokens of the sequence whose KV is cached already
     block_table: IntArray  # [G, S, blocks of the longest sequence or more]
     logits_rows: IntArray  # [R] indices into the T tokens
+    rows: IntArray | None = None  # [S] of the requests in the runner's batch, until they end
     residual: FloatArray | None = None  # [T, hidden] from the pipeline stage before
     adapters: IntArray | None = (
         None  # [T] slot of each token's adapter, -1 for none; None: no one has

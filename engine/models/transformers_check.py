@@ -56,14 +56,18 @@ def require_equal_logits(step: CheckedStep, model: Any, spec: KVCacheSpec) -> No
             f"a step of its {step.num_layers} layers uses replaceable attention "
             f"{step.num_attention_calls} times",
         )
-    difference = float((paged - own).norm() / (own - own.mean(-1, keepdim=True)).norm())
-    limit = _MAX_DIFFERENCE.get(model.dtype, _MAX_DIFFERENCE_16_BIT)
-    if not difference <= limit:
-        raise incompatible(
-            step.architecture,
-            f"its logits over a paged cache differ by {difference:.2g} from those of its own "
-            f"attention (limit {limit})",
-        )
+    places = "over a paged cache", "of its own attention"
+    if reason := logits_differ(paged, own, model.dtype, *places):
+        raise incompatible(step.architecture, reason)
+
+
+def logits_differ(ours: Tensor, own: Tensor, dtype: torch.dtype, here: str, there: str) -> str:
+    """By how much, where it is more than rounding explains; else empty."""
+    difference = float((ours - own).norm() / (own - own.mean(-1, keepdim=True)).norm())
+    limit = _MAX_DIFFERENCE.get(dtype, _MAX_DIFFERENCE_16_BIT)
+    if difference <= limit:
+        return ""
+    return f"its logits {here} differ by {difference:.2g} from those {there} (limit {limit})"
 
 
 def _paged_logits(step: ModelStep, tokens: list[IntArray], spec: KVCacheSpec) -> Tensor:

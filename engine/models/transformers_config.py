@@ -38,17 +38,24 @@ class Decoder:
 
 
 def find_decoder(model: ModelConfig) -> Decoder:
-    """Of the folder of `model`; ModelError unless it can be served."""
+    """Of the folder of `model`; ModelError unless its attention can be ours."""
+    decoder = find_text_decoder(model)
+    _require_replaceable(decoder.model_class)
+    return decoder
+
+
+def find_text_decoder(model: ModelConfig) -> Decoder:
+    """Of the folder of `model`, whatever its layers are; ModelError unless it writes text."""
     found = _class_named(model.architecture)
     config = _read_config(model, found.config_class)
     part = getattr(config, "text_config", None)
     if part is None and model.architecture in _text_classes():
-        return Decoder(_require_replaceable(found), config, {})
+        return Decoder(found, config, {})
     name = None if part is None else _text_class_of(part)
     if part is None or name is None:
         raise incompatible(model.architecture, "it is no decoder that writes text")
     part.tie_word_embeddings = config.tie_word_embeddings  # the head belongs to the whole
-    return Decoder(_require_replaceable(_class_named(name)), part, _TEXT_PARTS)
+    return Decoder(_class_named(name), part, _TEXT_PARTS)
 
 
 def _text_classes() -> set[str]:
@@ -78,7 +85,7 @@ def _class_named(architecture: str) -> Any:
     return found
 
 
-def _require_replaceable(model_class: Any) -> Any:
+def _require_replaceable(model_class: Any) -> None:
     """Of a class whose attention is a function that can be another one, and that has no state."""
     architecture = model_class.__name__
     if model_class._is_stateful:
@@ -87,7 +94,6 @@ def _require_replaceable(model_class: Any) -> Any:
         )
     if not hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise incompatible(architecture, "its attention cannot be replaced by another one")
-    return model_class
 
 
 def effective_window(window: int | None, num_positions: int) -> int | None:

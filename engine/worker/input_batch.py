@@ -146,6 +146,7 @@ class InputBatch:
             block_table=table,
             logits_rows=logits_rows,
             adapters=adapters[owner] if (adapters >= 0).any() else None,
+            rows=rows,
         )
         return batch, sampling
 

@@ -19,6 +19,7 @@ from engine.errors import CorruptModelError
 from engine.kernels.kernel_set import (
     AheadStep,
     Draw,
+    KeepingStep,
     KVCache,
     ModelStep,
     StageStep,
@@ -312,6 +313,9 @@ class ModelRunner:
             )
 
     def _apply(self, step: SchedulerOutput) -> None:
+        if isinstance(self._model, KeepingStep):
+            here = [req_id for req_id in step.finished_req_ids if req_id in self._batch]
+            self._model.forget(self._batch.rows(here))
         self._batch.remove(step.finished_req_ids)
         self._prompt_logprobs.remove(step.finished_req_ids)
         self._pooler.remove(step.finished_req_ids)

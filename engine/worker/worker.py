@@ -27,6 +27,11 @@ from engine.models.registry import kernel_sets_of, load_weights, model_class
 from engine.models.sentence_head import load_sentence_head
 from engine.models.transformers_config import with_transformers_facts
 from engine.models.transformers_fallback import load_transformers_model
+from engine.models.transformers_own_cache import (
+    OwnCacheModel,
+    counted_spec,
+    load_own_cache_model,
+)
 from engine.models.weights import DecoderWeights
 from engine.rank_layout import require_devices
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
@@ -68,6 +73,7 @@ class Worker:
         self._free_at_init = 0
         self.max_concurrent_batches = 1  # steps that may be launched before the first is waited for
         self._loras: LoraSlots | None = None
+        self._state_bytes = 0  # of all requests that can run at once, beside the KV cache
 
     def init_device(self) -> None:
         """Set threads on a CPU; on a GPU check that it is there and the requested share free."""
@@ -135,8 +141,21 @@ class Worker:
         measured first.
         """
         available = self._measure_available_memory(ram_bytes)
+        if self._config.model.keeps_own_cache:
+            available = self._without_states(available)
         logger.info("Available KV cache memory: %s GiB", format_gib(available))
         return available
+
+    def _without_states(self, available: int) -> int:
+        """What is left for tokens; no more than all requests could ever use, since blocks that
+        stand for little memory would be very many.
+        """
+        scheduler = self._config.scheduler
+        if self._config.cache.kv_cache_memory_bytes is None:
+            available = max(0, available - self._state_bytes)
+        per_request = self._spec.blocks_per_request(scheduler.max_model_len)
+        most = scheduler.max_num_seqs * per_request + 1
+        return min(available, most * self._spec.bytes_per_block)
 
     def _measure_available_memory(self, ram_bytes: int) -> int:
         scheduler, cache = self._config.scheduler, self._config.cache
@@ -166,7 +185,7 @@ class Worker:
                 f"The KV cache of {num_blocks} blocks ({wanted} GiB) cannot be allocated: {error}. "
                 "Lower --gpu-memory-utilization or --kv-cache-memory-bytes."
             ) from error
-        return num_blocks * self._spec.bytes_per_block
+        return num_blocks * self._spec.bytes_per_block + self._state_bytes
 
     @property
     def device_bytes(self) -> int:
@@ -220,6 +239,8 @@ class Worker:
         config = self._config
         if config.model.is_encoder:
             return load_encoder(config.model, self._device, self._dtype, self._shard_progress())
+        if config.model.keeps_own_cache:
+            return self._load_own_cache_model()
         if config.model.implementation == "transformers":
             assert not isinstance(kernels, NativeKernels), kernels.name
             return load_transformers_model(
@@ -254,6 +275,21 @@ class Worker:
             self._place,
             ranks,
         )
+
+    def _load_own_cache_model(self) -> OwnCacheModel:
+        """Its blocks are as large as what transformers keeps; states come on top."""
+        config, on_shard = self._config, self._shard_progress()
+        model = load_own_cache_model(config.model, self._device, self._dtype, on_shard)
+        kept = model.measure()
+        self._spec = counted_spec(kept, config.cache.block_size, self._dtype.itemsize)
+        self._state_bytes = kept.state * config.scheduler.max_num_seqs
+        logger.info(
+            "Each request keeps %d bytes for each token and %.1f KiB of state in transformers' own "
+            "cache, and runs alone; prefix caching is off.",
+            kept.per_token,
+            kept.state / 1024,
+        )
+        return model
 
     def _with_graphs(self, kernels: KernelSet | NativeKernels) -> GraphedDecoder | None:
         """The model with steps from graphs, where the device, its code and the flags allow them,
@@ -352,5 +388,7 @@ def _completed(config: EngineConfig) -> EngineConfig:
         model.architecture,
         f" {model.own_obstacle}" if model.own_obstacle else "",
     )
+    if model.keeps_own_cache:
+        return config
     complete = with_transformers_facts(model, config.scheduler.max_model_len)
     return dataclasses.replace(config, model=complete)

@@ -42,7 +42,8 @@ _FEW = ("Olmo2ForCausalLM", "Cohere2ForCausalLM", "GPTBigCodeForCausalLM", "GPT2
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "transformers", "'yarn'"),
         ({"architectures": ["Olmo2ForCausalLM"]}, "transformers", None),
         ({"architectures": ["Gemma2ForCausalLM"]}, "transformers", None),
-        ({"architectures": ["Lfm2ForCausalLM"]}, None, "none of the decoders that serve"),
+        ({"architectures": ["Lfm2ForCausalLM"]}, "transformers", None),
+        ({"architectures": ["DoryForCausalLM"]}, None, "none of the decoders that serve"),
         ({"architectures": ["FooForCausalLM"]}, None, "FooForCausalLM"),
         ({"quantization_config": {"quant_method": "awq"}}, "stoker", None),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, None, "bitsandbytes"),
@@ -99,9 +100,10 @@ WIDER_PAGES = frozenset(
         *("AXK1ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
         *("Glm4MoeLiteForCausalLM", "MiniCPM3ForCausalLM", "YoutuForCausalLM"),
         *("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM"),
+        "Gemma3nForCausalLM",
     )
 )
-"""Whose keys and values are not alike for all layers, or unfolded before they are stored."""
+"""Whose keys and values are shared, unlike from layer to layer, or unfolded before a page."""
 
 
 @pytest.mark.slow

@@ -434,9 +434,7 @@ def test_near_positions_of_longrope_are_served(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (transformers.T5Config(), "T5ForConditionalGeneration.*encoder"),
-        (transformers.MambaConfig(), "MambaForCausalLM.*has no num_attention_heads"),
-        (transformers.JambaConfig(), "JambaForCausalLM.*keeps a state"),
-        (transformers.Qwen3NextConfig(), "Qwen3NextForCausalLM.*keeps a state"),
+        (transformers.RecurrentGemmaConfig(), "RecurrentGemmaForCausalLM.*keeps a state"),
         (transformers.BertConfig(), "BertForQuestionAnswering has a head for something else"),
         (transformers.Qwen2VLConfig(), "Qwen2VLForConditionalGeneration.*no decoder"),
         (transformers.LlamaConfig(), "FooForCausalLM is not supported.*never run"),
