@@ -504,7 +504,7 @@ def _print_history(model: str | None, as_json: bool, plain: bool) -> int:
 def _print_shapes(as_json: bool) -> int:
     from app import output
     from app.errors import ExitCode
-    from app.planning.model_shapes import BUILTIN_SHAPES
+    from app.planning.builtin_shapes import BUILTIN_SHAPES
 
     if as_json:
         names = {name: shape.hub_id for name, shape in BUILTIN_SHAPES.items()}

@@ -143,7 +143,7 @@ def _gpus() -> list[Item]:
 
 
 def _shapes() -> list[Item]:
-    from app.planning.model_shapes import BUILTIN_SHAPES
+    from app.planning.builtin_shapes import BUILTIN_SHAPES
 
     return [Item(name, shape.hub_id) for name, shape in BUILTIN_SHAPES.items()]
 

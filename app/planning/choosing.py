@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.errors import UsageError
-from app.planning.model_shapes import BUILTIN_SHAPES
+from app.planning.builtin_shapes import BUILTIN_SHAPES
 
 if TYPE_CHECKING:
     from app.doctor.facts import DoctorFacts

@@ -79,6 +79,11 @@ class LayerCache:
         """Values that the layer keeps of one token."""
         return self.num_kv_heads * (self.key_dim + self.value_dim) + self.index_dim
 
+    @property
+    def keeps_something(self) -> bool:
+        """Whether anything of a request stays here."""
+        return self.values_per_token > 0 or self.state is not None
+
 
 def layer_caches(text: RawConfig, windows: Sequence[int | None]) -> tuple[LayerCache, ...]:
     """One cache for each layer of the text decoder `text`, whose layers have these `windows`.
@@ -159,7 +164,7 @@ def _one_layer(text: RawConfig, number: int, kind: str, window: int | None) -> L
     if kind == _LINEAR:
         return LayerCache(state=state)
     if kind == _CHUNKED:
-        window = _first(settings, "attention_chunk_size") + 1
+        window = _first(settings, "attention_chunk_size")
     return _attention(settings, number, window, state)
 
 
@@ -174,7 +179,7 @@ def _attention(
     heads, head = _kv_heads(settings), _head_dim(settings)
     value = _given(settings, "v_head_dim") or head
     if window is None and settings.get("global_head_dim") is not None:  # Gemma 4
-        head = value = _first(settings, "global_head_dim")
+        head = value = _first(settings, "global_head_dim")  # else those of per_layer_config
         if settings.get("attention_k_eq_v") and settings.get("num_global_key_value_heads"):
             heads = _first(settings, "num_global_key_value_heads")
     is_mimo = str(settings.get("model_type", "")).startswith("mimo")

@@ -132,7 +132,7 @@ def _block_size(token_bytes: list[int], state_bytes: list[int], rules: CacheRule
 
 
 def _groups(kinds: list[_Kind], block_size: int, page: int) -> tuple[MixedGroup, ...]:
-    order = list(dict.fromkeys(kinds))
+    order = sorted(set(kinds), key=lambda kind: (kind[0][0], kind[0][1] or 0, kind[1]))
     found = group_layers([order.index(kind) or None for kind in kinds])
     groups = []
     for group in found:

@@ -5,21 +5,31 @@ Reads config.json and headers only; downloads no weights.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import ExitCode, StokerError, UsageError
-from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
+from app.planning.builtin_shapes import BUILTIN_SHAPES
+from app.planning.model_shapes import ModelShape
 from app.planning.shape_reading import read_shape
-from app.planning.weight_counts import count_weights
+from app.planning.weight_counts import count_weights, recorded_weights
 from app.planning.weight_headers import folder_weights, weights_of_headers
 from app.planning.weight_sizes import Weights
 from engine.errors import ModelError
 from engine.model_files.config_values import read_config
 
 # Words of models that share a name with a shape and have another one.
-_SISTERS = frozenset({"vl", "omni", "next", "moe", "vision", "mini", "multimodal", "eagle"})
+_SISTERS = frozenset(
+    {"vl", "omni", "next", "moe", "vision", "mini", "multimodal", "eagle", "flash", "asr", "tts"}
+)
+# Words of checkpoints whose weights are packed: their size is not that of the shape.
+_PACKED = re.compile(
+    r"awq|gptq|fp8|fp4|int[48]|[248]bit|w\da\d|gguf|bnb|mlx|exl|quant|qat|lora|adapter",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,9 @@ def builtin_of_hub_id(repo_id: str) -> str | None:
 def _from_shape(name: str) -> PlannedModel:
     builtin = BUILTIN_SHAPES[name]
     shape = read_shape(builtin.config, name)
-    return PlannedModel(shape, count_weights(shape), builtin.hub_id)
+    recorded = builtin.recorded
+    weights = recorded_weights(shape, recorded) if recorded else count_weights(shape)
+    return PlannedModel(shape, weights, builtin.hub_id)
 
 
 def _from_folder(folder: Path, text: str, name: str) -> PlannedModel:
@@ -137,10 +149,30 @@ def _from_hub(repo_id: str) -> PlannedModel:
     try:
         return _from_repository(repo_id)
     except StokerError as error:
-        name = builtin_of_hub_id(repo_id)
-        if name is None or error.exit_code != ExitCode.UNREACHABLE:
+        if error.exit_code != ExitCode.UNREACHABLE:
             raise
-        return _from_shape(name)  # offline or gated, and its shape is known here
+        # Offline or gated: its shape may be known here.
+        if (name := builtin_of_hub_id(repo_id)) is not None:
+            return _from_shape(name)
+        if (name := _sister_of_hub_id(repo_id)) is not None:
+            return _as_sister(repo_id, name)
+        raise
+
+
+def _sister_of_hub_id(repo_id: str) -> str | None:
+    """The built-in shape of which this is another training by the same owner, as the name says."""
+    owner, _, name = repo_id.partition("/")
+    shape = None if _PACKED.search(name) else shape_by_model_name(name)
+    if shape is None:
+        return None
+    is_same_owner = BUILTIN_SHAPES[shape.name].hub_id.lower().startswith(f"{owner.lower()}/")
+    return shape.name if is_same_owner else None
+
+
+def _as_sister(repo_id: str, name: str) -> PlannedModel:
+    found = _from_shape(name)
+    basis = f"{found.weights.basis}, as a relative of {name}: the hub could not be asked"
+    return PlannedModel(found.shape, dataclasses.replace(found.weights, basis=basis), repo_id)
 
 
 def _from_repository(repo_id: str) -> PlannedModel:

@@ -12,6 +12,7 @@ from app.planning.memory_estimates import Calibration, GivenGib
 from app.planning.model_shapes import ModelShape
 from app.planning.vllm_versions import Version
 from engine.config import CPU_QUANTIZATIONS, DEFAULT_UTILIZATION, GPU_QUANTIZATIONS
+from engine.kv_sizing import pipeline_stages
 from engine.step_budget import StepBudget, StepDevice, step_budget
 
 _VOCABULARY_MULTIPLE = 64  # DEFAULT_VOCAB_PADDING_SIZE of vLLM
@@ -79,6 +80,12 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
         raise UsageError(
             f"--pp {pipeline} is more than the {shape.num_layers} layers of {shape.name}"
         )
+    for stage in pipeline_stages(shape.num_layers, pipeline):
+        if not any(shape.layer_caches[layer].keeps_something for layer in stage):
+            raise UsageError(
+                f"--pp {pipeline} makes a stage of layers {stage.start} to {stage.stop - 1} of "
+                f"{shape.name}, none of which keeps a cache of its own"
+            )
     if request.engine == LLAMA_CPP and tensor * pipeline > 1:
         raise UsageError(
             f"{request.engine} is planned on one device only", hint="leave --tp and --pp out"

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from app.errors import StokerError, UsageError
-from app.planning.model_shapes import Experts, LatentAttention, ModelShape, VisionTower
+from app.planning.model_shapes import (
+    Experts,
+    LatentAttention,
+    ModelShape,
+    RecordedSize,
+    VisionTower,
+)
 from app.planning.weight_sizes import (
     EMBEDDING,
     FP8_BYTES,
@@ -35,6 +41,32 @@ def count_weights(shape: ModelShape) -> Weights:
     counted = "counted from the shape"
     method = f"{counted}, {shape.quantization} checkpoint" if shape.quantization else counted
     return Weights(tuple(_count(shape)), method)
+
+
+def recorded_weights(shape: ModelShape, size: RecordedSize) -> Weights:
+    """Weights of a shape whose parameters are known as sums: what no table is, all layers share."""
+    return Weights(tuple(_spread(shape, size)), "parameters as its authors' code has them")
+
+
+def _spread(shape: ModelShape, size: RecordedSize) -> Iterator[WeightPart]:
+    table = shape.vocab_size * shape.hidden_size
+    rest = size.parameters - size.experts - size.tower - table
+    yield _part(shape, EMBEDDING, None, SPLIT, table)
+    if not shape.tie_word_embeddings:
+        yield _part(shape, HEAD, None, SPLIT, table)
+        rest -= table
+    if size.tower:
+        yield _part(shape, TOWER, None, SPLIT, size.tower)
+    for layer in range(shape.num_layers):
+        yield _linear(shape, layer, SPLIT, _share(rest, layer, shape.num_layers))
+        if size.experts:
+            values = _share(size.experts, layer, shape.num_layers)
+            yield replace(_linear(shape, layer, SPLIT, values), is_expert=True)
+
+
+def _share(total: int, layer: int, num_layers: int) -> int:
+    """Whole numbers that add up to `total`."""
+    return total * (layer + 1) // num_layers - total * layer // num_layers
 
 
 def _count(shape: ModelShape) -> Iterator[WeightPart]:

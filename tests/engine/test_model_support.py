@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
+from app.planning.builtin_shapes import BUILTIN_SHAPES
+from app.planning.model_shapes import ModelShape
 from app.planning.shape_reading import read_shape
 from engine.model_config import ModelConfig
 from engine.model_families import supported_architectures

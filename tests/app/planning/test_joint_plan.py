@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from app.errors import StokerError, UsageError
 from app.launch.engines import STOKER, VLLM
+from app.planning.builtin_shapes import BUILTIN_SHAPES
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu, known_gpus
 from app.planning.joint_plan import JointPlan, JointStart, share_out
 from app.planning.memory_estimates import GivenGib
-from app.planning.model_shapes import BUILTIN_SHAPES
 from app.planning.plan import make_plan
 from app.planning.plan_models import find_planned_model
 from app.planning.plan_request import PlanRequest

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from app.errors import StokerError
 from app.launch.engines import LLAMA_CPP, STOKER, VLLM
+from app.planning.builtin_shapes import BUILTIN_SHAPES
 from app.planning.gguf_shape import read_gguf
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu, gpu_of_reading
 from app.planning.hub_files import _KeepTokenHome
 from app.planning.log_comparison import compare_capacity, kv_memory_interval
 from app.planning.memory_estimates import GivenGib
-from app.planning.model_shapes import BUILTIN_SHAPES, ModelShape
+from app.planning.model_shapes import ModelShape
 from app.planning.plan import MemoryPlan, cpu_process_bytes, make_plan
 from app.planning.plan_models import PlannedModel, find_planned_model, shape_by_model_name
 from app.planning.plan_request import PlanRequest, parallel_sizes, planned_step_budget
@@ -101,7 +102,7 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]
     os.truncate(path, 8 + len(text) + end)
 
 
-@pytest.mark.parametrize("name", BUILTIN_SHAPES)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_built_in_shapes_add_up_to_their_checkpoints(name: str) -> None:
     assert count_weights(shape_of(name)).parameters == PARAMETERS[name]
 
@@ -484,8 +485,11 @@ def test_replicas_on_a_cpu_share_its_memory() -> None:
         ("Qwen/Qwen2.5-VL-7B-Instruct", None),
         ("Qwen/Qwen3-Next-80B", None),
         ("google/gemma-3n-E4B-it", None),
-        ("google/gemma-4-E4b-it", None),
-        ("microsoft/Phi-4-mini-instruct", None),
+        ("google/gemma-4-E4b-it", "gemma-4-e4b"),
+        ("google/gemma-4-12b-it", None),
+        ("microsoft/Phi-4-mini-instruct", "phi-4-mini"),
+        ("microsoft/Phi-4-mini-flash-reasoning", None),
+        ("microsoft/Phi-4-multimodal-instruct", None),
         ("mistralai/Mistral-7B-Instruct-v0.1", None),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", None),

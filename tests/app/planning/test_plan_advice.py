@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from app.errors import StokerError
 from app.launch.engines import LLAMA_CPP, STOKER, VLLM
+from app.planning.builtin_shapes import BUILTIN_SHAPES
 from app.planning.gpu_catalogue import known_gpus
 from app.planning.lora_weights import LoraSlots
-from app.planning.model_shapes import BUILTIN_SHAPES
 from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_answers import Answers, answer
 from app.planning.plan_models import PlannedModel, find_planned_model

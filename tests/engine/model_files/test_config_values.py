@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import StokerError
-from app.planning.model_shapes import BUILTIN_SHAPES
+from app.planning.builtin_shapes import BUILTIN_SHAPES
 from app.planning.plan_models import find_planned_model
 from app.planning.shape_reading import read_shape
 from engine.errors import CorruptModelError
@@ -93,9 +93,9 @@ def test_layers_that_predict_further_tokens_may_be_named() -> None:
 
 
 def test_other_models_than_decoders_are_refused_as_what_they_are() -> None:
-    raw = {"architectures": ["Gemma3nForCausalLM"], "intermediate_size": [64, 64]}
-    with pytest.raises(StokerError, match="is a Gemma3nForCausalLM, whose memory"):
-        read_shape(checked_config(raw, "config.json"), "gemma-3n")
+    raw = {"architectures": ["XLNetLMHeadModel"], "intermediate_size": [64, 64]}
+    with pytest.raises(StokerError, match="is a XLNetLMHeadModel, whose memory"):
+        read_shape(checked_config(raw, "config.json"), "xlnet")
 
 
 @pytest.mark.parametrize(
