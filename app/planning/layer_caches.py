@@ -95,7 +95,9 @@ def layer_caches(text: RawConfig, windows: Sequence[int | None]) -> tuple[LayerC
     shared = _given(text, "num_kv_shared_layers") or 0  # the last ones read what others keep
     own = len(kinds) - shared
     return tuple(
-        _one_layer(text, number, kind, windows[number]) if number < own else LayerCache()
+        _one_layer(text, number, kind, windows[number])
+        if number < own
+        else LayerCache(window=windows[number])
         for number, kind in enumerate(kinds)
     )
 

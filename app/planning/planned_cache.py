@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from app.errors import UsageError
-from app.launch.engines import LLAMA_CPP, VLLM
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.layer_caches import LayerCache
 from app.planning.mixed_cache import CacheRules, bytes_of_state, is_mixed, mixed_spec
 from app.planning.model_shapes import ModelShape
@@ -54,6 +54,8 @@ def cache_spec(
         tensor_parallel_size=request.tensor_parallel_size,
         in_flight_tokens=batches * step,
     )
+    if request.engine == STOKER and any(cache.values_per_token for cache in caches):
+        caches = _as_widest(caches, shape)
     if is_mixed(caches):
         return mixed_spec(_pooled(caches, request), rules)
     return spec_of_rank(
@@ -67,6 +69,16 @@ def cache_spec(
         in_flight_tokens=rules.in_flight_tokens,
         kind=kind,
     )
+
+
+def _as_widest(caches: tuple[LayerCache, ...], shape: ModelShape) -> tuple[LayerCache, ...]:
+    """Our engine's pages have room for the widest layer, and vectors of MLA are unfolded."""
+    own = [cache for cache in caches if cache.values_per_token]
+    heads = max(shape.num_heads if cache.is_latent else cache.num_kv_heads for cache in own)
+    dim = max(max(cache.key_dim, cache.value_dim) for cache in own)
+    if (latent := shape.latent) is not None:
+        dim = max(latent.nope_dim + latent.rope_dim, latent.value_dim)
+    return tuple(LayerCache(heads, dim, dim, cache.window, state=cache.state) for cache in own)
 
 
 def states_apart(shape: ModelShape, request: PlanRequest, max_num_seqs: int, layers: range) -> int:

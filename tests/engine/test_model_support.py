@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from app.launch.engines import STOKER
 from app.planning.builtin_shapes import BUILTIN_SHAPES
 from app.planning.model_shapes import ModelShape
+from app.planning.plan_request import PlanRequest
+from app.planning.planned_cache import cache_spec
 from app.planning.shape_reading import read_shape
+from engine.kv_sizing import kv_cache_spec
 from engine.model_config import ModelConfig
 from engine.model_families import supported_architectures
 from engine.model_support import (
@@ -19,6 +23,8 @@ from engine.model_support import (
     find_gguf_support,
     find_support,
 )
+from engine.models.transformers_config import with_transformers_facts
+from tests.models.decoder_families import decoder_families, tiny_config
 
 _LLAMA = dict(BUILTIN_SHAPES["llama-3.1-8b"].config)
 _SMALL = {
@@ -119,8 +125,6 @@ def _require_same_cache(architecture: str, folder: Path) -> None:
     """Over the config.json that transformers writes for the family."""
     import transformers
 
-    from engine.models.transformers_config import with_transformers_facts
-
     config_class = getattr(transformers, architecture).config_class
     known = config_class().to_dict()
     changes: dict[str, Any] = {k: v for k, v in _SMALL.items() if known.get(k) is not None}
@@ -148,3 +152,26 @@ def _require_same_cache(architecture: str, folder: Path) -> None:
 
 def _effective(window: int | None, shape: ModelShape) -> int | None:
     return None if not window or window >= shape.max_model_len else window
+
+
+_PARTS_OF_OTHERS = {"Emu3ForCausalLM", "MllamaForCausalLM"}  # no tiny model of their own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", sorted(TRANSFORMERS_DECODERS - _PARTS_OF_OTHERS))
+def test_plan_counts_the_pages_of_our_engine(architecture: str, tmp_path: Path) -> None:
+    """As wide as the widest layer's, also where what is stored is unfolded first."""
+    model_type = "gemma4_text" if "ForConditional" in architecture else None
+    model_type = model_type or next(
+        name for name in decoder_families() if tiny_config(name).architectures == [architecture]
+    )
+    tiny_config(model_type, dtype="bfloat16").save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    engine = ModelConfig.from_raw(raw, {}, tmp_path, "tiny", "transformers")
+    engine = with_transformers_facts(engine, 64)
+    real = kv_cache_spec(engine, block_size=16, cache_dtype="auto", in_flight_tokens=2048)
+    shape = read_shape(raw, "tiny")
+    planned = cache_spec(shape, PlanRequest(gpu=None, engine=STOKER), 2048, range(shape.num_layers))
+
+    assert planned.bytes_per_block == real.bytes_per_block
+    assert planned.blocks_per_request(500) == real.blocks_per_request(500)
