@@ -45,10 +45,9 @@ class TritonDecoder(DecoderModel):
         ranks: RankGroup | None = None,
     ) -> None:
         assert isinstance(kernels, TritonKernels), kernels.name
-        assert place.world_size == 1, "ranks add up between kernels that are one here"
         super().__init__(config, weights, kernels, num_positions, spec, place, ranks)
         self._triton = kernels
-        self._q_heads = config.num_attention_heads
+        self._q_heads = self._config.num_attention_heads
         self._tile_tokens = kernels.tile_tokens(self._q_heads, spec)
         self._rotations = self._pack_rotations(num_positions)
         self._sampled: Tensor | None = None
@@ -132,8 +131,11 @@ class TritonDecoder(DecoderModel):
         self._triton.embed(
             residual, token_ids, self._embedding, self._embedding_scale, self._sampled
         )
-        first = self._layers[0]
-        eps = self._config.rms_norm_eps
+        return self._first_products(residual)
+
+    def _first_products(self, residual: Tensor) -> Tensor:
+        """Queries, keys and values of the first layer here, of a residual that is there already."""
+        first, eps = self._layers[0], self._config.rms_norm_eps
         x = self._triton.add_normed(None, residual, first.input_norm, eps, None, self._dtype)
         return first.attention.qkv.run(x)
 
@@ -160,9 +162,9 @@ class TritonDecoder(DecoderModel):
         After the last layer the final norm instead, float32 [T, hidden].
         """
         layer, kernels, eps = self._layers[number], self._triton, self._config.rms_norm_eps
-        x = layer.attention.output.run(attended)
+        x = self._ranks.sum(layer.attention.output.run(attended))
         x = kernels.add_normed(x, residual, layer.post_norm, eps, layer.attention_norm, self._dtype)
-        x = layer.mlp.forward(x)
+        x = self._ranks.sum(layer.mlp.forward(x))
         is_last = number + 1 == len(self._layers)
         dtype = torch.float32 if is_last else self._dtype
         following = self._norm_after(number)
@@ -174,6 +176,12 @@ class TritonDecoder(DecoderModel):
     ) -> Tensor:
         """A whole step: float32 [T, hidden] after the final norm."""
         x = self.start(step.token_ids, residual)
+        return self._run_from(x, step, kv_cache, residual, attended)
+
+    def _run_from(
+        self, x: Tensor, step: StepInputs, kv_cache: KVCache, residual: Tensor, attended: Tensor
+    ) -> Tensor:
+        """From the products of the first layer to the norm behind the last one."""
         for number in range(self.num_layers):
             self.attend(number, x, attended, step, kv_cache)
             x = self.proceed(number, attended, residual)
@@ -191,15 +199,32 @@ class TritonDecoder(DecoderModel):
         return self._run(batch, kv_cache)
 
     def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        step = self._inputs_of(batch)
+        return self.chosen_rows(self._run_stage(batch, step, kv_cache)[1], step)
+
+    def _layers_of_stage(self, batch: StepBatch, kv_cache: KVCache) -> tuple[Tensor, Tensor]:
+        return self._run_stage(batch, self._inputs_of(batch), kv_cache)
+
+    def _run_stage(
+        self, batch: StepBatch, step: StepInputs, kv_cache: KVCache
+    ) -> tuple[Tensor, Tensor]:
+        """The residual behind the layers that are here, and its norm."""
         self._lora.begin_step(batch.adapters, self._device)
+        attended = self.new_attended(step.size.tokens)
+        if batch.residual is None and self._place.tensor_size == 1:
+            residual = self.new_residual(step.size.tokens)
+            x = self.start(step.token_ids, residual)
+        else:  # from the stage before, or summed over the ranks' parts of the embedding
+            residual = self._residual_before(batch)
+            x = self._first_products(residual)
+        return residual, self._run_from(x, step, kv_cache, residual, attended)
+
+    def _inputs_of(self, batch: StepBatch) -> StepInputs:
         size = StepSize(
             len(batch.token_ids), len(batch.num_computed), self.is_uniform_decode(batch)
         )
         packed = self.pack(batch, size)
-        step = self.unpack(packed, torch.from_numpy(packed).to(self._device), size)
-        room = self.new_residual(size.tokens), self.new_attended(size.tokens)
-        hidden = self.run_layers(step, kv_cache, *room)
-        return self.chosen_rows(hidden, step)
+        return self.unpack(packed, torch.from_numpy(packed).to(self._device), size)
 
     def _rotary_tables(self, num_positions: int) -> list[RotaryTable]:
         """None for the steps of the base class; `_pack_rotations` makes those of the kernels."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.kernels.kernel_set import StageStep
@@ -19,6 +22,35 @@ BuildStage: TypeAlias = Callable[[list[RankPlace]], list[StageStep]]
 """The models of the ranks of one stage."""
 
 _TOKENS, _BLOCK = 60, 16
+
+
+class ThreadRanks:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.slots: list[Tensor] = [torch.empty(0)] * size
+
+    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
+        self.slots[rank] = x
+        self.barrier.wait()
+        found = list(self.slots)
+        self.barrier.wait()
+        return found
+
+
+@dataclass(frozen=True)
+class ThreadRank:
+    ranks: ThreadRanks
+    rank: int
+
+    def sum(self, x: Tensor) -> Tensor:
+        return torch.stack([part.float() for part in self.ranks.exchange(self.rank, x)]).sum(0)
+
+    def gather_columns(self, x: Tensor, widths: list[int]) -> Tensor:
+        parts = self.ranks.exchange(self.rank, x)
+        assert [part.shape[1] for part in parts] == widths
+        return torch.cat(parts, -1)
 
 
 def two_prompts(vocab_size: int, num_groups: int) -> StepBatch:

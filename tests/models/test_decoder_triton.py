@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,23 @@ import pytest
 import torch
 
 import tests.interpreted_triton  # noqa: F401  (before any kernel)
-from engine.kernels.kernel_set import create_kernel_set
+from engine.config import ParallelConfig
+from engine.kernels.kernel_set import StageStep, create_kernel_set
 from engine.kernels.scaled_weights import plain_weight, scaled_weight
 from engine.kernels.step_batch import StepBatch
 from engine.kernels.triton.kernels import TritonKernels
+from engine.kernels.triton.runtime import launch
 from engine.kernels.triton.targets import INTERPRETED
 from engine.kernels.weight_formats import weight_formats
+from engine.layers.parallel import RankGroup
 from engine.models.decoder import DecoderModel
 from engine.models.decoder_triton import TritonDecoder
 from engine.models.registry import load_weights
+from engine.rank_layout import RankPlace, rank_places
 from engine.worker.kv_cache import cache_spec, torch_dtype
 from tests.kernels.native_models import group_windows, reference_model
 from tests.kernels.paged_sequences import PagedSequences
+from tests.models.rank_threads import ThreadRank, ThreadRanks, run_stages, two_prompts
 from tests.models.tiny_models import save_tiny_model
 from tests.worker.driver import engine_config
 
@@ -96,7 +103,7 @@ def test_a_step_with_weights_of_eight_bits(quantization: str, tmp_path: Path) ->
     )
     model = triton_model(tmp_path, quantization=quantization)
     prompts = np.random.default_rng(4).integers(0, 199, (2, 20)).tolist()
-    steps = [[17, 19], [1, 1], [1, 0]]
+    steps = [[18, 19], [1, 1], [1, 0]]
     bound = 0.05 if quantization == "int8" else 1e-4  # int8 rounds the inputs, too, and the head
     for logits, expected in zip(
         PagedSequences(model, prompts, 16).run(steps),
@@ -105,6 +112,45 @@ def test_a_step_with_weights_of_eight_bits(quantization: str, tmp_path: Path) ->
     ):
         assert (logits - expected).norm() / expected.norm() < bound
     assert model.weight_bytes < triton_model(tmp_path).weight_bytes * 0.6
+
+
+class OneAtATime:
+    """The interpreter knows one program at a time, and ranks are threads here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self, kernel: Any, grid: Sequence[int], *args: Any, **constants: Any) -> None:
+        with self._lock:
+            launch(kernel, grid, *args, **constants)
+
+
+@pytest.mark.parametrize(("family", "tensor", "stages"), [("Llama", 2, 1), ("Gemma3", 2, 2)])
+def test_parts_on_ranks_give_what_the_whole_gives(
+    family: str, tensor: int, stages: int, tmp_path: Path
+) -> None:
+    save(tmp_path, family)
+    config = engine_config(tmp_path, max_model_len=128)
+    batch = two_prompts(config.model.vocab_size, len(cache_spec(config).groups))
+    whole = reference_model(tmp_path)
+    wanted = whole.forward(batch, whole.create_kv_cache(5))
+    one_at_a_time = OneAtATime()
+
+    def part(place: RankPlace, ranks: RankGroup) -> TritonDecoder:
+        weights = load_weights(
+            config.model, torch.float32, torch.device("cpu"), lambda *state: None, place
+        )
+        kernels, spec = TritonKernels(INTERPRETED, one_at_a_time), cache_spec(config, place)
+        return TritonDecoder(config.model, weights, kernels, 128, spec, place, ranks)
+
+    def stage(places: list[RankPlace]) -> list[StageStep]:
+        ranks = ThreadRanks(len(places))
+        return [part(place, ThreadRank(ranks, place.tensor_rank)) for place in places]
+
+    layout = ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    found, tokens = run_stages(rank_places(layout), stage, batch)
+    torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
+    assert tokens.tolist() == wanted.argmax(-1).tolist()
 
 
 def test_the_sets_single_operations_make_the_same_decoder(tmp_path: Path) -> None:

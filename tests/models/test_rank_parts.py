@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from engine.config import ParallelConfig
 from engine.kernels.kernel_set import StageStep
@@ -24,7 +21,7 @@ from engine.models.registry import load_weights
 from engine.rank_layout import WHOLE, RankPlace, rank_places
 from engine.worker.kv_cache import cache_spec
 from tests.models.peft_adapters import save_adapter
-from tests.models.rank_threads import run_stages, two_prompts
+from tests.models.rank_threads import ThreadRank, ThreadRanks, run_stages, two_prompts
 from tests.models.tiny_models import LLAMA3_ROPE, save_tiny_model
 from tests.worker.driver import engine_config
 
@@ -41,35 +38,6 @@ _FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("Gemma3", _WINDOWS),
 ]
 _LAYOUTS = [(2, 1), (4, 1), (1, 2), (2, 2)]
-
-
-class ThreadRanks:
-    """Ranks that are threads of this process."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=60)
-        self.slots: list[Tensor] = [torch.empty(0)] * size
-
-    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
-        self.slots[rank] = x
-        self.barrier.wait()
-        found = list(self.slots)
-        self.barrier.wait()
-        return found
-
-
-@dataclass(frozen=True)
-class ThreadRank:
-    ranks: ThreadRanks
-    rank: int
-
-    def sum(self, x: Tensor) -> Tensor:
-        return torch.stack([part.float() for part in self.ranks.exchange(self.rank, x)]).sum(0)
-
-    def gather_columns(self, x: Tensor, widths: list[int]) -> Tensor:
-        parts = self.ranks.exchange(self.rank, x)
-        assert [part.shape[1] for part in parts] == widths
-        return torch.cat(parts, -1)
 
 
 def build(folder: Path, place: RankPlace, ranks: RankGroup | None) -> DecoderModel:

@@ -303,3 +303,12 @@ def test_a_rank_that_cannot_load_says_what_one_process_would(tmp_path: Path) -> 
     with pytest.raises(ModelError, match="is damaged"):
         EngineCore(engine_config(folder, kernels="reference", tensor_parallel_size=2))
     assert not children()
+
+
+def test_tensor_ranks_run_tritons_kernels(folder: Path) -> None:
+    """Under the interpreter, with gloo between the processes."""
+    requests = [request("short", [5, 6, 7], 3), request("other", list(range(20, 40)), 2)]
+    with engine(folder) as one:
+        expected = run_all(one, requests)
+    with engine(folder, kernels="triton", tensor_parallel_size=2) as two:
+        assert run_all(two, requests) == expected
