@@ -43,6 +43,7 @@ _REASONING_SIGNS: _Rows = (
     (("deepseek_r1",), ("</think>", "<｜Assistant｜>")),
     (("hunyuan_a13b",), ("<think>", "<answer>")),
     (("nemotron_v3", "deepseek_r1"), ("<think>", "truncate_history_thinking")),
+    (("qwen3",), ("<think>", "<|start_of_role|>")),
     (("ernie45", "qwen3"), ("<think>", "<response>")),
     (("granite",), ("Here is my thought process",)),
     (("cohere_command3",), ("<|START_THINKING|>",)),

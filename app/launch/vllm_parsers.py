@@ -86,7 +86,11 @@ def folder_here(model: str) -> Path | None:
 
 
 def _signs_of(request: ServeRequest, folder: Path | None) -> ModelSigns:
-    """Nothing of a model that cannot be read is vLLM's to say."""
+    """None where it is vLLM's to say: a model that cannot be read, a template behind `--`, and a
+    server that generates nothing.
+    """
+    if request.args.runner == "pooling" or _is_said(request, "chat_template"):
+        return ModelSigns(None)
     try:
         sources = None if folder is None else read_chat_templates(folder)
         config = {} if folder is None else read_optional_json(folder / "config.json")
@@ -108,9 +112,13 @@ def _signs_of(request: ServeRequest, folder: Path | None) -> ModelSigns:
 
 def _is_ours(request: ServeRequest, name: str) -> bool:
     """Whether the user left the choice to us, here and behind `--`."""
+    return getattr(request.args, name) == AUTO and not _is_said(request, name)
+
+
+def _is_said(request: ServeRequest, name: str) -> bool:
+    """Whether this flag stands behind `--`."""
     flag = f"--{name.replace('_', '-')}"
-    said = any(with_dashes(word).partition("=")[0] == flag for word in request.engine_words)
-    return getattr(request.args, name) == AUTO and not said
+    return any(with_dashes(word).partition("=")[0] == flag for word in request.engine_words)
 
 
 def _value(asked: str, choice: ParserChoice | None) -> str:
@@ -145,7 +153,10 @@ def _installed(name: str, packages: Sequence[Path]) -> frozenset[str]:
     """The names that the vLLM there has; none where they cannot be found out."""
     for place in packages:
         for folder in (place / one for one in _FOLDERS[name]):
-            names = frozenset(_names_in(folder))
+            try:
+                names = frozenset(_names_in(folder))
+            except (OSError, UnicodeDecodeError):
+                continue
             if names:
                 return names
     return frozenset()

@@ -176,6 +176,12 @@ FAMILIES: dict[str, Family] = {
     "granite-4": Family(
         "<|start_of_role|>{{ tools }}{{ '<tool_call>\\n{' }}", None, "granite4", "granite"
     ),
+    "granite-3.3": Family(
+        "<|start_of_role|>{{ tools }}{{ '<|tool_call|>[' }}<think></think><response></response>",
+        "qwen3",
+        "granite",
+        "granite",
+    ),
     "phi-4-mini": Family(
         "<|system|>{{ '<|tool|>' + tools + '<|/tool|>' }}<|assistant|>", None, None, "phi3"
     ),

@@ -96,6 +96,7 @@ class HarmonyScanner:
             yield from found
 
     def _read_head(self, *, is_last: bool) -> list[Piece] | None:
+        """What stands before `<|message|>`; like all that is read, None while more is needed."""
         at = self._held.find(MESSAGE, 0, _LONGEST_HEAD)
         if at >= 0:
             words, self._held = self._held[:at], self._held[at + len(MESSAGE) :]
@@ -116,9 +117,8 @@ class HarmonyScanner:
         if mark is not None:
             self._is_new = False
             self._is_in_head = mark[0] not in _ENDS
-            self._held = self._held[0 if mark[0] == MESSAGE else mark.end() :]
-            if mark[0] == CHANNEL:
-                self._held = CHANNEL + self._held
+            is_of_head = mark[0] in (CHANNEL, MESSAGE)
+            self._held = self._held[0 if is_of_head else mark.end() :]
             return []
         rest = self._held.lstrip()
         if self._is_new and rest.startswith(_ADDRESS):

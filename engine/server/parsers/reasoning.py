@@ -56,7 +56,7 @@ class HarmonyTags(ReasoningTags):
     __slots__ = ()
 
     def splitter(self, start: Start, *, keeps_calls: bool = False) -> Splitter:
-        """One that knows heads."""
+        """One that reads the heads of messages."""
         return HarmonySplitter(start, keeps_calls=keeps_calls)
 
 

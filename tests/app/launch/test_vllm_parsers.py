@@ -82,6 +82,11 @@ def test_a_template_of_the_users_own_tells(folder: Path, tmp_path: Path) -> None
     }
 
 
+def test_a_template_behind_the_dashes_is_vllms_to_read(folder: Path) -> None:
+    assert flags(filled(folder, "--", "--chat-template", "x.jinja")) == set()
+    assert flags(filled(folder, "--runner", "pooling")) == set()
+
+
 def test_only_names_that_the_installed_vllm_has(folder: Path, tmp_path: Path) -> None:
     packages = tmp_path / "site-packages"
     table = packages / "vllm" / "tool_parsers" / "__init__.py"

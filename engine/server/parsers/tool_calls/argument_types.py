@@ -28,13 +28,17 @@ def typed_value(text: str, schema: Mapping[str, Any] | None, *, is_text_unless_t
     value = _literal(text, nothing)
     if value is nothing:
         return text
-    return value if _kind_of(value) in kinds or "string" not in kinds else text
+    if "string" not in kinds:
+        return value
+    return value if _kind_of(value) in kinds - {"string"} else text
 
 
 def _kinds(schema: Mapping[str, Any], depth: int) -> set[str]:
     """The types that a schema allows; none where it tells none."""
     if depth == 0:
         return set()
+    if "$ref" in schema:  # what it points to is elsewhere: a structure, or one of some words
+        return {"object", "array", "string"}
     named = schema.get("type")
     words = named if isinstance(named, list) else [named]
     kinds = {_ALIKE.get(word, word) for word in words if isinstance(word, str)}

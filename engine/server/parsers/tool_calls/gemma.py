@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
 class GemmaToolParser(MarkedToolParser):
-    """Gemma 4."""
+    """Gemma 4, whose quotes are one token of their own."""
 
     OPENINGS = ("<|tool_call>",)
     CLOSING: ClassVar[str] = "<tool_call|>"
@@ -72,7 +72,7 @@ class GemmaToolParser(MarkedToolParser):
 
 
 class FunctionGemmaToolParser(GemmaToolParser):
-    """FunctionGemma."""
+    """FunctionGemma: the same form with older marks."""
 
     OPENINGS = ("<start_function_call>",)
     CLOSING = "<end_function_call>"

@@ -40,14 +40,14 @@ class HermesToolParser(MarkedToolParser):
 
 
 class GraniteToolParser(HermesToolParser):
-    """Granite 3."""
+    """Granite 3: the list ends by itself, and either mark may begin it."""
 
     OPENINGS = ("<|tool_call|>", "<tool_call>")
     CLOSING = ""
 
 
 class HunyuanToolParser(HermesToolParser):
-    """Hunyuan A13B."""
+    """Hunyuan A13B: a list in tags of its own."""
 
     OPENINGS = ("<tool_calls>",)
     CLOSING = "</tool_calls>"

@@ -34,7 +34,7 @@ def python_value(node: ast.expr) -> Any:
     try:
         value = _value(node)
         json.dumps(value, allow_nan=False)
-    except (TypeError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"nothing that JSON can say: {error}") from error
     return value
 
