@@ -11,6 +11,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from anthropic import types
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_params
 
@@ -387,10 +388,28 @@ async def test_a_stream_that_fails_ends_with_an_error_event(tiny_folder: Path) -
                 pass
 
 
-def test_every_official_field_is_honoured_refused_or_documented() -> None:
+def documented_words() -> set[str]:
     text = (ROOT / "docs" / "api.md").read_text()
     section = text.partition("## The Messages API")[2].partition("\n## ")[0]
-    documented = set(re.findall(r"`([a-z_]+)`", section))
+    return set(re.findall(r"`([a-z_]+)`", section))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(types.TextBlockParam, types.ThinkingBlockParam, types.ToolUseBlockParam),
+        *(types.ToolResultBlockParam, types.DocumentBlockParam, types.SearchResultBlockParam),
+        *(types.ToolParam, types.ToolChoiceToolParam, types.ToolChoiceAnyParam),
+        *(types.ThinkingConfigEnabledParam, types.ThinkingConfigAdaptiveParam),
+        *(types.OutputConfigParam, types.JSONOutputFormatParam, types.MetadataParam),
+    ],
+)
+def test_every_field_of_the_official_parts_is_documented(part: Any) -> None:
+    assert set(part.__annotations__) - documented_words() == set()
+
+
+def test_every_official_field_is_honoured_refused_or_documented() -> None:
+    documented = documented_words()
     for kind, body in (
         (message_create_params.MessageCreateParamsBase, MessagesBody),
         (beta_params.MessageCreateParamsBase, MessagesBody),

@@ -10,6 +10,8 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import responses as types
+from openai.types import shared_params
 from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
@@ -373,6 +375,24 @@ async def test_a_stream_that_fails_ends_with_a_failed_response(tiny_folder: Path
         events = [event async for event in stream]
         assert events[-1].type == "response.failed"
         assert "engine is dead" in str(events[-1].response.error)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(types.FunctionToolParam, types.NamespaceToolParam, types.ResponseTextConfigParam),
+        *(types.EasyInputMessageParam, types.ResponseOutputMessageParam),
+        *(types.ResponseInputTextParam, types.ResponseOutputTextParam),
+        *(types.ResponseOutputRefusalParam, types.ResponseFunctionToolCallParam),
+        *(types.response_input_param.FunctionCallOutput, types.ResponseReasoningItemParam),
+        *(shared_params.Reasoning, types.ToolChoiceFunctionParam, types.ToolChoiceAllowedParam),
+    ],
+)
+def test_every_field_of_the_official_parts_is_documented(part: Any) -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    section = text.partition("## The Responses API")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`([a-z_]+)`", section))
+    assert set(part.__annotations__) - documented == set()
 
 
 def test_every_official_field_is_honoured_refused_or_documented() -> None:
