@@ -77,6 +77,7 @@ class MultiprocExecutor:
         channel_map = ChannelMap.of(config)
         self._memory = SharedMemory.create(channel_map.num_bytes)
         self._channels = Channels(channel_map, self._memory)
+        self._progress = [self._channels.progress(place.rank) for place in channel_map.places]
         self._output_rank = next(place.rank for place in channel_map.places if place.is_output)
         self._workers: list[_WorkerProcess] = []
         self._waiting: deque[PendingStep] = deque()
@@ -184,8 +185,7 @@ class MultiprocExecutor:
                 self._fail_with_still(still, watch.seconds, "in a step that the others wait for")
 
     def _steps_of_ranks(self) -> dict[int, tuple[int, ...]]:
-        progress = self._channels.progress
-        return {one.process.pid: progress(one.place.rank).steps for one in self._workers}
+        return {one.process.pid: self._progress[one.place.rank].steps for one in self._workers}
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -220,10 +220,7 @@ class MultiprocExecutor:
         """RankError when a rank computed something else in that step than the others: its part of
         every sum is wrong, and so are all tokens.
         """
-        notes = {
-            one.place.rank: self._channels.progress(one.place.rank).note(number)
-            for one in self._workers
-        }
+        notes = {rank: progress.note(number) for rank, progress in enumerate(self._progress)}
         if stray := stray_ranks(notes, self._output_rank):
             names = [one.place.name for one in self._workers if one.place.rank not in stray]
             worker = self._workers[stray[0]]
@@ -264,7 +261,7 @@ class MultiprocExecutor:
 
     def _snapshot(self, worker: _WorkerProcess) -> RankSnapshot:
         place, pid = worker.place, worker.process.pid
-        progress = self._channels.progress(place.rank)
+        progress = self._progress[place.rank]
         step_s, waited_s = mean_times(progress.latest(TIMED_STEPS))
         held_bytes = rss_bytes(pid) if self._is_on_cpu else progress.device_bytes
         return RankSnapshot(

@@ -12,17 +12,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.kernels.step_batch import StepBatch
 
 _PAGE = 4096
 _WORD = 8
-_HEAD = 8  # words before the notes: steps begun, steps ended, bytes of device memory
-_NOTE = 4  # words of a note: number, fingerprint, nanoseconds, of these waited
+# Words of the memory: what stands before the notes, and then the words of each note.
+_BEGUN, _ENDED, _DEVICE_BYTES, _HEAD = 0, 1, 2, 8
+_FINGERPRINT, _SECONDS, _WAITED, _NOTE = 1, 2, 3, 4
 _NUM_NOTES = (_PAGE // _WORD - _HEAD) // _NOTE  # more than steps can be under way
-_COUNT_SHIFT = 32  # a fingerprint's upper half counts the batches in it
+_COUNTED = 1 << 32  # a fingerprint's upper half counts the batches in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class StepNote:
     @property
     def num_batches(self) -> int:
         """Of how many batches the fingerprint is: a step has one for each kind of request."""
-        return self.fingerprint >> _COUNT_SHIFT
+        return self.fingerprint // _COUNTED
 
 
 class Progress:
@@ -50,58 +48,64 @@ class Progress:
     NUM_BYTES = _PAGE
 
     def __init__(self, memory: memoryview | bytearray) -> None:
-        words: NDArray[np.uint64] = np.frombuffer(memory, dtype=np.uint64)
-        self._head = words[:_HEAD]
-        self._notes = words[_HEAD : _HEAD + _NUM_NOTES * _NOTE].reshape(_NUM_NOTES, _NOTE)
+        self._words = memoryview(memory).cast("Q")
         self._start_s = 0.0
 
     def begin_step(self) -> None:
-        number = int(self._head[0]) + 1
-        self._notes[number % _NUM_NOTES] = (number, 0, 0, 0)
-        self._head[0] = number
+        words = self._words
+        number = words[_BEGUN] + 1
+        place = _place_of(number)
+        words[place + _FINGERPRINT] = words[place + _SECONDS] = words[place + _WAITED] = 0
+        words[place] = number
+        words[_BEGUN] = number
         self._start_s = time.monotonic()
 
     def note_batch(self, batch: StepBatch) -> None:
         """Before it is computed: what, so that all ranks can be seen to compute the same."""
-        row = self._notes[int(self._head[0]) % _NUM_NOTES]
-        before = int(row[1])
-        found = before & 0xFFFFFFFF
+        place = _place_of(self._words[_BEGUN]) + _FINGERPRINT
+        count, found = divmod(self._words[place], _COUNTED)
         for array in (batch.token_ids, batch.positions, batch.slot_mapping, batch.num_computed):
-            found = zlib.crc32(np.ascontiguousarray(array).data, found)
-        row[1] = ((before >> _COUNT_SHIFT) + 1 << _COUNT_SHIFT) | found
+            found = zlib.crc32(array.tobytes(), found)
+        self._words[place] = (count + 1) * _COUNTED + found
 
     def end_step(self, waited_s: float) -> None:
-        row = self._notes[int(self._head[0]) % _NUM_NOTES]
-        row[2] = int((time.monotonic() - self._start_s) * 1e9)
-        row[3] = int(waited_s * 1e9)
-        self._head[1] += np.uint64(1)
+        place = _place_of(self._words[_BEGUN])
+        self._words[place + _SECONDS] = int((time.monotonic() - self._start_s) * 1e9)
+        self._words[place + _WAITED] = int(waited_s * 1e9)
+        self._words[_ENDED] += 1
 
     @property
     def steps(self) -> tuple[int, int]:
         """How many steps the rank has begun, and how many ended."""
-        return int(self._head[0]), int(self._head[1])
+        return self._words[_BEGUN], self._words[_ENDED]
 
     @property
     def device_bytes(self) -> int:
         """What it holds of a GPU's memory, as it last said; 0 on a CPU."""
-        return int(self._head[2])
+        return self._words[_DEVICE_BYTES]
 
     @device_bytes.setter
     def device_bytes(self, num_bytes: int) -> None:
-        self._head[2] = num_bytes
+        self._words[_DEVICE_BYTES] = num_bytes
 
     def note(self, number: int) -> StepNote | None:
         """Of that step, counted from 1; None before it begins and long after."""
-        found, fingerprint, nanoseconds, waited = self._notes[number % _NUM_NOTES].tolist()
+        place = _place_of(number)
+        found, fingerprint, nanoseconds, waited = self._words[place : place + _NOTE]
         if found != number:
             return None
         return StepNote(number, fingerprint, nanoseconds / 1e9, waited / 1e9)
 
     def latest(self, most: int) -> list[StepNote]:
         """Of up to so many steps that have ended, the newest last."""
-        ended = self.steps[1]
+        ended = self._words[_ENDED]
         numbers = range(max(1, ended - min(most, _NUM_NOTES - 1) + 1), ended + 1)
         return [note for note in map(self.note, numbers) if note is not None]
+
+
+def _place_of(number: int) -> int:
+    """Where the note of that step begins."""
+    return _HEAD + number % _NUM_NOTES * _NOTE
 
 
 def stray_ranks(notes: Mapping[int, StepNote | None], output_rank: int) -> list[int]:
@@ -118,6 +122,8 @@ def stray_ranks(notes: Mapping[int, StepNote | None], output_rank: int) -> list[
         if note is not None and note.num_batches == reference.num_batches
     }
     counts = Counter(known.values())
+    if len(counts) == 1:
+        return []
     most = max(counts.values())
     right = (
         reference.fingerprint
