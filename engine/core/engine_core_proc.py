@@ -102,6 +102,7 @@ class EngineCoreProc:
         self._share = OutputShare(init.config.parallel.data_parallel_rank)
         stats = init.links.stats
         self._stats = None if stats is None else _sender(context, stats)
+        self._has_worked = False
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_add = msgspec.msgpack.Decoder(EngineCoreRequest).decode
         self._decode_abort = msgspec.msgpack.Decoder(list[str]).decode
@@ -213,6 +214,9 @@ class EngineCoreProc:
         if self._stats is None:
             self._send(outputs)
             return
+        if not self._has_worked:
+            self._has_worked = True
+            self._send(EngineCoreOutputs())  # who starts it again may do so as often as before
         for client, share in self._share.shares(outputs):
             self._send(share, client)
         self._stats.send(self._encode(self._share.stats(outputs)))

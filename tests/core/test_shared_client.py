@@ -12,6 +12,8 @@ import zmq
 import zmq.asyncio
 
 from engine.core.handshake import SharedAddresses
+from engine.core.output_share import ABORT_CLIENT
+from engine.core.replicas import create_client
 from engine.core.shared_client import SharedClient
 from engine.errors import EngineDeadError, EngineError, ReplicaDownError
 from engine.messages import (
@@ -246,3 +248,36 @@ async def test_prefixes_are_shared_among_api_servers(make: Make) -> None:
     await until(lambda: client._affinity is not None and bool(client._affinity.ranks(hashes)))
     await client.add_request(elsewhere)
     assert client.engine_of("b") == 1, "it was 0's turn"
+
+
+async def test_a_real_engine_works_for_who_started_it_and_for_an_api_server(
+    tiny_folder: Path,
+) -> None:
+    addresses, config = SharedAddresses.create(), engine_config(tiny_folder)
+    owner = create_client(config, links=[addresses.links(1, 0)])
+    readies = await owner.start()
+
+    async def go() -> tuple[tuple[HandshakeReady, ...], tuple[bool, ...]]:
+        return readies, (True,)
+
+    client = SharedClient(config, addresses, 0, go)
+    await client.start()
+    try:
+        long = SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True)
+        for number in range(20):
+            await client.add_request(EngineCoreRequest(f"r{number}", [1, 2, 3], long, 0.0))
+        outputs = await asyncio.wait_for(client.get_output(), TIMEOUT_S)
+        assert outputs.outputs[0].new_token_ids
+        told = await asyncio.wait_for(owner.get_output(), TIMEOUT_S)
+        assert told == EngineCoreOutputs(), "that it works, and nothing of the requests"
+        reading = asyncio.create_task(owner.get_output())
+        assert await asyncio.wait_for(owner.call_utility(f"{ABORT_CLIENT}1"), TIMEOUT_S) is True
+        assert await owner.call_utility(f"{ABORT_CLIENT}1") is False, "they are all gone"
+        emptied = client.call_utility("reset_prefix_cache")
+        assert await asyncio.wait_for(emptied, TIMEOUT_S) is True
+        assert not reading.done()
+        reading.cancel()
+    finally:
+        await client.shutdown(0.0)
+        await owner.shutdown(0.0)
+        addresses.remove()

@@ -22,7 +22,7 @@ from engine.core.shared_client import SharedClient
 from engine.errors import EngineDeadError, EngineError
 from engine.frontend.async_llm import start_loaded
 from engine.frontend.engine_start import load_frontend
-from engine.frontend.iteration_stats import IterationStats
+from engine.frontend.iteration_stats import IterationStats, StatSink
 from engine.logger import get_logger, setup_logging
 from engine.machine.children import end_with_parent
 from engine.messages import HandshakeReady, QueueStats, SchedulerStats
@@ -39,6 +39,7 @@ from engine.server.api_servers.control import (
     Loaded,
     Serving,
     Setup,
+    Worked,
 )
 from engine.server.http.binding import bind_uds
 from engine.server.http.browsers import browser_access
@@ -143,14 +144,13 @@ class _ApiServer:
             setup.model, args, started, self._admission, created=setup.created, peers=peers
         )
 
-    def _sinks(
-        self, config: EngineConfig, readies: Sequence[HandshakeReady]
-    ) -> Sequence[EngineMetrics]:
+    def _sinks(self, config: EngineConfig, readies: Sequence[HandshakeReady]) -> Sequence[StatSink]:
         """The engines' states and the throughput lines are the coordinator's."""
+        first = _FirstStep(self._control)
         if not config.observability.log_stats:
-            return ()
+            return [first]
         name = config.model.served_name
-        return [EngineMetrics(self._state.registry, name, config.cache, readies)]
+        return [first, EngineMetrics(self._state.registry, name, config.cache, readies)]
 
     def _note_queues(self, stats: QueueStats) -> None:
         """Limits on what waits are those of the whole server."""
@@ -176,3 +176,17 @@ class _ApiServer:
                 self._client.note_up(message.rank)
             elif isinstance(message, EnginesDead):
                 self._client.note_dead(EngineDeadError(message.message))
+
+
+class _FirstStep:
+    """Tells the parent of the first step that brings something for this API server (a StatSink)."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._telling: asyncio.Task[None] | None = None
+
+    def record(
+        self, _scheduler: SchedulerStats | None, _iteration: IterationStats, _engine: int = 0
+    ) -> None:
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._control.send(Worked()))

@@ -55,6 +55,10 @@ class Serving(msgspec.Struct, tag=True, frozen=True):
     """Child -> parent: requests are answered from now on."""
 
 
+class Worked(msgspec.Struct, tag=True, frozen=True):
+    """Child -> parent, once: I have done something, so that my start was of use."""
+
+
 class Failed(msgspec.Struct, tag=True, frozen=True):
     """Child -> parent: the start has failed; `kind` is the error class, `message` its text."""
 
@@ -92,6 +96,7 @@ Message = (
     | Loaded
     | Go
     | Serving
+    | Worked
     | Failed
     | EngineDown
     | EngineUp

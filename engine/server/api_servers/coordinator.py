@@ -30,6 +30,7 @@ from engine.server.api_servers.control import (
     Loaded,
     Serving,
     Setup,
+    Worked,
 )
 from engine.server.http.stop_signals import StopEvents
 from engine.server.metrics import create_registry
@@ -61,9 +62,8 @@ async def _run(control_address: str) -> int:
         sinks = create_sinks(setup.config, create_registry(), go.readies)
         addresses = SharedAddresses(Path(setup.folder))
         coordinator = Coordinator(context, addresses, len(go.readies), sinks)
-        work = [coordinator.run(), coordinator.follow(control)]
-        tasks = [asyncio.create_task(one) for one in work]
-        tasks.append(asyncio.create_task(_log_stats(sinks)))
+        work = [coordinator.run(), coordinator.follow(control), coordinator.tell_work(control)]
+        tasks = [asyncio.create_task(one) for one in (*work, _log_stats(sinks))]
         await control.send(Serving())
         stopping = asyncio.create_task(stop.requested.wait())
         await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,6 +101,7 @@ class Coordinator:
         self._reports = _bound(context, zmq.PULL, addresses.reports)
         self._queues = _bound(context, zmq.XPUB, addresses.queues)
         self._queues.setsockopt(zmq.XPUB_VERBOSE, 1)  # each subscriber, not the first alone
+        self._has_worked = asyncio.Event()
         self._news = asyncio.Event()
         self._news.set()
 
@@ -125,11 +126,18 @@ class Coordinator:
                 self._counts.note_client_down(message.client_index)
             self._note_news()
 
+    async def tell_work(self, control: Control) -> None:
+        """Tell the parent of the first step of an engine; does not return."""
+        await self._has_worked.wait()
+        await control.send(Worked())
+        await asyncio.get_running_loop().create_future()
+
     async def _take_stats(self) -> None:
         decode = msgspec.msgpack.Decoder(EngineStats).decode
         while True:
             stats = decode(await self._stats.recv())
             self._counts.note_engine(stats)
+            self._has_worked.set()
             self._record(stats)
             self._note_news()
 

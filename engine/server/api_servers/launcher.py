@@ -47,6 +47,7 @@ from engine.server.api_servers.control import (
     Message,
     Serving,
     Setup,
+    Worked,
 )
 from engine.server.http.binding import socket_url
 from engine.server.http.browsers import browser_access
@@ -61,9 +62,8 @@ from engine.server.state import ApiState
 logger = get_logger(__name__)
 
 _MAX_RESTARTS = 3
-"""Starts in a row of a child that did not live for `_STEADY_S` in between."""
+"""Starts in a row of a child that did nothing in between."""
 
-_STEADY_S = 60.0
 _TERM_GRACE_S = 5.0
 _CLOSING = (("connection", "close"),)  # whoever asked during the start comes to an API server next
 
@@ -94,15 +94,10 @@ async def serve_with_several(
         access_log = not args.disable_uvicorn_access_log
         starting = serving_http(app, [listener.dup()], access_log=access_log, headers=_CLOSING)
         async with starting:
-            start = asyncio.create_task(launcher.load(processes))
-            await wait_any(start, stop.requested.wait())
-            if not start.done():
-                logger.info("[shutdown] API server: shutdown triggered during start-up")
-                start.cancel()
-                await asyncio.gather(start, return_exceptions=True)
-                return 0
-            config = start.result()
-        await launcher.go()
+            config = await _unless_stopped(launcher.load(processes), stop)
+        if config is None or await _unless_stopped(launcher.go(), stop) is None:
+            logger.info("[shutdown] API server: shutdown triggered during start-up")
+            return 0
         announce_routes(app, config.tasks, url)
         announce_ready()
         return await launcher.run_until_end(stop)
@@ -111,6 +106,17 @@ async def serve_with_several(
         return 2 if isinstance(error, ConfigError) else 1
     finally:
         await launcher.shutdown()
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, _T], stop: StopEvents) -> _T | None:
+    """Its result; None when a stop was asked for first."""
+    task = asyncio.create_task(work)
+    await wait_any(task, stop.requested.wait())
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return None
 
 
 @dataclass(slots=True)
@@ -171,8 +177,8 @@ class Launcher:
         await all_together([start_engines(), *children])
         return config
 
-    async def go(self) -> None:
-        """Let the API servers take connections; returns once all of them do."""
+    async def go(self) -> bool:
+        """Let the API servers take connections; True once all of them do."""
         coordinator, *servers = self._children.values()
         self._watches.append(asyncio.create_task(self._read_engines(), name="engines"))
         await self._let_serve(coordinator)
@@ -181,6 +187,7 @@ class Launcher:
             self._watches.append(asyncio.create_task(self._watch(child), name=child.name))
         for watch in self._watches:
             watch.add_done_callback(self._on_watch_done)
+        return True
 
     async def run_until_end(self, stop: StopEvents) -> int:
         """Until a stop is asked for and done (0), or nothing can be served any more (1)."""
@@ -277,12 +284,10 @@ class Launcher:
         """Start it again when it dies, for as long as that helps."""
         num_restarts = 0
         while True:
-            since = time.monotonic()
-            await asyncio.wait({child.exit})
+            if await self._works_until_it_ends(child):
+                num_restarts = 0
             if self._is_stopping:
                 return
-            if time.monotonic() - since >= _STEADY_S:
-                num_restarts = 0
             await self._bury(child)
             while True:
                 if num_restarts == _MAX_RESTARTS:
@@ -297,6 +302,16 @@ class Launcher:
                     break
                 except (EngineError, OSError, zmq.ZMQError) as error:
                     logger.warning("%s did not start: %s", child.name, error)
+
+    async def _works_until_it_ends(self, child: _Child) -> bool:
+        """Whether it has done anything, once it is gone."""
+        work = asyncio.create_task(child.control.expect(Worked))
+        try:
+            await asyncio.wait({child.exit})
+            return work.done()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
 
     async def _start_again(self, before: _Child) -> _Child:
         child = self._spawn(before.name, before.number)
