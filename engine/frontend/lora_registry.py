@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from engine.config import EngineConfig, LoraConfig
-from engine.errors import ModelError, RequestError
+from engine.errors import ConfigError, EngineError, RequestError
 from engine.logger import get_logger
 from engine.lora_adapters import LoraRequest, read_adapter, require_fitting
 
@@ -89,13 +89,19 @@ class LoraRegistry:
 
 
 def check_adapters(config: EngineConfig) -> None:
-    """Raise ModelError for an adapter of the start that cannot be served; reads no weights."""
-    if config.lora is None:
-        return
-    for request in config.lora.modules:
-        folder = Path(request.path)
+    """Raise ConfigError for an adapter of the start that cannot be served; reads no weights."""
+    for request in config.lora.modules if config.lora else ():
         if request.name == config.model.served_name:
-            raise ModelError(f"--lora-modules: {request.name} is the name of the model itself.")
-        modules = read_adapter(folder, config.lora.max_lora_rank)
-        if config.model.implementation == "stoker":
-            require_fitting(modules, config.model, folder)
+            raise ConfigError(f"--lora-modules: {request.name} is the name of the model itself.")
+        try:
+            _check_adapter(request, config)
+        except EngineError as error:
+            raise ConfigError(f"--lora-modules {request.name}: {error}") from error
+
+
+def _check_adapter(request: LoraRequest, config: EngineConfig) -> None:
+    assert config.lora is not None, "it has modules"
+    folder = Path(request.path)
+    modules = read_adapter(folder, config.lora.max_lora_rank)
+    if config.model.implementation == "stoker":
+        require_fitting(modules, config.model, folder)

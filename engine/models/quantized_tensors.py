@@ -129,10 +129,11 @@ def _linear(
         shape = entries[name].shape
         return QuantizedTensor(name, shape, parts, lambda found: _scaled(found, quantization))
     if kind == "weight_packed":
-        rows, columns = (int(size) for size in _read(parts, "weight_shape", name).tolist()[:2])
-        return QuantizedTensor(
-            name, (rows, columns), parts, lambda found: _packed(found, quantization)
-        )
+        sizes = _read(parts, "weight_shape", name).flatten().tolist()
+        if len(sizes) != 2 or min(sizes) < 1:
+            raise _misfit(name, f"its weight_shape is {sizes}")
+        plain = (int(sizes[0]), int(sizes[1]))
+        return QuantizedTensor(name, plain, parts, lambda found: _packed(found, quantization))
     words, factors = parts[kind].shape, _part(parts, "scales", name).shape
     if len(words) != 2 or len(factors) != 2:
         raise _misfit(name, f"qweight has the shape {list(words)} and scales {list(factors)}")
@@ -160,6 +161,13 @@ class _Parts:
 
     def read(self, kind: str) -> Tensor:
         return _read(self._stored, kind, self.name)
+
+    def words(self, kind: str) -> Tensor:
+        """Numbers of a few bits, packed into int32."""
+        found = self.read(kind)
+        if found.dtype != torch.int32 or found.dim() != 2:
+            raise _misfit(self.name, f"{kind} holds {found.dtype} {list(found.shape)}")
+        return found
 
     def input_groups(self, num_groups: int, quantization: WeightQuantization) -> Tensor:
         """Which of `num_groups` groups each input belongs to, in the order of the inputs or, of a
@@ -232,7 +240,7 @@ def _spread(factors: Tensor, parts: _Parts, quantization: WeightQuantization) ->
 
 def _packed(parts: _Parts, quantization: WeightQuantization) -> Tensor:
     """compressed-tensors: words along the inputs, zero points along the outputs."""
-    words, factors = parts.read("weight_packed"), parts.read("weight_scale")
+    words, factors = parts.words("weight_packed"), parts.read("weight_scale")
     rows, columns = parts.shape
     fitting = [bits for bits in quantization.bits if words.shape == (rows, _words(columns, bits))]
     if not fitting:
@@ -253,7 +261,7 @@ def _awq(parts: _Parts, quantization: WeightQuantization) -> Tensor:
     groups, rows = factors.shape
     _require_words(parts, "qweight", (parts.shape[1], _words(rows, 4)))
     _require_words(parts, "qzeros", (groups, _words(rows, 4)))
-    numbers, zeros = (_in_order(parts.read(kind), rows) for kind in ("qweight", "qzeros"))
+    numbers, zeros = (_in_order(parts.words(kind), rows) for kind in ("qweight", "qzeros"))
     of_inputs = parts.input_groups(groups, quantization)
     return ((numbers - zeros[of_inputs]) * factors[of_inputs]).t()
 
@@ -271,8 +279,8 @@ def _gptq(parts: _Parts, quantization: WeightQuantization) -> Tensor:
     columns = parts.shape[1]
     _require_words(parts, "qweight", (_words(columns, bits), rows))
     _require_words(parts, "qzeros", (groups, _words(rows, bits)))
-    numbers = unpacked(parts.read("qweight").t(), bits, columns).float()
-    zeros = unpacked(parts.read("qzeros"), bits, rows).int() + quantization.zero_offset
+    numbers = unpacked(parts.words("qweight").t(), bits, columns).float()
+    zeros = unpacked(parts.words("qzeros"), bits, rows).int() + quantization.zero_offset
     # A zero point of 0 was stored as the largest number.
     zeros = (zeros & ((1 << bits) - 1)) if quantization.zero_offset else zeros
     of_inputs = parts.input_groups(groups, quantization)

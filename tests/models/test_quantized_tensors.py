@@ -192,6 +192,9 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     save_split(folder, {**tensors, name: tensors[name][:, :-1]})
     with pytest.raises(CorruptModelError, match=r"q_proj.weight .*qzeros has the shape"):
         load(ModelConfig.from_folder(folder, "tiny"), WHOLE)
+    save_split(folder, {**tensors, name: tensors[name].long()})
+    with pytest.raises(CorruptModelError, match=r"qzeros holds torch.int64"):
+        load(ModelConfig.from_folder(folder, "tiny"), WHOLE)
     del tensors[name]
     save_split(folder, tensors)
     with pytest.raises(CorruptModelError, match=r"the checkpoint lacks its qzeros"):

@@ -201,6 +201,27 @@ def test_preempted_requests_keep_their_adapter(folder: Path, oracles: list[Any])
         assert tokens(found[name]) == _alone(oracles[number % 3], prompt)
 
 
+def test_stages_of_processes_load_and_unload_between_steps(
+    folder: Path, oracles: list[Any]
+) -> None:
+    core = start(folder, "a", max_loras=2, pipeline_parallel_size=2)
+    late = LoraRequest("b", 2, str(folder / "b"))
+    try:
+        add(core, "a", PROMPTS[0], adapter(folder, 1))
+        add(core, "base", PROMPTS[1], None)
+        found = [*core.step().outputs]
+        assert core.load_adapter(late) is None  # while steps are under way
+        add(core, "b", PROMPTS[2], late)
+        found += core.step().outputs
+        core.unload_adapter(1)
+        found += [output for outputs in run(core).values() for output in outputs]
+    finally:
+        core.shutdown()
+    for number, (name, prompt) in enumerate(zip(("base", "a", "b"), (1, 0, 2), strict=True)):
+        own = [output for output in found if output.request_id == name]
+        assert tokens(own) == _alone(oracles[number], PROMPTS[prompt])
+
+
 def test_transformers_code_takes_adapters_too(tmp_path: Path) -> None:
     base = save_tiny_model(tmp_path, "Olmo2")
     oracle = save_adapter(base, tmp_path / "a", seed=3, target_modules=["q_proj", "down_proj"])
