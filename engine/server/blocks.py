@@ -16,7 +16,7 @@ from engine.server.tools import ToolPlan
 
 
 class BlockKind(enum.Enum):
-    """What a block holds."""
+    """What a block of an answer can hold."""
 
     THOUGHT = "thought"
     TEXT = "text"
@@ -85,7 +85,7 @@ class BlockReader:
             yield from self._read(self._tools.read(text) if self._tools else Parsed(text))
 
     def finish(self) -> Iterator[Step]:
-        """The answer has ended."""
+        """What the end of the answer lets out, and the last block closed."""
         if self._tools:
             yield from self._read(self._tools.read_end())
         yield from self._close()

@@ -130,7 +130,7 @@ class _ErrorResponse(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send it; under /v1/messages with Anthropic's body."""
         if scope["path"].startswith(_MESSAGES_PATH):
             self.body = messages_error_body(self._error)
             self.headers["content-length"] = str(len(self.body))

@@ -157,7 +157,7 @@ class CountTokensBody(Body):
 
 
 class MessagesBody(CountTokensBody):
-    """POST /v1/messages."""
+    """POST /v1/messages: a prompt, and how to answer it."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **CountTokensBody.UNSUPPORTED,

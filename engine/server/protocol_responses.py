@@ -78,7 +78,7 @@ class FunctionName:
 
 
 class ResponsesBody(Body):
-    """POST /v1/responses."""
+    """POST /v1/responses: the whole conversation, since nothing is stored."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "previous_response_id": (),

@@ -20,7 +20,7 @@ class Turns:
         self._called: dict[str, str] = {}
 
     def system(self, text: str) -> None:
-        """Instructions."""
+        """Instructions: a system message at the beginning, words of the user later on."""
         is_beginning = all(message["role"] == "system" for message in self.messages)
         self._say("system" if is_beginning else "user", text)
 

@@ -66,7 +66,7 @@ class MessagesFormat:
         return encode_json({**message, **self._end(choice, reader)})
 
     def opening(self, _index: int, choice: Choice) -> bytes:
-        """The message without content."""
+        """`message_start`: the message without content, but with the prompt's counts."""
         return _event("message_start", message=self._message(choice, []))
 
     def event(self, _index: int, delta: Delta) -> bytes:

@@ -55,7 +55,7 @@ class ResponsesFormat:
         return encode_json(self._response(reader, choice))
 
     def opening(self, _index: int, _choice: Choice) -> bytes:
-        """The response without output."""
+        """`response.created` and `.in_progress`: the response without output."""
         begun = self._response(self._reader, None)
         return b"".join(
             self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")

@@ -23,7 +23,7 @@ _Texts = CheckedList[str]
 
 
 class ComparedTexts(Body):
-    """What both bodies share."""
+    """Fields that /v1/score and /v1/rerank share."""
 
     model: str | None = None
     truncate_prompt_tokens: PromptLimit | None = None
