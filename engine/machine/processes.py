@@ -23,6 +23,9 @@ last two being the supervisor's."""
 
 _ROLES = {"serve": "APIServer", "core": "EngineCore"}
 _CHILDREN = ("core", "worker", "grammars", "api-server", "coordinator")
+_VLLM_CHILDREN = tuple(
+    f"VLLM::{name}" for name in ("EngineCore", "Worker", "DPCoordinator", "ApiServer_")
+)
 _ADOPTERS = ("systemd", "init", "launchd", "tini", "dumb-init", "docker-init", "catatonit")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 19  # of /proc/PID/stat, counted behind the name
@@ -47,10 +50,12 @@ def engine_kind(words: Sequence[str]) -> str | None:
 
 
 def is_engine_child(words: Sequence[str]) -> bool:
-    """True for a process that only works for a server: EngineCore, a worker, a grammar worker."""
+    """True for a process that only works for a server, as EngineCore, a worker, or one of several
+    API servers do.
+    """
     if not words:
         return False
-    if words[0].startswith(("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator")):
+    if words[0].startswith(_VLLM_CHILDREN):
         return True
     return any(
         word.endswith("engine/__main__.py") and following in _CHILDREN

@@ -89,6 +89,12 @@ def test_without_chunked_prefill_a_step_holds_a_whole_prompt() -> None:
         (("--max-num-seqs", "0"), "--max-num-seqs 0 is out of range"),
         (("--max-num-queued-reqs", "-1"), "--max-num-queued-reqs -1 is out of range"),
         (("--max-num-queued-tokens", "0"), "--max-num-queued-tokens 0 is out of range"),
+        (("--api-server-count", "0"), "--api-server-count 0 is out of range"),
+        (("-dp", "2", "-asc", "300"), "300 is out of range; it must be from 1 to 256"),
+        (
+            ("--data-parallel-routing", "prefix", "--no-enable-prefix-caching"),
+            "prefix needs the prefix cache",
+        ),
         (("--max-num-seqs", str(10**20)), "out of range; it must be from 1 to 1048576"),
         (("--seed", "-1"), "--seed -1 is out of range; it must be at least 0"),
         (("--seed", str(10**21)), "out of range; it must be from 0 to 9223372036854775807"),
@@ -109,6 +115,11 @@ def test_values_that_cannot_work_are_refused_with_their_limit(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(*words).create_engine_config(MODEL, CPU)
+
+
+def test_there_are_as_many_api_servers_as_copies_unless_a_number_is_asked_for() -> None:
+    words = ((), ("-dp", "3"), ("-dp", "3", "-asc", "1"), ("-asc", "2"))
+    assert [parse(*flags).num_api_servers for flags in words] == [1, 3, 1, 2]
 
 
 def test_cuda_graph_flags_land_in_their_section() -> None:
