@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
 from engine.model_families import (
+    NOT_CARRIED,
     encoder_positions,
     family_fields,
     is_encoder,
@@ -21,8 +22,10 @@ from engine.model_families import (
     kv_sources,
     require_own_code,
     supported_architectures,
+    text_architecture,
     text_part,
     with_any_layers,
+    with_default_sizes,
     with_family_defaults,
     with_head,
 )
@@ -165,6 +168,10 @@ class ModelConfig:
         named = str((raw.get("architectures") or [""])[0])
         if is_encoder(named, raw):
             return cls._encoder(raw, folder, served_name, named, model_impl)
+        text = text_architecture(named, raw)
+        if is_supported(text) and text != named and model_impl != "transformers":
+            raw = {**with_default_sizes(text, raw), "architectures": [text]}
+            return cls._decoder(raw, generation, folder, served_name, model_impl)
         if (architecture := with_head(named)) == named:
             return cls._decoder(raw, generation, folder, served_name, model_impl)
         raw |= {"architectures": [architecture], "tie_word_embeddings": True}  # the only table
@@ -304,6 +311,8 @@ def plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
 
     Raises ModelError for what is no decoder made of attention layers.
     """
+    if architecture in NOT_CARRIED:
+        raise incompatible(architecture, NOT_CARRIED[architecture])
     if raw.get("is_encoder_decoder"):
         raise incompatible(architecture, "it reads through an encoder, and only decoders work")
     raw = {key: value for key, value in raw.items() if value is not None}
@@ -330,7 +339,7 @@ def plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
 
 def _rope_scaling(rope: dict[str, Any], max_positions: int) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+    if kind in ("default", "mrope"):  # the three places of mrope are one for text
         return None
     if kind not in ("llama3", "linear"):
         raise ModelError(f"Rope scaling {kind!r} is not supported; default, linear and llama3 are.")

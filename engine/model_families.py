@@ -39,6 +39,58 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**outer, **part, **whole}
 
 
+_TEXT_DECODERS: Mapping[str, str] = {
+    "gemma3n_text": "Gemma3nForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_vl": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+}
+"""What writes the text of a model that also sees, by the `model_type` of that part."""
+
+_LLAMA_SIZES: Mapping[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+_MISTRAL_SIZES: Mapping[str, Any] = {
+    **_LLAMA_SIZES,
+    "intermediate_size": 14_336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+}
+
+
+def text_architecture(architecture: str, raw: Mapping[str, Any]) -> str:
+    """The decoder that a model which also sees has for its text; else `architecture` itself.
+
+    `raw` is the text part.
+    """
+    if not architecture.endswith("ForConditionalGeneration"):
+        return architecture
+    return _TEXT_DECODERS.get(str(raw.get("model_type")), architecture)
+
+
+def with_default_sizes(architecture: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`raw` with the sizes that the text part of a model which also sees may leave out."""
+    sizes = {"LlamaForCausalLM": _LLAMA_SIZES, "MistralForCausalLM": _MISTRAL_SIZES}
+    return {**sizes.get(architecture, {}), **raw}
+
+
 def with_family_defaults(architecture: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """`raw` with the values that this family's checkpoints may leave out."""
     if architecture.startswith("Gemma3"):
@@ -56,6 +108,8 @@ def family_fields(architecture: str, raw: Mapping[str, Any]) -> Fields:
 
 def require_own_code(architecture: str, raw: Mapping[str, Any]) -> None:
     """Raise ModelError for a checkpoint of a family of ours that our code would get wrong."""
+    if raw.get("model_type") == "exaone":
+        raise ModelError("The tensors of an exaone checkpoint have names of their own.")
     if not architecture.startswith("Gemma3"):
         return
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -89,10 +143,17 @@ need in transformers' own cache.
 """
 
 
+NOT_CARRIED: Mapping[str, str] = {
+    "DoryForCausalLM": "with a cache it gives other logits than without one",
+}
+"""Decoders whose answers would be wrong by so little that a 16-bit check would not see it."""
+
+
 def keeps_own_cache(architecture: str, raw: Mapping[str, Any]) -> bool:
     """Whether transformers' cache holds what a request keeps, in place of blocks of ours."""
     kinds = raw.get("layer_types") or raw.get("layers_block_type") or ()
-    return architecture in OWN_CACHE_DECODERS or not _REPLACEABLE_LAYERS.issuperset(kinds)
+    named = text_architecture(architecture, raw)
+    return named in OWN_CACHE_DECODERS or not _REPLACEABLE_LAYERS.issuperset(kinds)
 
 
 def with_any_layers(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model_config import ModelConfig, incompatible
-from engine.model_families import OWN_CACHE_DECODERS, text_part
+from engine.model_families import OWN_CACHE_DECODERS, text_architecture, text_part
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 """Families of GGUF files that are converted; without experts."""
@@ -128,7 +128,8 @@ def find_support(raw: Mapping[str, Any]) -> Support:
     try:
         config = ModelConfig.from_raw(dict(raw), {}, Path(), "")
         if config.implementation == "transformers" and not config.is_encoder:
-            _require_known_decoder(config.architecture, raw)
+            named = text_architecture(config.architecture, text_part(raw))
+            _require_known_decoder(named, raw)
     except ModelError as error:
         return Support(None, str(error).rstrip("."))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):

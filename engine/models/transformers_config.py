@@ -10,11 +10,13 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from engine.errors import CorruptModelError, ModelError
 from engine.model_config import ModelConfig, incompatible
 from engine.model_families import kv_sources, plain_windows
+from engine.model_files.json_objects import read_json
 
 _KINDS = ("full_attention", "sliding_attention")
 _TEXT_PARTS = {
@@ -47,7 +49,7 @@ def find_decoder(model: ModelConfig) -> Decoder:
 def find_text_decoder(model: ModelConfig) -> Decoder:
     """Of the folder of `model`, whatever its layers are; ModelError unless it writes text."""
     found = _class_named(model.architecture)
-    config = _read_config(model, found.config_class)
+    config = _read_config(model, _config_class(model, found))
     part = getattr(config, "text_config", None)
     if part is None and model.architecture in _text_classes():
         return Decoder(found, config, {})
@@ -56,6 +58,17 @@ def find_text_decoder(model: ModelConfig) -> Decoder:
         raise incompatible(model.architecture, "it is no decoder that writes text")
     part.tie_word_embeddings = config.tie_word_embeddings  # the head belongs to the whole
     return Decoder(_class_named(name), part, _TEXT_PARTS)
+
+
+def _config_class(model: ModelConfig, model_class: Any) -> Any:
+    """Of config.json's own family, where several ones share a model's class."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = str(read_json(Path(model.path) / "config.json").get("model_type"))
+    if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) == model.architecture:
+        return CONFIG_MAPPING[kind]
+    return model_class.config_class
 
 
 def _text_classes() -> set[str]:

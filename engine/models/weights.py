@@ -17,7 +17,10 @@ from engine.model_config import ModelConfig
 from engine.models.safetensors_loader import CheckpointTensor
 from engine.rank_layout import WHOLE, RankPlace, layers_of, model_of_rank
 
-_VISION = ("vision_tower.", "multi_modal_projector.")
+_VISION = (
+    *("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector."),
+    "image_newline",
+)
 _WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.")  # names in a decoder saved without its head
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # older checkpoints store what config.json says
 
@@ -268,7 +271,7 @@ def _text_name(name: str) -> str | None:
     """The text decoder's name of a parameter; None for the parts of a model that sees."""
     if name.removeprefix("model.").startswith(_VISION):
         return None
-    for nested in ("language_model.model.", "model.language_model."):
+    for nested in ("language_model.model.", "model.language_model.", "model.text_model."):
         if name.startswith(nested):
             return "model." + name.removeprefix(nested)
     if name.startswith(_WITHOUT_HEAD):

@@ -434,7 +434,10 @@ def test_near_positions_of_longrope_are_served(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (transformers.T5Config(), "T5ForConditionalGeneration.*encoder"),
-        (transformers.RecurrentGemmaConfig(), "RecurrentGemmaForCausalLM.*no max_position_embeddings"),
+        (
+            transformers.RecurrentGemmaConfig(),
+            "RecurrentGemmaForCausalLM.*no max_position_embeddings",
+        ),
         (transformers.BertConfig(), "BertForQuestionAnswering has a head for something else"),
         (transformers.Qwen2VLConfig(), "Qwen2VLForConditionalGeneration.*no decoder"),
         (transformers.LlamaConfig(), "FooForCausalLM is not supported.*never run"),
