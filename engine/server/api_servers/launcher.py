@@ -308,7 +308,7 @@ class Launcher:
         work = asyncio.create_task(child.control.expect(Worked))
         try:
             await asyncio.wait({child.exit})
-            return work.done()
+            return work.done() and work.exception() is None
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
