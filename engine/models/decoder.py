@@ -69,7 +69,10 @@ class DecoderModel:
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=self._dtype))
         self._weight_bytes = weights.embedding.nbytes
         self._vocab_widths = place.span_lengths(config.vocab_size)
-        self._final_norm = self._norm(weights.final_norm)
+        # Only the last stage has read it from the checkpoint; elsewhere it is memory as it was.
+        has_norm = place.is_last_stage
+        final_norm = weights.final_norm if has_norm else torch.zeros_like(weights.final_norm)
+        self._final_norm = self._norm(final_norm)
         self._lora = LoraTable()
         self._layers = self._pack_layers(weights)
         if place.is_last_stage:
