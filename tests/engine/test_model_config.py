@@ -59,7 +59,7 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
         ({"architectures": []}, ModelError, r"\(none named\) is not supported"),
         ({"hidden_size": None}, CorruptModelError, "incomplete or damaged"),
         ({"intermediate_size": [64, 96]}, CorruptModelError, "not a whole number"),
-        ({"quantization_config": {"quant_method": "awq"}}, ModelError, r"\(awq\)"),
+        ({"quantization_config": {"quant_method": "hqq"}}, ModelError, "hqq"),
     ],
 )
 def test_what_cannot_be_served_is_named(
