@@ -78,25 +78,36 @@ def device_starts(device: str) -> DeviceStarts:
 
 
 def detect_device() -> HostDevice:
-    """CUDA when NVML sees a GPU and the installed torch is a CUDA build; else the CPU."""
-    if torch_cuda_version() is not None:
+    """The first GPU that the installed torch is built for, else the CPU.
+
+    NVML tells of NVIDIA's, the driver's files of AMD's, which torch calls `cuda`, too.
+    """
+    gpu = None
+    if torch_build_version("cuda") is not None:
         from engine.machine.gpus import first_gpu
 
         gpu = first_gpu()
-        if gpu is not None:
-            return HostDevice("cuda", *gpu)
+    elif torch_build_version("hip") is not None:
+        from engine.machine.amd_gpus import first_amd_gpu
+
+        gpu = first_amd_gpu()
+    if gpu is not None:
+        return HostDevice("cuda", *gpu)
     return HostDevice("cpu", platform.machine(), None)
 
 
-def torch_cuda_version() -> str | None:
-    """CUDA version of the installed torch build, by its version file; None for a CPU build."""
+def torch_build_version(platform_name: str) -> str | None:
+    """Version of `cuda` or `hip` (ROCm) of the installed torch build, by its version file; None
+    where it is built for something else.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
     version_file = Path(spec.submodule_search_locations[0]) / "version.py"
     if not version_file.is_file():
         return None
-    match = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", version_file.read_text(), re.MULTILINE)
+    pattern = rf"^{platform_name}\b[^=]*=\s*'([^']+)'"
+    match = re.search(pattern, version_file.read_text(), re.MULTILINE)
     return match.group(1) if match else None
 
 
