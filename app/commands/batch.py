@@ -164,7 +164,7 @@ def _shown() -> Iterator[Callable[[Progress], None]]:
         def draw(progress: Progress) -> None:
             bar.update(
                 task,
-                description=_forecast(progress),
+                description=_forecast(progress).removeprefix(", "),
                 completed=progress.num_done,
                 total=progress.total,
             )
