@@ -9,9 +9,11 @@ Writes figures.json after each part, so that what a time limit cuts off leaves t
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -85,6 +87,7 @@ class Measurement:
             self.greedy_match,
             self.copy_bandwidth,
             self.decode_rates,
+            self.weight_products,
             self.prefill_rate,
         ):
             start = time.perf_counter()
@@ -219,12 +222,66 @@ class Measurement:
                 {
                     "streams": streams,
                     "tokens_per_s": streams / with_graphs,
+                    "tokens_per_s_ahead": streams / self._step_ahead_s(graphed, batch, cache),
                     "tokens_per_s_without_graphs": streams / without,
                     "gb_per_s": gb_per_s,
                     "share_of_copy": gb_per_s / copied,
                 }
             )
         return rates
+
+    def _step_ahead_s(self, graphed: Any, batch: Any, cache: Any) -> float:
+        """Seconds of a step when each is launched before the last one's tokens are waited for.
+
+        Its tokens are those of steps that wait, although the second reads the first one's there.
+        """
+        waited = graphed.greedy_tokens(batch, cache)
+        known = dataclasses.replace(batch, token_ids=waited)
+        unknown = dataclasses.replace(batch, token_ids=-1 - np.arange(len(waited)))
+        first = graphed.start_tokens(batch, cache, None)
+        second = graphed.start_tokens(unknown, cache, None)
+        assert first.wait().tolist() == waited.tolist()
+        assert second.wait().tolist() == graphed.greedy_tokens(known, cache).tolist()
+        under_way: deque[Any] = deque()
+
+        def step() -> None:
+            under_way.append(graphed.start_tokens(batch, cache, None))
+            if len(under_way) == 2:
+                under_way.popleft().wait()
+
+        return self._time(step)
+
+    def weight_products(self) -> dict[str, dict[str, float]]:
+        """Of each format of 8 bits: error to the plain-torch twin, GB/s of weights with one token,
+        TFLOP/s with many, beside torch's product in 16 bit.
+        """
+        from engine.kernels.scaled_weights import product, scaled_weight
+        from engine.kernels.triton.kernels import TritonKernels
+        from engine.kernels.weight_formats import weight_formats
+
+        sizes, shape = self._sizes, self._sizes.shape
+        width, depth = 2 * shape["intermediate_size"], shape["hidden_size"]
+        weight = torch.randn(width, depth, device=sizes.device, dtype=sizes.dtype) * 0.05
+        one = torch.randn(1, depth, device=sizes.device, dtype=sizes.dtype)
+        many = torch.randn(sizes.prompt, depth, device=sizes.device, dtype=sizes.dtype)
+        flops = 2 * sizes.prompt * width * depth
+        found = {}
+        for name in ("none", "int8", "fp8", "fp8_per_block"):
+            formats = weight_formats(name)
+            kernels = TritonKernels(_kernels(sizes.device).target, formats=formats)
+            linear = kernels.pack_linear(weight, None)
+            if name == "none":
+                wanted = many.float() @ weight.float().t()
+            else:
+                wanted = product(many, scaled_weight(weight, formats.layers))
+            error = float((linear.run(many).float() - wanted).norm() / wanted.norm())
+            assert error < 0.01, (name, error)
+            found[name] = {
+                "error": error,
+                "gb_per_s": linear.num_bytes / self._time(partial(linear.run, one)) / 1e9,
+                "tflop_per_s": flops / self._time(partial(linear.run, many)) / 1e12,
+            }
+        return found
 
     def prefill_rate(self) -> dict[str, float]:
         """TFLOP/s of the products of one prompt, attention's included."""

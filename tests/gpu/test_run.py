@@ -32,4 +32,8 @@ def test_the_script_for_a_gpu_runs_dry(tmp_path: Path) -> None:
     assert figures["greedy_match"]["same"] == 1
     assert [rate["streams"] for rate in figures["decode_rates"]] == [1, 2]
     assert all(rate["share_of_copy"] > 0 for rate in figures["decode_rates"])
+    assert all(rate["tokens_per_s_ahead"] > 0 for rate in figures["decode_rates"])
+    products = figures["weight_products"]
+    assert set(products) == {"none", "int8", "fp8", "fp8_per_block"}
+    assert max(entry["error"] for entry in products.values()) < 1e-3  # in float32
     assert figures["prefill_rate"]["tflop_per_s"] > 0
