@@ -319,7 +319,7 @@ class Launcher:
             await self._set_up(child)
             await self._let_serve(child)
         except BaseException:
-            await self._end([child], 0.0)
+            await self._end([child], _TERM_GRACE_S)
             child.control.close()
             raise
         logger.info("%s (pid %d) serves again.", child.name, child.process.pid)
