@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.core.engine_core import EngineCore
 from engine.messages import EngineCoreRequest, TokenLogprobs
@@ -44,6 +44,39 @@ def run(core: EngineCore, requests: list[EngineCoreRequest]) -> Results:
 
 def run_all(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, list[int]]:
     return run(core, requests).texts
+
+
+@dataclass
+class Answer:
+    """All that a request gets."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    vector: bytes = b""
+
+    def first_logprobs(self) -> dict[int, float]:
+        """Of the best tokens behind the prompt: the first one of the list was drawn."""
+        entry = self.logprobs[0]
+        return dict(sorted(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True)))
+
+    def all_prompt_logprobs(self) -> list[float]:
+        """Of the prompt's own tokens."""
+        return [entry.logprobs[0] for entry in self.prompt_logprobs]
+
+
+def answers_of(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, Answer]:
+    for item in requests:
+        core.add_request(item)
+    answers = {item.request_id: Answer() for item in requests}
+    while not core.is_idle:
+        for output in core.step().outputs:
+            answer = answers[output.request_id]
+            answer.tokens += output.new_token_ids
+            answer.logprobs += output.logprobs or []
+            answer.prompt_logprobs += output.prompt_logprobs or []
+            answer.vector += output.pooling_output or b""
+    return answers
 
 
 def probe(core: EngineCore) -> Probe:

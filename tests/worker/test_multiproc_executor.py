@@ -18,14 +18,14 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import ModelError
-from engine.messages import EngineCoreRequest, TokenLogprobs
+from engine.messages import EngineCoreRequest
 from engine.pooling_params import POOLING_TYPES, PoolingParams
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.multiproc_executor import MultiprocExecutor
 from engine.worker.rank_steps import RankError
 from tests.core.conftest import engine_config
-from tests.core.core_runs import probe, request, run, run_all
+from tests.core.core_runs import Answer, answers_of, probe, request, run, run_all
 from tests.fakes import straying_worker
 from tests.kernels.native_models import native_library
 from tests.tiny_model import write_tiny_llama
@@ -156,9 +156,9 @@ def test_ranks_give_what_one_process_gives(
     asked = [*_REQUESTS, _SAMPLED, _DIGITS, *_POOLED]
     rounds = choice is NATIVE and tensor > 1
     with engine(folder, **flags, num_threads=1) as core:
-        wanted = outputs_of(core, asked)
+        wanted = answers_of(core, asked)
         with engine(folder, **flags, **layout) as ranks:
-            found = outputs_of(ranks, asked)
+            found = answers_of(ranks, asked)
         tie = dataclasses.replace(choice, tie=0.1 if rounds else 0.0)
         for item in _REQUESTS:
             ours, theirs = found[item.request_id].tokens, wanted[item.request_id].tokens
@@ -177,37 +177,6 @@ def test_ranks_give_what_one_process_gives(
             np.frombuffer(answers[item.request_id].vector, "<f4") for answers in (found, wanted)
         ]
         assert float(vectors[0] @ vectors[1]) > 1 - precision
-
-
-@dataclasses.dataclass
-class Answer:
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
-    vector: bytes = b""
-
-    def first_logprobs(self) -> dict[int, float]:
-        """Of the best tokens behind the prompt: the first one of the list was drawn."""
-        entry = self.logprobs[0]
-        return dict(sorted(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True)))
-
-    def all_prompt_logprobs(self) -> list[float]:
-        """Of the prompt's own tokens."""
-        return [entry.logprobs[0] for entry in self.prompt_logprobs]
-
-
-def outputs_of(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, Answer]:
-    for item in requests:
-        core.add_request(item)
-    answers = {item.request_id: Answer() for item in requests}
-    while not core.is_idle:
-        for output in core.step().outputs:
-            answer = answers[output.request_id]
-            answer.tokens += output.new_token_ids
-            answer.logprobs += output.logprobs or []
-            answer.prompt_logprobs += output.prompt_logprobs or []
-            answer.vector += output.pooling_output or b""
-    return answers
 
 
 def test_a_killed_rank_is_named_and_the_others_end(
