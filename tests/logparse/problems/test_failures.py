@@ -156,7 +156,7 @@ CASES = [
     (
         "B10",
         "PermissionError: [Errno 13] Permission denied: '/.cache'",
-        "/.cache cannot be written",
+        "/.cache cannot be read or written",
         None,
     ),
     (
