@@ -215,7 +215,18 @@ def _print_ready(server: ManagedServer) -> None:
     from app.client.transport import DEFAULT_URL
 
     address = "" if server.spec.url == DEFAULT_URL else f" {server.spec.url}"
-    output.say(f'next: echo "Hello" | stoker chat{address}    (Ctrl-C here stops the server)')
+    tasks = server.log.report().facts.supported_tasks
+    asking = f'echo "Hello" | stoker chat{address}'
+    if tasks is not None and "generate" not in tasks:
+        asking = embedding_command(server.spec.url, has_key=server.spec.api_key is not None)
+    output.say(f"next: {asking}    (Ctrl-C here stops the server)")
+
+
+def embedding_command(url: str, *, has_key: bool) -> str:
+    """What asks a server that writes no text for a vector."""
+    key = ' -H "Authorization: Bearer $STOKER_API_KEY"' if has_key else ""
+    kind = "-H 'Content-Type: application/json'"
+    return f'curl {url}/v1/embeddings {kind}{key} -d \'{{"input": "Hello"}}\''
 
 
 def _print_stopped(report: StopReport, spec: LaunchSpec) -> None:
