@@ -6,6 +6,7 @@ Reads a local folder only; finding, downloading and converting models is `engine
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,13 +46,20 @@ _OLD_NAMES = {  # words of older families, for decoders that transformers runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Llama-3 style frequency scaling (`rope_type` llama3) or plain `linear` scaling."""
+    """Frequency scaling: as in Llama 3 (`rope_type` llama3), YaRN (`yarn`) or plain (`linear`).
+
+    `length` is what YaRN multiplies cosines and sines with.
+    """
 
     rope_type: str
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncates: bool = True
+    length: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +270,7 @@ class ModelConfig:
             **decoder_numbers(raw),
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(theta),
-            rope_scaling=_rope_scaling(rope, int(raw["max_position_embeddings"])),
+            rope_scaling=rope_scaling(rope, int(raw["max_position_embeddings"])),
             hidden_act=activation,
             mlp_bias=bool(raw.get("mlp_bias", False)),
             **checkpoint_traits(raw),
@@ -337,21 +345,44 @@ def plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
     return {"intermediate_size": 4 * int(raw["hidden_size"]), **raw, **unused}
 
 
-def _rope_scaling(rope: dict[str, Any], max_positions: int) -> RopeScaling | None:
+def rope_scaling(rope: Mapping[str, Any], max_positions: int) -> RopeScaling | None:
+    """How `rope` (rope_parameters or rope_scaling) changes the frequencies; ModelError for a way
+    that our own code does not have.
+    """
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in ("default", "mrope"):  # the three places of mrope are one for text
         return None
-    if kind not in ("llama3", "linear"):
-        raise ModelError(f"Rope scaling {kind!r} is not supported; default, linear and llama3 are.")
+    if kind not in ("llama3", "linear", "yarn"):
+        raise ModelError(
+            f"Rope scaling {kind!r} is not supported; default, linear, llama3 and yarn are."
+        )
     return RopeScaling(
         rope_type=kind,
         factor=float(rope["factor"]),
         low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
         high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
         original_max_position_embeddings=int(
-            rope.get("original_max_position_embeddings", max_positions)
+            rope.get("original_max_position_embeddings") or max_positions
         ),
+        beta_fast=float(rope.get("beta_fast") or 32),
+        beta_slow=float(rope.get("beta_slow") or 1),
+        truncates=rope.get("truncate", True) is not False,
+        length=_yarn_length(rope) if kind == "yarn" else 1.0,
     )
+
+
+def _yarn_length(rope: Mapping[str, Any]) -> float:
+    """`attention_factor`, or what the factor gives where the file names none."""
+    factor = float(rope["factor"])
+
+    def grown(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return grown(float(rope["mscale"])) / grown(float(rope["mscale_all_dim"]))
+    return grown(1.0)
 
 
 def _eos_ids(value: object) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Rotary position tables: plain, linearly scaled and Llama-3 scaled frequencies."""
+"""Rotary position tables: plain, linearly scaled, Llama-3 scaled and YaRN frequencies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from engine.model_config import RopeScaling
 
 
 class RotaryTable:
-    """cos and sin of every position, looked up once per step and shared by all layers."""
+    """cos and sin of every position times `length`, looked up once per step for all layers."""
 
     def __init__(
-        self, frequencies: Tensor, num_positions: int, dtype: torch.dtype, device: torch.device
+        self,
+        frequencies: Tensor,
+        num_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        length: float = 1.0,
     ) -> None:
         positions = torch.arange(num_positions, dtype=torch.float32)
         angles = torch.outer(positions, frequencies)
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * length, angles.sin() * length
         # The kernel adds cos * x + sin * (x with swapped halves): the minus goes into the table.
         self._cos = torch.cat((cos, cos), -1).unsqueeze(1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), -1).unsqueeze(1).to(device, dtype)
@@ -45,6 +50,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
         return frequencies
     if scaling.rope_type == "linear":
         return frequencies / scaling.factor
+    if scaling.rope_type == "yarn":
+        return _yarn_frequencies(frequencies, head_dim, theta, scaling)
     return _llama3_frequencies(frequencies, scaling)
 
 
@@ -55,3 +62,23 @@ def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
+
+
+def _yarn_frequencies(
+    frequencies: Tensor, head_dim: int, theta: float, scaling: RopeScaling
+) -> Tensor:
+    """Keep the pairs that turn `beta_fast` times within the trained length, slow down those that
+    turn less than `beta_slow` times, and blend linearly by pair between them.
+    """
+    trained = scaling.original_max_position_embeddings
+
+    def pair_turning(times: float) -> float:
+        return head_dim * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    if scaling.truncates:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    slowed = ((pairs - low) / (high - low or 0.001)).clamp(0.0, 1.0)
+    return slowed * frequencies / scaling.factor + (1.0 - slowed) * frequencies

@@ -194,7 +194,12 @@ class DecoderModel:
         frequencies = [inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)]
         if config.local_rope_theta is not None:
             frequencies.append(inverse_frequencies(config.head_dim, config.local_rope_theta, None))
-        return [RotaryTable(each, num_positions, dtype, self._device) for each in frequencies]
+        scaling = config.rope_scaling
+        lengths = (1.0 if scaling is None else scaling.length, 1.0)
+        return [
+            RotaryTable(each, num_positions, dtype, self._device, length)
+            for each, length in zip(frequencies, lengths, strict=False)
+        ]
 
     def _pack_layers(self, weights: DecoderWeights) -> list[_Layer]:
         places = {

@@ -110,7 +110,8 @@ def _rotary(
 ) -> RotaryTensors:
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(config.head_dim, theta, scaling))
-    return angles.cos(), angles.sin()
+    length = 1.0 if scaling is None else scaling.length
+    return angles.cos() * length, angles.sin() * length
 
 
 def _shape(

@@ -73,7 +73,6 @@ def test_what_cannot_be_served_is_named(
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "silu and gelu_pytorch_tanh"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2}}, "'yarn' is not supported"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not supported"),
     ],
 )

@@ -46,7 +46,8 @@ _FEW = ("Olmo2ForCausalLM", "Cohere2ForCausalLM", "GPTBigCodeForCausalLM", "GPT2
     [
         ({}, "stoker", None),
         ({"hidden_act": "gelu"}, "transformers", "Activation 'gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "transformers", "'yarn'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "stoker", None),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "transformers", "'dynamic'"),
         ({"architectures": ["Olmo2ForCausalLM"]}, "transformers", None),
         ({"architectures": ["Gemma2ForCausalLM"]}, "transformers", None),
         ({"architectures": ["Lfm2ForCausalLM"]}, "transformers", None),

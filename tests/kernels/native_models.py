@@ -23,7 +23,7 @@ from engine.model_config import ModelConfig
 from engine.models.decoder_native import build_native_decoder
 from engine.models.registry import load_weights, model_class
 from engine.worker.kv_cache import cache_spec
-from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, save_tiny_model
+from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, save_tiny_model
 from tests.worker.driver import engine_config
 
 
@@ -91,6 +91,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "llama3 rope": {"rope_parameters": LLAMA3_ROPE},
+    "yarn rope": {"rope_parameters": YARN_ROPE},
     "linear rope": {"rope_parameters": LINEAR_ROPE},
     "heads of 64": {"head_dim": 64},
     "heads of 96": {"head_dim": 96},

@@ -10,23 +10,33 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.layers.rotary import RotaryTable, inverse_frequencies
-from engine.model_config import RopeScaling
-from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE
+from engine.model_config import rope_scaling
+from tests.models.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE
 
 HEAD_DIM = 64
 
 
-@pytest.mark.parametrize("rope", [None, LINEAR_ROPE, LLAMA3_ROPE])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        None,
+        LINEAR_ROPE,
+        LLAMA3_ROPE,
+        YARN_ROPE,
+        {**YARN_ROPE, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+        {**YARN_ROPE, "attention_factor": 1.5},
+        {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 1.2},
+    ],
+)
 def test_frequencies_equal_transformers(rope: dict[str, Any] | None) -> None:
-    scaling = None
-    if rope is not None:
-        fields = {name: value for name, value in rope.items() if name != "rope_theta"}
-        scaling = RopeScaling(**fields)
+    scaling = None if rope is None else rope_scaling(rope, 256)
     ours = inverse_frequencies(HEAD_DIM, 10_000.0, scaling)
     settings: dict[str, Any] = {"head_dim": HEAD_DIM, "max_position_embeddings": 256}
     parameters = rope or {"rope_type": "default", "rope_theta": 10000.0}
     theirs = LlamaRotaryEmbedding(LlamaConfig(**settings, rope_parameters=parameters))
     torch.testing.assert_close(ours, theirs.inv_freq)
+    length = 1.0 if scaling is None else scaling.length
+    assert length == pytest.approx(theirs.attention_scaling)
 
 
 def test_the_table_turns_by_position_times_frequency() -> None:

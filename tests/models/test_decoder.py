@@ -19,6 +19,7 @@ from engine.worker.kv_cache import cache_spec
 from tests.models.tiny_models import (
     LINEAR_ROPE,
     LLAMA3_ROPE,
+    YARN_ROPE,
     save_seeing_gemma,
     save_tiny_llama,
     save_tiny_model,
@@ -38,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "llama3 rope": {"rope_parameters": LLAMA3_ROPE},
+    "yarn rope": {"rope_parameters": YARN_ROPE},
     "linear rope": {"rope_parameters": LINEAR_ROPE},
     "wide heads": {"head_dim": 32},
     "one kv head": {"num_key_value_heads": 1},

@@ -291,17 +291,9 @@ def test_the_engine_gives_the_text_of_generate(family: str, tmp_path: Path) -> N
     "changes",
     [
         {"hidden_act": "gelu"},
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10_000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}},
     ],
-    ids=["gelu", "yarn", "dynamic"],
+    ids=["gelu", "dynamic"],
 )
 def test_a_family_of_ours_that_ours_does_not_run_is_served_with_the_text_of_generate(
     changes: dict[str, Any], tmp_path: Path
