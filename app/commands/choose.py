@@ -41,23 +41,42 @@ def choose(
         str | None,
         typer.Option(help="Machines and workloads from this JSON file.", metavar="FILE"),
     ] = None,
+    rules: Annotated[
+        str,
+        typer.Option(
+            help="all: the model's files and cache are asked about too, and Stoker's own engine "
+            "and SGLang may be the answer. seed: the six rules of the lesson, vLLM or llama.cpp.",
+            metavar="all|seed",
+        ),
+    ] = "all",
+    start: Annotated[
+        bool, typer.Option("--start", help="Start what was chosen, as stoker serve would.")
+    ] = False,
     as_json: AsJson = False,
     plain: Annotated[
         bool, typer.Option("--plain", help="Name, engine, rule, reason with tabs between.")
     ] = False,
 ) -> int:
-    """Say which engine should serve a model on this machine: vLLM or llama.cpp.
+    """Say which engine should serve a model on this machine, and by which rule.
 
     \b
     Examples:
       stoker choose
       stoker choose llama-3.1-8b --users 20
+      stoker choose Qwen/Qwen2.5-7B-Instruct --start
       stoker choose --needs machines.json --plain
     """
     from app import output
     from app.errors import ExitCode
-    from app.planning.choosing import choose_engine, gpus_needed, host_need, read_needs
+    from app.planning.choosing import (
+        choose_engine,
+        gpus_needed,
+        host_need,
+        model_traits,
+        read_needs,
+    )
 
+    _require_possible(rules, start, model, needs or host)
     facts, size = None, None
     found = None if model is None else _known_model(model)
     if needs is not None:
@@ -67,9 +86,11 @@ def choose(
         asked = (host_need(facts, model, users, several_gpus),)
         if model is not None and asked[0].needs_several_gpus:
             size = gpus_needed(facts, model)
-    choices = [choose_engine(need, many_users) for need in asked]
+    asks_model = rules == "all" and needs is None and found is not None
+    traits = model_traits(found) if asks_model and found is not None else None
+    choices = [choose_engine(need, many_users, traits) for need in asked]
     if as_json:
-        documents = [_document(choice, model, size) for choice in choices]
+        documents = [_document(choice, model, size, found) for choice in choices]
         output.print_json("stoker.choose", {"choices": documents})
     elif plain:
         output.print_plain((c.need.name, c.engine, c.rule, c.reason) for c in choices)
@@ -78,7 +99,32 @@ def choose(
             print(output.printable(_line(choice)))
             if facts is not None:
                 print(output.printable(_details(choice, model, size, found)))
-    return ExitCode.OK
+    return _start(choices[0], model, size, found) if start and model else ExitCode.OK
+
+
+def _require_possible(rules: str, start: bool, model: str | None, elsewhere: str | None) -> None:
+    from app.errors import UsageError
+
+    if rules not in ("all", "seed"):
+        raise UsageError(f"--rules {rules} is neither all nor seed", hint="use --rules seed")
+    if start and (model is None or elsewhere is not None):
+        raise UsageError(
+            "--start starts a MODEL on this machine",
+            hint="as in: stoker choose MODEL --start, without --needs and --host",
+        )
+
+
+def _start(choice: EngineChoice, model: str, size: int | None, found: PlannedModel | None) -> int:
+    """Become `stoker serve` with the engine that was chosen."""
+    import os
+    import sys
+
+    from app.planning.choosing import serve_words
+
+    program = str(Path(sys.executable).with_name("stoker"))
+    words = serve_words(choice, model, size, found)
+    sys.stdout.flush()
+    os.execv(program, [program, *words])
 
 
 def _facts(host: str | None) -> DoctorFacts:
@@ -121,7 +167,7 @@ def _details(
         f"{'yes' if need.needs_several_gpus else 'no'}",
         f"  decided by the rule {choice.rule}; before it these did not hold: "
         f"{', '.join(choice.passed_over) or 'none'}",
-        f"  start it: {start_command(choice, model, size)}",
+        f"  start it: {start_command(choice, model, size, found)}",
     ]
     own = "stoker serve" if model is None else own_command(found)
     if choice.engine == "llama.cpp" and own is not None:
@@ -129,7 +175,9 @@ def _details(
     return "\n".join(lines).rstrip()
 
 
-def _document(choice: EngineChoice, model: str | None, size: int | None) -> dict[str, object]:
+def _document(
+    choice: EngineChoice, model: str | None, size: int | None, found: PlannedModel | None
+) -> dict[str, object]:
     import dataclasses
 
     from app.planning.choosing import start_command
@@ -140,6 +188,6 @@ def _document(choice: EngineChoice, model: str | None, size: int | None) -> dict
         "rule": choice.rule,
         "reason": choice.reason,
         "passed_over": list(choice.passed_over),
-        "command": start_command(choice, model, size),
+        "command": start_command(choice, model, size, found),
         "facts": dataclasses.asdict(choice.need),
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.errors import UsageError
+from app.launch.engines import LLAMA_CPP, VLLM
 from app.planning.builtin_shapes import BUILTIN_SHAPES
 
 if TYPE_CHECKING:
@@ -98,11 +99,108 @@ RULES = (
 )
 
 
-def choose_engine(need: Need, many_users: int = MANY_USERS) -> EngineChoice:
-    """The first rule that holds; the last one always does."""
-    number, rule = next((n, r) for n, r in enumerate(RULES) if r.holds(need, many_users))
-    before = tuple(rule.id for rule in RULES[:number])
-    return EngineChoice(need, rule.engine, rule.reason, rule.id, before)
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What more of the model decides than the lesson's rules ask.
+
+    `is_served_here`: Stoker's own engine serves it. `is_latent`: its cache is one compressed vector
+    (MLA), which tensor parallelism repeats on every rank. `is_gguf`: it lies as a GGUF file.
+    """
+
+    is_served_here: bool
+    is_latent: bool
+    is_gguf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRule:
+    """A rule that looks at the model too, asked before the lesson's."""
+
+    id: str
+    holds: Callable[[Need, ModelTraits, int], bool]
+    engine: str
+    reason: str
+
+
+MODEL_RULES = (
+    ModelRule(
+        "own-cpu",
+        lambda need, model, many: (
+            need.is_cpu_or_apple_only
+            and need.is_linux
+            and model.is_served_here
+            and not model.is_gguf
+        ),
+        "Stoker",
+        "CPU, and the model's own files: Stoker's kernels run them without a conversion to GGUF, "
+        "and batch all requests over one paged cache",
+    ),
+    ModelRule(
+        "latent-many-users",
+        lambda need, model, many: (
+            need.has_gpu
+            and need.is_linux
+            and model.is_latent
+            and need.needs_several_gpus
+            and need.concurrent_users >= many
+        ),
+        "SGLang",
+        "MLA over several GPUs for many users: SGLang's data-parallel attention keeps each "
+        "request's cache on one GPU, where tensor parallelism repeats it on all",
+    ),
+)
+
+
+def choose_engine(
+    need: Need, many_users: int = MANY_USERS, traits: ModelTraits | None = None
+) -> EngineChoice:
+    """The first rule that holds; the last one always does. `traits` asks the model's rules too."""
+    passed: list[str] = []
+    for rule in MODEL_RULES if traits is not None else ():
+        assert traits is not None
+        if rule.holds(need, traits, many_users):
+            return EngineChoice(need, rule.engine, rule.reason, rule.id, tuple(passed))
+        passed.append(rule.id)
+    number, found = next((n, r) for n, r in enumerate(RULES) if r.holds(need, many_users))
+    before = (*passed, *(rule.id for rule in RULES[:number]))
+    return EngineChoice(need, found.engine, found.reason, found.id, before)
+
+
+def model_traits(model: PlannedModel) -> ModelTraits:
+    """Of a model that was found."""
+    from app.planning.start_commands import support_of
+
+    is_served = support_of(model).implementation is not None
+    return ModelTraits(is_served, model.shape.latent is not None, model.is_gguf)
+
+
+def serve_words(
+    choice: EngineChoice,
+    model: str,
+    tensor_parallel_size: int | None = None,
+    found: PlannedModel | None = None,
+) -> tuple[str, ...]:
+    """The words after `stoker` that start what was chosen; StokerError where none do."""
+    if choice.engine == "SGLang":
+        raise UsageError(
+            "stoker serve does not start SGLang",
+            hint=f"type: {start_command(choice, model, tensor_parallel_size)}",
+        )
+    if choice.engine == "llama.cpp" and not model.endswith(".gguf"):
+        raise UsageError(
+            f"llama.cpp needs {model} as a GGUF file",
+            hint="give the path of one: stoker choose FILE.gguf --start",
+        )
+    if choice.engine == "Stoker" and (own := own_command(found)) is not None:
+        return tuple(shlex.split(own)[1:])
+    engine = VLLM if choice.engine == "vLLM" else LLAMA_CPP
+    builtin = BUILTIN_SHAPES.get(model) if engine == VLLM else None
+    words = ["serve", builtin.hub_id if builtin else model, "--engine", engine]
+    if engine == VLLM:
+        words += ["--max-model-len", "auto"]
+        if choice.need.needs_several_gpus and tensor_parallel_size is not None:
+            words += ["--tensor-parallel-size", str(tensor_parallel_size)]
+    return tuple(words)
 
 
 def read_needs(path: Path) -> tuple[Need, ...]:
@@ -171,9 +269,14 @@ def gpus_needed(facts: DoctorFacts, model: str) -> int | None:
 
 
 def start_command(
-    choice: EngineChoice, model: str | None, tensor_parallel_size: int | None = None
+    choice: EngineChoice,
+    model: str | None,
+    tensor_parallel_size: int | None = None,
+    found: PlannedModel | None = None,
 ) -> str:
-    """What to type for the engine that was chosen."""
+    """What to type for the engine that was chosen; our own wants the model that was `found`."""
+    if choice.engine == "Stoker" and (own := own_command(found)) is not None:
+        return own
     name = model or "MODEL"
     builtin = BUILTIN_SHAPES.get(name)
     if choice.engine == "vLLM":
@@ -182,6 +285,11 @@ def start_command(
         if choice.need.needs_several_gpus:
             command += f" --tensor-parallel-size {tensor_parallel_size or 'N'}"
         return command
+    if choice.engine == "SGLang":
+        path = shlex.quote(builtin.hub_id if builtin else name)
+        ranks = tensor_parallel_size or "N"
+        command = f"python -m sglang.launch_server --model-path {path} --tp-size {ranks}"
+        return f"{command} --dp-size {ranks} --enable-dp-attention"
     file = shlex.quote(name) if name.endswith(".gguf") else "MODEL.gguf"
     return f"llama-server --model {file}" + (" --n-gpu-layers 999" if choice.need.has_gpu else "")
 

@@ -18,7 +18,7 @@ from engine.machine.sizes import GIB
 if TYPE_CHECKING:
     from engine.machine.gpus import GpuReading
 
-CUDA, ROCM, XPU = "cuda", "rocm", "xpu"
+CUDA, ROCM, XPU, METAL = "cuda", "rocm", "xpu", "metal"
 _DRIVERS_DIFFER, _SYSTEM_DIFFERS = 0.008, 0.03  # share of the memory, either way
 # Chips whose ranks talk over NVLink; Volta, Ampere, Hopper and Blackwell for data centres.
 _DATA_CENTRE = frozenset({(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
@@ -183,6 +183,16 @@ _FAMILIES: Mapping[str, _Family] = {
     "rtx4080super": _one(_ADA, 16, 15.57),
     "rtx4090": _Family(_ADA, {24: 23.52, 48: 47.38}),
     "rtx4090d": _Family(_ADA, {24: 23.52, 48: 47.38}),
+    "rtx3050laptop": _Family(_AMPERE, {4: 3.68, 6: 5.68}),
+    "rtx3060laptop": _one(_AMPERE, 6, 5.68),
+    "rtx3070laptop": _one(_AMPERE, 8, 7.66),
+    "rtx3070tilaptop": _one(_AMPERE, 8, 7.66),
+    "rtx3080laptop": _several(_AMPERE, _8=7.66, _16=15.60),
+    "rtx3080tilaptop": _one(_AMPERE, 16, 15.60),
+    "rtx4050laptop": _one(_ADA, 6, 5.64),
+    "rtx4060laptop": _one(_ADA, 8, 7.62),
+    "rtx4070laptop": _one(_ADA, 8, 7.62),
+    "rtx4080laptop": _one(_ADA, 12, 11.60),
     "rtx4090laptop": _one(_ADA, 16, 15.57),
     "rtx5050": _one(_BLACKWELL, 8, 7.53),
     "rtx5060": _one(_BLACKWELL, 8, 7.53),
@@ -192,6 +202,11 @@ _FAMILIES: Mapping[str, _Family] = {
     "rtx5080": _one(_BLACKWELL, 16, 15.47),
     "rtx5090": _one(_BLACKWELL, 32, 31.36),
     "rtx5090d": _one(_BLACKWELL, 32, 31.36),
+    "rtx5050laptop": _one(_BLACKWELL, 8, 7.53),
+    "rtx5060laptop": _one(_BLACKWELL, 8, 7.53),
+    "rtx5070laptop": _one(_BLACKWELL, 8, 7.53),
+    "rtx5070tilaptop": _one(_BLACKWELL, 12, 11.50),
+    "rtx5080laptop": _one(_BLACKWELL, 16, 15.47),
     "rtx5090laptop": _one(_BLACKWELL, 24, 23.47),
     # AMD
     "mi100": _amd(32, 31.98),
@@ -243,6 +258,10 @@ _OTHER_NAMES: Mapping[str, str] = {
 _MAKERS = re.compile(
     r"nvidia|geforce|tesla|quadro|graphics|amd|instinct|radeon|intel|habana|data center gpu"
 )
+_APPLE = re.compile(
+    r"(?:apple)?(?P<chip>m[1-9](?:pro|max|ultra)?)(?P<memory>[1-9]\d{0,3})?(?:g|gb|gib)?"
+)
+_MOST_OF_TWO_THIRDS = 36  # GB
 _FORMS = re.compile(r"sxm\d?|pcie|nvl|hbm\d?e?|oam|blackwell|serveredition|maxq\w*|generation")
 
 
@@ -263,6 +282,8 @@ def find_gpu(text: str) -> PlannedGpu:
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:GiB|G)", text)
     if size is not None and float(size.group(1)) > 0:
         return PlannedGpu(text, int(float(size.group(1)) * GIB))
+    if (apple := _APPLE.fullmatch(re.sub(r"[\s_-]+", "", text.lower()))) is not None:
+        return _apple_gpu(text, apple)
     key, box = _key_and_box(text)
     if key in _FAMILIES:
         family = _FAMILIES[key]
@@ -284,6 +305,22 @@ def find_gpu(text: str) -> PlannedGpu:
         f"--gpu {text} is no GPU that is known",
         hint=f"{hint}give the memory instead (24GiB), or cpu; "
         "`stoker plan --gpus` lists what is known",
+    )
+
+
+def _apple_gpu(text: str, found: re.Match[str]) -> PlannedGpu:
+    """Metal's share of the unified memory: two thirds, and three quarters of more than 36 GB."""
+    chip, memory = found["chip"], found["memory"]
+    if memory is None:
+        raise UsageError(
+            f"--gpu {text} comes with several sizes of unified memory",
+            hint=f"say which, as in {chip}-64gb",
+        )
+    size = int(memory) * GIB
+    share = size * 3 // 4 if int(memory) > _MOST_OF_TWO_THIRDS else size * 2 // 3
+    name = f"{chip}-{memory}gb"
+    return PlannedGpu(
+        name, share, platform=METAL, is_unified=True, memory_tolerance=_SYSTEM_DIFFERS
     )
 
 
@@ -313,7 +350,7 @@ def _names_of(key: str, family: _Family) -> list[str]:
 def _key_and_box(text: str) -> tuple[str, int | None]:
     """`NVIDIA A100-SXM4-80GB` -> a100 and 80; no size where none is named."""
     plain = re.sub(r"[\s_-]+", "", _MAKERS.sub("", text.lower()))
-    plain = _FORMS.sub("", plain) or plain
+    plain = (_FORMS.sub("", plain) or plain).removesuffix("gpu")
     spellings = (plain, f"rtx{plain}", plain.removeprefix("rtx"))
     for name in spellings:
         name = _OTHER_NAMES.get(name, name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from app.errors import StokerError
 from app.launch.engines import LLAMA_CPP, STOKER, VLLM
-from app.planning.gpu_catalogue import CUDA
+from app.planning.gpu_catalogue import CUDA, METAL
 from app.planning.plan import MemoryPlan, with_changes
 from app.planning.plan_models import PlannedModel
 from app.planning.plan_request import LEAST_LENGTH, PlanRequest
@@ -49,6 +49,8 @@ def _vllm(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
         return StartCommand(VLLM, None, "vLLM 0.30.0 has no GGUF loader")
     if request.gpu is None:
         return StartCommand(VLLM, None, "the vLLM wheel is the CUDA build")
+    if request.gpu.platform == METAL:
+        return StartCommand(VLLM, None, "vLLM does not run on Apple's GPUs")
     fitting = _fitting(plan, model, engine=VLLM)
     if isinstance(fitting, str):
         return StartCommand(VLLM, None, fitting)

@@ -10,16 +10,21 @@ from pathlib import Path
 import pytest
 
 from app.doctor.facts import AcceleratorFacts, DoctorFacts, MachineFacts
-from app.errors import ExitCode, StokerError
+from app.errors import ExitCode, StokerError, UsageError
 from app.planning.choosing import (
+    MODEL_RULES,
     RULES,
+    ModelTraits,
     Need,
     choose_engine,
     gpus_needed,
     host_need,
+    model_traits,
     read_needs,
+    serve_words,
     start_command,
 )
+from app.planning.plan_models import find_planned_model
 from engine.machine.gpus import Gpu, GpuReading
 
 NEED = Need(
@@ -157,3 +162,60 @@ def test_one_need_alone_is_a_list_of_one(tmp_path: Path) -> None:
     assert read_needs(path) == (NEED,)
     with pytest.raises(StokerError, match="cannot read"):
         read_needs(tmp_path / "none.json")
+
+
+ON_CPU = dataclasses.replace(NEED, has_gpu=False, is_cpu_or_apple_only=True)
+SERVED = ModelTraits(is_served_here=True, is_latent=False, is_gguf=False)
+
+
+def test_a_model_that_our_engine_serves_needs_no_gguf_file_on_a_cpu() -> None:
+    choice = choose_engine(ON_CPU, traits=SERVED)
+    found = find_planned_model("qwen2.5-7b")
+
+    assert (choice.engine, choice.rule) == ("Stoker", "own-cpu")
+    command = start_command(choice, "qwen2.5-7b", found=found)
+    assert command == "stoker serve Qwen/Qwen2.5-7B-Instruct"
+    assert serve_words(choice, "qwen2.5-7b", found=found) == (
+        "serve",
+        "Qwen/Qwen2.5-7B-Instruct",
+    )
+
+
+@pytest.mark.parametrize("changes", [{"is_served_here": False}, {"is_gguf": True}])
+def test_what_our_engine_does_not_serve_is_left_to_the_lessons_rules(
+    changes: dict[str, bool],
+) -> None:
+    traits = dataclasses.replace(SERVED, **changes)
+    choice = choose_engine(ON_CPU, traits=traits)
+
+    assert (choice.engine, choice.rule) == ("llama.cpp", "cpu-or-apple")
+    assert choice.passed_over == tuple(rule.id for rule in MODEL_RULES)
+    assert choose_engine(ON_CPU).passed_over == ()
+
+
+def test_latent_attention_over_several_gpus_for_many_users_is_sglangs() -> None:
+    traits = model_traits(find_planned_model("deepseek-v3"))
+    need = dataclasses.replace(NEED, needs_several_gpus=True)
+    choice = choose_engine(need, traits=traits)
+
+    assert (choice.engine, choice.rule) == ("SGLang", "latent-many-users")
+    assert start_command(choice, "deepseek-v3", 8) == (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp-size 8 "
+        "--dp-size 8 --enable-dp-attention"
+    )
+    with pytest.raises(UsageError, match="does not start SGLang"):
+        serve_words(choice, "deepseek-v3", 8)
+    assert choose_engine(need).engine == "vLLM"
+
+
+def test_words_that_start_other_engines() -> None:
+    vllm = choose_engine(dataclasses.replace(NEED, needs_several_gpus=True))
+    few = choose_engine(dataclasses.replace(NEED, concurrent_users=1))
+
+    assert serve_words(vllm, "qwen3-8b", 2) == (
+        *("serve", "Qwen/Qwen3-8B", "--engine", "vllm", "--max-model-len", "auto"),
+        *("--tensor-parallel-size", "2"),
+    )
+    assert serve_words(few, "m.gguf") == ("serve", "m.gguf", "--engine", "llama.cpp")
+    with pytest.raises(UsageError, match="as a GGUF file"):
+        serve_words(few, "qwen3-8b")

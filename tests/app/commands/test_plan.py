@@ -135,13 +135,22 @@ def test_figures_of_a_cpu_add_up_and_the_bar_draws_them() -> None:
 
 
 def test_choose_explains_itself_for_this_machine() -> None:
-    done = stoker("choose", "llama-3.1-8b", "--users", "20", "--json")
-    choice = json.loads(done.stdout)["choices"][0]
+    for rules, engines in (("all", ("Stoker", "vLLM")), ("seed", ("vLLM", "llama.cpp"))):
+        done = stoker("choose", "llama-3.1-8b", "--users", "20", "--rules", rules, "--json")
+        choice = json.loads(done.stdout)["choices"][0]
 
-    assert done.returncode == 0
-    assert choice["engine"] in ("vLLM", "llama.cpp")
-    assert choice["facts"]["concurrent_users"] == 20
-    assert choice["command"].startswith(("vllm serve meta-llama/", "llama-server"))
+        assert done.returncode == 0
+        assert choice["engine"] in engines
+        assert choice["facts"]["concurrent_users"] == 20
+        starts = ("stoker serve meta-llama/", "vllm serve meta-llama/", "llama-server")
+        assert choice["command"].startswith(starts)
+
+
+@pytest.mark.parametrize(
+    "flags", [("--start",), ("nope", "--rules", "best"), ("m", "--start", "--needs", "f.json")]
+)
+def test_choose_refuses_what_it_cannot_do(flags: tuple[str, ...]) -> None:
+    assert stoker("choose", *flags).returncode == 2
 
 
 @pytest.mark.parametrize("name", READY_LOGS)

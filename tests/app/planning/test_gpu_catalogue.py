@@ -33,6 +33,10 @@ def test_every_card_is_found_by_its_own_name() -> None:
         ("H100 NVL 94GB", "h100-94gb"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx4090laptop"),
+        ("rtx 3080 ti laptop", "rtx3080tilaptop"),
+        ("Apple M4 Max 64GB", "m4max-64gb"),
+        ("m2-ultra-192gb", "m2ultra-192gb"),
         ("NVIDIA RTX A6000", "a6000"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
@@ -54,6 +58,7 @@ def test_spellings(text: str, name: str) -> None:
         ("rtx5060ti", "rtx5060ti-8gb or rtx5060ti-16gb"),
         ("a100-24gb", "a100-40gb, a100-80gb"),
         ("mi300", "mi300"),
+        ("Apple M3 Ultra", "m3ultra-64gb"),
         ("nothing", "stoker plan --gpus"),
     ],
 )

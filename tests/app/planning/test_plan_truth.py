@@ -154,7 +154,7 @@ def test_weights_are_within_one_percent(row: Row) -> None:
 @needs_truth
 @pytest.mark.parametrize("with_version", [True, False])
 def test_the_median_error_of_the_cache_is_small(with_version: bool) -> None:
-    assert statistics.median(errors(with_version=with_version).values()) <= 0.07
+    assert statistics.median(errors(with_version=with_version).values()) <= 0.05
 
 
 def errors(*, with_version: bool) -> dict[str, float]:
