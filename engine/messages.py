@@ -94,6 +94,7 @@ class MissCause(str, enum.Enum):
     NOT_COMPUTED = "not_computed"  # the earlier request is not that far itself
     EVICTED = "evicted"
     OTHER_SALT = "other_salt"
+    OTHER_ADAPTER = "other_adapter"
 
 
 class PrefixMiss(msgspec.Struct, array_like=True, frozen=True):

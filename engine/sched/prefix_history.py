@@ -26,6 +26,7 @@ class _Earlier:
     cache_salt: str | None
     message_digests: tuple[bytes, ...]
     request: Request | None
+    lora_id: int
 
     @property
     def num_tokens(self) -> int:
@@ -60,6 +61,7 @@ class PrefixHistory:
                 request.cache_salt,
                 request.message_digests,
                 request,
+                _lora_id(request),
             ),
         )
         return miss
@@ -116,7 +118,8 @@ class PrefixHistory:
         findable = min(matched, request.num_tokens - 1) // self._block_size * self._block_size
         if num_cached_tokens < findable:
             if request.cache_salt != nearest.cache_salt:
-                return MissCause.OTHER_SALT
+                is_same = _lora_id(request) == nearest.lora_id
+                return MissCause.OTHER_SALT if is_same else MissCause.OTHER_ADAPTER
             is_computed = nearest.num_computed_tokens >= findable
             return MissCause.EVICTED if is_computed else MissCause.NOT_COMPUTED
         if matched < min(nearest.num_tokens, request.num_tokens):
@@ -130,6 +133,10 @@ def _goes_on(request: Request, earlier: _Earlier) -> bool:
     """Whether it is the same chat: all that the earlier one was asked comes first again."""
     messages = earlier.message_digests
     return bool(messages) and request.message_digests[: len(messages)] == messages
+
+
+def _lora_id(request: Request) -> int:
+    return 0 if request.lora is None else request.lora.lora_id
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

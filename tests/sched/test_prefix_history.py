@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.lora_adapters import LoraRequest
 from engine.messages import MissCause, PrefixMiss
 from engine.sched import prefix_history
 from engine.sched.prefix_history import PrefixHistory
@@ -102,6 +103,17 @@ def test_another_salt() -> None:
     assert served(run, "c", list(range(32)), "red").prefix_miss == PrefixMiss(
         MissCause.PARTIAL_BLOCK, 32, 4
     )
+
+
+def test_another_adapter() -> None:
+    run = Run(caching())
+    served(run, "a", list(range(32)))
+    lora = LoraRequest("x", 1, "/x")
+    run.scheduler.add_request(
+        request := make_request(run.scheduler, "b", list(range(32)), 4, lora=lora)
+    )
+    run.finish()
+    assert request.prefix_miss == PrefixMiss(MissCause.OTHER_ADAPTER, 32, 32)
 
 
 def test_an_earlier_request_that_is_not_that_far() -> None:

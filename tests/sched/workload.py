@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from engine.config import CacheConfig, SchedulerConfig
 from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup
+from engine.lora_adapters import LoraRequest
 from engine.messages import EngineCoreOutput, EngineCoreRequest
 from engine.sampling_params import SamplingParams
 from engine.sched.request import Request
@@ -59,6 +60,7 @@ def make_request(
     salt: str | None = None,
     params: SamplingParams | None = None,
     eos: tuple[int, ...] = (),
+    lora: LoraRequest | None = None,
 ) -> Request:
     token_ids = (
         prompt
@@ -73,6 +75,7 @@ def make_request(
         eos_token_ids=eos,
         cache_salt=salt,
         priority=priority,
+        lora=lora,
     )
     manager = scheduler.kv_cache_manager
     return Request(message, scheduler.block_size, hash_blocks=manager.enable_caching)
