@@ -185,6 +185,19 @@ struct ReadAhead {
 void multiply_rows(int count, const bf16* rows, std::int64_t stride, const bf16* panel,
                    std::int64_t pairs, ReadAhead ahead, float* out);
 
+// Hands the sums of `count` rows of one panel to an epilogue: together to one that takes several.
+template <class Epilogue>
+auto finish_rows(const Epilogue& epilogue, std::int64_t row, int count, std::int64_t panel,
+                 float* sums, int) -> decltype(epilogue.take_rows(row, count, panel, sums)) {
+  epilogue.take_rows(row, count, panel, sums);
+}
+
+template <class Epilogue>
+void finish_rows(const Epilogue& epilogue, std::int64_t row, int count, std::int64_t panel,
+                 float* sums, long) {
+  for (int r = 0; r < count; ++r) epilogue(row + r, panel, sums + r * kPanel);
+}
+
 // Rows that one visit of a panel covers: few panels and many rows still make work for all threads.
 constexpr std::int64_t kRowBlock = 64;
 
@@ -210,7 +223,7 @@ void multiply_panel(const bf16* activations, std::int64_t stride, Span rows,
     const bf16* columns = weight.panel(panel);
     const ReadAhead following = tiles_ahead > 0 ? ReadAhead(ahead, lines) : ReadAhead(columns);
     multiply_rows(count, source, stride, columns, weight.pairs, following, sums);
-    for (int r = 0; r < count; ++r) epilogue(row + r, panel, sums + r * kPanel);
+    finish_rows(epilogue, row, count, panel, sums, 0);
     ahead += lines * weight.pairs * kCacheLine;
   }
 }

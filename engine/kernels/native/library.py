@@ -203,7 +203,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     _declare(library, "packed_weights", c_void_p, c_void_p)
     _declare(library, "read_packed", c_int32, c_void_p, c_int32, c_int64)
     tensors = POINTER(LoraTensors)
-    _declare(library, "load_adapter", c_int32, c_void_p, c_int64, c_int64, tensors)
+    _declare(library, "load_adapter", c_int32, c_void_p, c_int64, tensors)
     _declare(library, "remove_adapter", None, c_void_p, c_int64)
     _declare(library, "join", None, c_void_p, POINTER(RankMemory))
     _declare(library, "forward", c_int32, c_void_p, POINTER(Batch), c_int32, c_void_p)

@@ -104,7 +104,7 @@ void multiply_quantized_panel(QuantizedRows inputs, Span rows, const QuantizedMa
       case 1: multiply_quantized_rows<1>(count, source, weight, panel, ahead, sums); break;
       default: multiply_quantized_rows<0>(count, source, weight, panel, ahead, sums);
     }
-    for (int r = 0; r < count; ++r) epilogue(row + r, panel, sums + r * kPanel);
+    finish_rows(epilogue, row, count, panel, sums, 0);
     ahead += lines * line_bytes;
   }
 }

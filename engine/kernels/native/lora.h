@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "arena.h"
 #include "dot_bytes.h"
 #include "gemm.h"
 
@@ -22,95 +23,167 @@ struct LoraTensors {
 
 constexpr int kLoraLinears = 4;  // qkv, output, gate_up, down
 constexpr int kRankStep = 4;     // ranks that share a reading of the inputs
+constexpr int kLoraRows = 4;     // rows that share a reading of the matrices
+constexpr int kLine = 2 * kLanes;  // bf16 values of a cache line
 
-// The matrices of one linear as they are read: A in rows of whole vectors, B as [vectors of columns
-// in the order of the packed weight][rank][16], with the ranks that a vector's outputs have.
+// The matrices of one linear as they are read: A in rows of whole lines, B as [vectors of columns
+// in the order of the packed weight][pairs of ranks][16][2], with the pairs that a vector's outputs
+// have.
 class LoraLinear {
  public:
+  // Called twice, as Arena::take: to measure, then to copy.
   void take(const LoraTensors& source, std::int64_t inputs, const PackedMatrix& weight,
-            Columns order) {
-    inputs_ = inputs;
+            Columns order, Arena& memory) {
     rank_ = source.rank;
     if (rank_ == 0) return;
-    stride_ = round_up<std::int64_t>(inputs, kLanes);
-    const std::int64_t rows = padded_rank();
-    a_.reserve(rows * stride_);
-    scale_.reserve(rows);
-    std::memset(a_.data(), 0, rows * stride_ * sizeof(bf16));
-    std::memset(scale_.data(), 0, rows * sizeof(float));
+    stride_ = round_up<std::int64_t>(inputs, kLine);
+    const std::int64_t rows = padded_rank(), columns = weight.panels * kVectors * num_pairs();
+    a_ = memory.take<bf16>(rows * stride_);
+    b_ = memory.take<bf16>(columns * kLine);
+    scale_ = memory.take<float>(rows);
+    if (a_ == nullptr) return;  // it is only measured
+    std::memset(a_, 0, rows * stride_ * sizeof(bf16));
+    std::memset(b_, 0, columns * kLine * sizeof(bf16));
+    std::memset(scale_, 0, rows * sizeof(float));
     for (std::int64_t k = 0; k < rank_; ++k) {
-      std::memcpy(a_.data() + k * stride_, source.a + k * inputs, inputs * sizeof(bf16));
-      scale_.data()[k] = source.scale[k];
+      std::memcpy(a_ + k * stride_, source.a + k * inputs, inputs * sizeof(bf16));
+      scale_[k] = source.scale[k];
     }
     take_columns(source.b, weight, order);
   }
 
-  std::int64_t padded_rank() const { return round_up<std::int64_t>(rank_, kRankStep); }
+  // Values of `lows`: whole vectors.
+  std::int64_t padded_rank() const { return round_up<std::int64_t>(rank_, kLanes); }
 
-  // lows[k] = scale[k] x (A x)[k]; inputs(i) are inputs i to i + 15, zero behind the last.
-  template <class Inputs>
-  void shrink(const Inputs& inputs, float* lows) const {
-    for (std::int64_t k = 0; k < rank_; k += kRankStep) {
-      const bf16* rows = a_.data() + k * stride_;
-      Floats sums[kRankStep] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
-      for (std::int64_t i = 0; i < inputs_; i += kLanes) {
-        const Floats values = inputs(i);
-        for (int r = 0; r < kRankStep; ++r) {
-          sums[r] = multiply_add(values, load_bf16(rows + r * stride_ + i), sums[r]);
-        }
-      }
-      for (int r = 0; r < kRankStep; ++r) lows[k + r] = sum_of(sums[r]) * scale_.data()[k + r];
+  std::int64_t num_blocks() const { return padded_rank() / kLanes; }
+
+  // lows[r][k] = scale[k] x (A x)[k], rounded, of `count` rows and the 16 ranks of one block;
+  // inputs are followed by zeros up to a whole line.
+  void shrink(int count, const bf16* const* inputs, std::int64_t block, bf16* const* lows) const {
+    switch (count) {
+      case 1: return shrink_rows<1>(inputs, block, lows);
+      case 2: return shrink_rows<2>(inputs, block, lows);
+      case 3: return shrink_rows<3>(inputs, block, lows);
+      default: return shrink_rows<kLoraRows>(inputs, block, lows);
     }
   }
 
-  // Adds B lows to the sums of one row and panel.
-  void expand(std::int64_t panel, const float* lows, float* sums) const {
+  // Adds B lows to the sums of `count` rows and one panel.
+  void expand(int count, const bf16* const* lows, std::int64_t panel, float* const* sums) const {
     if (rank_ == 0) return;
-    for (int vector = 0; vector < kVectors; ++vector) {
-      const std::int64_t place = panel * kVectors + vector;
-      const Span ranks = ranks_[place];
-      const bf16* columns = b_.data() + place * rank_ * kLanes;
-      Floats even = load(sums + vector * kLanes), odd = splat(0.0f);
-      std::int64_t k = ranks.begin;
-      for (; k + 2 <= ranks.end; k += 2) {
-        even = multiply_add(splat(lows[k]), load_bf16(columns + k * kLanes), even);
-        odd = multiply_add(splat(lows[k + 1]), load_bf16(columns + (k + 1) * kLanes), odd);
+    switch (count) {
+      case 1: return expand_rows<1>(lows, panel, sums);
+      case 2: return expand_rows<2>(lows, panel, sums);
+      case 3: return expand_rows<3>(lows, panel, sums);
+      default: return expand_rows<kLoraRows>(lows, panel, sums);
+    }
+  }
+
+  // Reads ahead what `expand` takes of a panel; what is behind the last one is left out.
+  void prefetch_columns(std::int64_t panel) const {
+    for (std::int64_t place = panel * kVectors; place < (panel + 1) * kVectors; ++place) {
+      if (place >= static_cast<std::int64_t>(pairs_.size())) return;
+      const bf16* columns = b_ + place * num_pairs() * kLine;
+      for (std::int64_t pair = pairs_[place].begin; pair < pairs_[place].end; ++pair) {
+        prefetch_second_level(columns + pair * kLine);
       }
-      if (k < ranks.end) even = multiply_add(splat(lows[k]), load_bf16(columns + k * kLanes), even);
-      store(sums + vector * kLanes, even + odd);
+    }
+  }
+
+  // Reads ahead part number `part` of `count` of what `shrink` takes.
+  void prefetch_rows(std::int64_t part, std::int64_t count) const {
+    const Span lines = span_of(rank_ * stride_ / kLine, part, count);
+    for (std::int64_t line = lines.begin; line < lines.end; ++line) {
+      prefetch_second_level(a_ + line * kLine);
     }
   }
 
  private:
+  std::int64_t num_pairs() const { return (rank_ + 1) / 2; }
+
+  template <int Rows>
+  void shrink_rows(const bf16* const* inputs, std::int64_t block, bf16* const* lows) const {
+    float sums[Rows][kLanes];
+    for (std::int64_t k = 0; k < kLanes; k += kRankStep) {
+      const bf16* matrix = a_ + (block * kLanes + k) * stride_;
+      Floats parts[Rows][kRankStep];
+      for (auto& row : parts) {
+        for (Floats& part : row) part = splat(0.0f);
+      }
+      for (std::int64_t i = 0; block * kLanes + k < rank_ && i < stride_; i += kLine) {
+        Pairs values[kRankStep];
+#pragma GCC unroll 4
+        for (int n = 0; n < kRankStep; ++n) values[n] = load_line(matrix + n * stride_ + i);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+          const Pairs row = load_line(inputs[r] + i);
+#pragma GCC unroll 4
+          for (int n = 0; n < kRankStep; ++n) parts[r][n] = dot_lines(parts[r][n], row, values[n]);
+        }
+      }
+      for (int r = 0; r < Rows; ++r) {
+        for (int n = 0; n < kRankStep; ++n) sums[r][k + n] = sum_of(parts[r][n]);
+      }
+    }
+    const Floats scale = load(scale_ + block * kLanes);
+    for (int r = 0; r < Rows; ++r) store_bf16(lows[r] + block * kLanes, load(sums[r]) * scale);
+  }
+
+  template <int Rows>
+  void expand_rows(const bf16* const* lows, std::int64_t panel, float* const* sums) const {
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const std::int64_t place = panel * kVectors + vector;
+      const Span pairs = pairs_[place];
+      const bf16* columns = b_ + place * num_pairs() * kLine;
+      Floats parts[Rows];
+      for (int r = 0; r < Rows; ++r) parts[r] = load(sums[r] + vector * kLanes);
+      for (std::int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
+        const Pairs values = load_line(columns + pair * kLine);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+          parts[r] = dot_pairs(parts[r], broadcast_pair(lows[r] + 2 * pair), values);
+        }
+      }
+      for (int r = 0; r < Rows; ++r) store(sums[r] + vector * kLanes, parts[r]);
+    }
+  }
+
   void take_columns(const bf16* b, const PackedMatrix& weight, Columns order) {
     const std::int64_t places = weight.panels * kVectors;
-    b_.reserve(places * rank_ * kLanes);
-    ranks_.assign(places, Span{rank_, 0});
+    pairs_.assign(places, Span{0, 0});
     for (std::int64_t place = 0; place < places; ++place) {
-      Span& ranks = ranks_[place];
+      Span& pairs = pairs_[place];
       for (std::int64_t k = 0; k < rank_; ++k) {
-        bf16* line = b_.data() + (place * rank_ + k) * kLanes;
+        bf16* line = b_ + (place * num_pairs() + k / 2) * kLine + k % 2;
         bool is_used = false;
         for (int lane = 0; lane < kLanes; ++lane) {
           const int column = static_cast<int>(place % kVectors) * kLanes + lane;
           const std::int64_t row = source_row(order, weight.outputs, place / kVectors, column);
-          line[lane] = row < 0 ? 0 : b[row * rank_ + k];
-          is_used |= (line[lane] & 0x7FFF) != 0;
+          if (row >= 0) line[2 * lane] = b[row * rank_ + k];
+          is_used |= (line[2 * lane] & 0x7FFF) != 0;
         }
         if (!is_used) continue;
-        ranks = {std::min(ranks.begin, k), k + 1};
+        pairs = {pairs.end == 0 ? k / 2 : pairs.begin, k / 2 + 1};
       }
-      if (ranks.begin > ranks.end) ranks = {0, 0};
     }
   }
 
-  std::int64_t inputs_ = 0, rank_ = 0, stride_ = 0;
-  Buffer<bf16> a_, b_;
-  Buffer<float> scale_;
-  std::vector<Span> ranks_;
+  std::int64_t rank_ = 0, stride_ = 0;
+  bf16 *a_ = nullptr, *b_ = nullptr;
+  float* scale_ = nullptr;
+  std::vector<Span> pairs_;
 };
 
-// By layer, then by linear.
-using LoraAdapter = std::vector<std::array<LoraLinear, kLoraLinears>>;
+// Up to kLoraRows rows of a step that have the same adapter.
+struct LoraRows {
+  std::int64_t slot;
+  int count;
+  std::int64_t rows[kLoraRows];
+};
+
+struct LoraAdapter {
+  std::vector<std::array<LoraLinear, kLoraLinears>> layers;
+  Arena memory;  // of the linears' matrices
+};
 
 }  // namespace stoker

@@ -132,14 +132,14 @@ class NativeModelStep:
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         """Copy the matrices of all layers; bf16, on this machine's memory."""
-        self.remove_adapter(slot)
-        for layer in range(self._shape.num_layers):
-            found = [_lora_tensors(adapter.get((layer, place))) for place in _LORA_PLACES]
-            tensors = (LoraTensors * len(found))(*found)
-            handle = self._open_handle()
-            if self._library.stoker_model_load_adapter(handle, slot, layer, tensors):
-                self.remove_adapter(slot)
-                raise MemoryError("no memory for the adapter")
+        found = [
+            _lora_tensors(adapter.get((layer, place)))
+            for layer in range(self._shape.num_layers)
+            for place in _LORA_PLACES
+        ]
+        tensors = (LoraTensors * len(found))(*found)
+        if self._library.stoker_model_load_adapter(self._open_handle(), slot, tensors):
+            raise MemoryError("no memory for the adapter")
 
     def remove_adapter(self, slot: int) -> None:
         """Free what the slot holds."""

@@ -5,11 +5,11 @@
 // rotary positions, softmax and logits are float32. The KV cache is bf16 or fp8. Inputs of products
 // are bf16; where weights are quantized they are int8.
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <exception>
 
+#include "arena.h"
 #include "attention.h"
 #include "linear.h"
 #include "lora.h"
@@ -88,42 +88,7 @@ enum Status : std::int32_t {
 
 namespace {
 
-// Memory for all weights in one piece: on huge pages where the system gives them.
-class Arena {
- public:
-  // Called twice for the same sequence of requests: first to measure, then to hand out.
-  template <class T>
-  T* take(std::int64_t count) {
-    char* base = base_.data();
-    T* memory = base == nullptr ? nullptr : reinterpret_cast<T*>(base + used_);
-    used_ += round_up<std::int64_t>(count * sizeof(T), kCacheLine);
-    return memory;
-  }
-
-  void allocate() {
-    base_.reserve(used_);
-    madvise_huge();
-    used_ = 0;
-  }
-
-  std::int64_t bytes() const { return used_; }
-  char* data() { return base_.data(); }
-
- private:
-  void madvise_huge() {
-#ifdef MADV_HUGEPAGE
-    constexpr std::uintptr_t kPage = 4096;
-    const auto start = reinterpret_cast<std::uintptr_t>(base_.data());
-    const std::uintptr_t first = round_up(start, kPage), last = (start + used_) / kPage * kPage;
-    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
-  }
-
-  Buffer<char> base_;
-  std::int64_t used_ = 0;
-};
-
-constexpr std::int64_t kPhasesPerLayer = 14, kOtherPhases = 8;  // calls of Team::share below
+constexpr std::int64_t kPhasesPerLayer = 16, kOtherPhases = 8;  // calls of Team::share below
 
 // Where the matrices of an adapter stand in LoraAdapter, and in what `load_adapter` takes.
 enum LoraPlace : int { kQkv = 0, kOutput = 1, kGateUp = 2, kDown = 3 };
@@ -174,27 +139,26 @@ class Model {
     pack(tensors.lm_head, nullptr, shape_.hidden, Columns::kPlain, lm_head_);
   }
 
-  // Adapters come and go between steps. One that has no tensors of a layer leaves it as it is.
-  void load_adapter(std::int64_t slot, std::int64_t index, const LoraTensors* tensors) {
+  // Adapters come and go between steps. `tensors` has those of each layer in the order of LoraPlace.
+  void load_adapter(std::int64_t slot, const LoraTensors* tensors) {
     pool_.settle();
     if (slot >= static_cast<std::int64_t>(adapters_.size())) adapters_.resize(slot + 1);
-    LoraAdapter& adapter = adapters_[slot];
-    if (adapter.empty()) adapter = LoraAdapter(shape_.num_layers);
-    const Layer& layer = layers_[index];
-    const std::int64_t hidden = shape_.hidden;
-    auto& linears = adapter[index];
-    linears[kQkv].take(tensors[kQkv], hidden, layer.qkv.plain, Columns::kPlain);
-    linears[kOutput].take(tensors[kOutput], q_size(), layer.output.plain, Columns::kPlain);
-    linears[kGateUp].take(tensors[kGateUp], hidden, layer.gate_up.plain, Columns::kGateUp);
-    linears[kDown].take(tensors[kDown], shape_.inner, layer.down.plain, Columns::kPlain);
-    for (const LoraLinear& linear : linears) {
-      low_stride_ = std::max(low_stride_, round_up<std::int64_t>(linear.padded_rank(), kLanes));
+    LoraAdapter adapter;
+    adapter.layers.resize(shape_.num_layers);
+    lay_out_adapter(tensors, adapter);
+    adapter.memory.allocate();
+    lay_out_adapter(tensors, adapter);
+    for (const auto& layer : adapter.layers) {
+      for (const LoraLinear& linear : layer) {
+        low_stride_ = std::max(low_stride_, linear.padded_rank());
+      }
     }
+    adapters_[slot] = std::move(adapter);
   }
 
   void remove_adapter(std::int64_t slot) {
     pool_.settle();
-    if (slot < static_cast<std::int64_t>(adapters_.size())) LoraAdapter().swap(adapters_[slot]);
+    if (slot < static_cast<std::int64_t>(adapters_.size())) adapters_[slot] = LoraAdapter();
   }
 
   void join(const RankMemory& memory) { ranks_.join(memory, shape_.rank, shape_.num_ranks); }
@@ -222,7 +186,7 @@ class Model {
 
   Status check(const Batch& batch) const;
   bool has_adapter(std::int64_t slot) const {
-    return slot < static_cast<std::int64_t>(adapters_.size()) && !adapters_[slot].empty();
+    return slot < static_cast<std::int64_t>(adapters_.size()) && !adapters_[slot].layers.empty();
   }
 
   // Only the first of several ranks writes logits and tokens.
@@ -240,7 +204,10 @@ class Model {
     gated_.reserve(batch.num_tokens * inner_stride());
     reserve_inputs(batch.num_tokens, batch.num_logits);
     if (shape_.sandwich_norms != 0) projected_.reserve(batch.num_tokens * shape_.hidden);
-    if (batch.adapters != nullptr) lows_.reserve(batch.num_tokens * low_stride_);
+    if (batch.adapters != nullptr) {
+      lows_.reserve(batch.num_tokens * low_stride_);
+    }
+    group_rows(batch);
     batch_ = batch;
     caches_.assign(batch.cache, batch.cache + shape_.num_pages);
     output_ = output;
@@ -263,6 +230,21 @@ class Model {
   std::int64_t inner_stride() const { return round_up<std::int64_t>(shape_.inner, 32); }
   std::int64_t q_size() const { return shape_.q_heads * shape_.head_dim; }
   std::int64_t qkv_size() const { return q_size() + 2 * shape_.kv_heads * shape_.head_dim; }
+
+  void lay_out_adapter(const LoraTensors* tensors, LoraAdapter& adapter) {
+    for (std::int64_t index = 0; index < shape_.num_layers; ++index, tensors += kLoraLinears) {
+      const Layer& layer = layers_[index];
+      const auto take = [&](LoraPlace place, std::int64_t inputs, const Linear& weight,
+                            Columns order) {
+        adapter.layers[index][place].take(tensors[place], inputs, weight.plain, order,
+                                          adapter.memory);
+      };
+      take(kQkv, shape_.hidden, layer.qkv, Columns::kPlain);
+      take(kOutput, q_size(), layer.output, Columns::kPlain);
+      take(kGateUp, shape_.hidden, layer.gate_up, Columns::kGateUp);
+      take(kDown, shape_.inner, layer.down, Columns::kPlain);
+    }
+  }
 
   // All layers are alike.
   void reserve_inputs(std::int64_t tokens, std::int64_t logits) {
@@ -473,8 +455,9 @@ class Model {
     share_rows(team, tokens, [&](std::int64_t row) {
       if (index > 0) add_projected(team, row, norm_before, before);
       norm(team, row, layer.input_norm, layer.qkv, row);
-      shrink_normed(team, row, index, kQkv, layer.qkv);
+      keep_normed(team, row, layer.qkv);
     });
+    shrink(team, normed_.data(), hidden_stride(), index, kQkv);
     multiply_normed(team, tokens, layer.qkv,
                     adapted(index, kQkv, StoreFloat{layer.qkv.plain, qkv_out_.data()}));
     share_rows(team, tokens * shape_.kv_heads, [&](std::int64_t item) {
@@ -488,8 +471,9 @@ class Model {
     share_rows(team, tokens, [&](std::int64_t row) {
       add_projected(team, row, layer.attention_norm, inside);
       norm(team, row, layer.post_norm, layer.gate_up, row);
-      shrink_normed(team, row, index, kGateUp, layer.gate_up);
+      keep_normed(team, row, layer.gate_up);
     });
+    shrink(team, normed_.data(), hidden_stride(), index, kGateUp);
     const GateToBf16 gate{layer.gate_up.plain, shape_.activation, gated_.data(), inner_stride()};
     multiply_normed(team, tokens, layer.gate_up, adapted(index, kGateUp, gate));
     project(team, gated_.data(), inner_stride(), index, kDown, layer.down, layer.mlp_norm,
@@ -516,13 +500,13 @@ class Model {
   // over ranks all of them: with one, `add_projected` does the second half.
   void project(Team& team, const bf16* rows, std::int64_t stride, std::int64_t index,
                LoraPlace place, const Linear& weight, const float* norm, std::int64_t meeting) {
-    if (weight.is_quantized() || batch_.adapters != nullptr) {
+    if (weight.is_quantized()) {
       prefetch_linear(team, batch_.num_tokens, weight);
       share_rows(team, batch_.num_tokens, [&](std::int64_t row) {
-        if (weight.is_quantized()) inputs_.quantize(rows + row * stride, row, weight.quantized);
-        shrink(rows + row * stride, row, index, place, weight.quantized.inputs);
+        inputs_.quantize(rows + row * stride, row, weight.quantized);
       });
     }
+    shrink(team, rows, stride, index, place);
     if (norm == nullptr && !ranks_.are_several()) {
       const AddToResidual add{weight.plain, residual_.data()};
       multiply_any(team, rows, stride, batch_.num_tokens, weight, adapted(index, place, add));
@@ -533,29 +517,85 @@ class Model {
     multiply_any(team, rows, stride, batch_.num_tokens, weight, adapted(index, place, keep));
   }
 
-  // What the adapter of a row adds to a linear; null for a row without one.
-  const LoraLinear* adapter_of(std::int64_t row, std::int64_t index, LoraPlace place) const {
-    const std::int64_t slot = batch_.adapters == nullptr ? -1 : batch_.adapters[row];
-    return slot < 0 ? nullptr : &adapters_[slot][index][place];
+  // A x of all rows that have an adapter, for `place` of layer `index`. Rows are followed by zeros up
+  // to a whole line.
+  void shrink(Team& team, const bf16* rows, std::int64_t stride, std::int64_t index,
+              LoraPlace place) {
+    const auto count = static_cast<std::int64_t>(lora_rows_.size());
+    if (count == 0) return;
+    const std::int64_t blocks = low_stride_ / kLanes;
+    team.share(count * blocks, [&](std::int64_t item, std::int64_t) {
+      const LoraRows& group = lora_rows_[item / blocks];
+      const LoraLinear& linear = adapters_[group.slot].layers[index][place];
+      if (item % blocks >= linear.num_blocks()) return;
+      const bf16* inputs[kLoraRows];
+      bf16* lows[kLoraRows];
+      for (int r = 0; r < group.count; ++r) {
+        inputs[r] = rows + group.rows[r] * stride;
+        lows[r] = lows_.data() + group.rows[r] * low_stride_;
+      }
+      linear.shrink(group.count, inputs, item % blocks, lows);
+    });
   }
 
-  template <class Value>
-  void shrink(const Value* values, std::int64_t row, std::int64_t index, LoraPlace place,
-              std::int64_t size) {
-    const LoraLinear* linear = adapter_of(row, index, place);
-    if (linear == nullptr) return;
-    const auto inputs = [&](std::int64_t i) { return LinearInputs::widened(values + i, size - i); };
-    linear->shrink(inputs, lows_.data() + row * low_stride_);
+  // The norm of a row in bf16 too, where the weight takes it as integers.
+  void keep_normed(const Team& team, std::int64_t row, const Linear& weight) {
+    if (batch_.adapters == nullptr || !weight.is_quantized()) return;
+    const float* norm = norm_scratch_[team.thread()].data();
+    bf16* values = normed_.data() + row * hidden_stride();
+    for (std::int64_t i = 0; i < hidden_stride(); i += kLanes) {
+      store_bf16(values + i, load(norm + i, first_lanes(shape_.hidden - i)));
+    }
   }
 
-  // Of the row that `norm` has just made.
-  void shrink_normed(const Team& team, std::int64_t row, std::int64_t index, LoraPlace place,
-                     const Linear& weight) {
-    if (batch_.adapters == nullptr) return;
-    if (weight.is_quantized()) {
-      shrink(norm_scratch_[team.thread()].data(), row, index, place, shape_.hidden);
-    } else {
-      shrink(normed_.data() + row * hidden_stride(), row, index, place, shape_.hidden);
+  // Rows with the same adapter, in groups, in the order of the step.
+  void group_rows(const Batch& batch) {
+    lora_rows_.clear();
+    if (batch.adapters == nullptr) return;
+    std::vector<std::ptrdiff_t> open(adapters_.size(), -1);
+    for (std::int64_t row = 0; row < batch.num_tokens; ++row) {
+      const std::int64_t slot = batch.adapters[row];
+      if (slot < 0) continue;
+      if (open[slot] < 0 || lora_rows_[open[slot]].count == kLoraRows) {
+        open[slot] = static_cast<std::ptrdiff_t>(lora_rows_.size());
+        lora_rows_.push_back({slot, 0, {}});
+      }
+      LoraRows& group = lora_rows_[open[slot]];
+      group.rows[group.count++] = row;
+    }
+  }
+
+  // What the adapter in `slot` reads next is asked for: of this linear the next panel, of the next
+  // one a part of the inputs' side with each panel.
+  void prefetch_adapter(std::int64_t slot, std::int64_t index, LoraPlace place,
+                        std::int64_t panel) const {
+    const auto& layers = adapters_[slot].layers;
+    layers[index][place].prefetch_columns(panel + 1);
+    const std::int64_t next = place == kDown ? index + 1 : index;
+    if (next == shape_.num_layers) return;
+    const Layer& layer = layers_[index];
+    const Linear* linears[] = {&layer.qkv, &layer.output, &layer.gate_up, &layer.down};
+    layers[next][(place + 1) % kLoraLinears].prefetch_rows(panel, linears[place]->plain.panels);
+  }
+
+  // Adds what adapters make of some rows to their sums of one panel: rows of the same one together.
+  void add_adapters(std::int64_t first, int count, std::int64_t index, LoraPlace place,
+                    std::int64_t panel, float* sums) const {
+    std::uint32_t left = (1u << count) - 1u;
+    for (int start = 0; start < count; ++start) {
+      const std::int64_t slot = batch_.adapters[first + start];
+      if (slot < 0 || (left >> start & 1u) == 0) continue;
+      const bf16* lows[kLoraRows];
+      float* targets[kLoraRows];
+      int taken = 0;
+      for (int r = start; r < count && taken < kLoraRows; ++r) {
+        if (batch_.adapters[first + r] != slot || (left >> r & 1u) == 0) continue;
+        left &= ~(1u << r);
+        lows[taken] = lows_.data() + (first + r) * low_stride_;
+        targets[taken++] = sums + r * kPanel;
+      }
+      if (first == 0) prefetch_adapter(slot, index, place, panel);
+      adapters_[slot].layers[index][place].expand(taken, lows, panel, targets);
     }
   }
 
@@ -567,12 +607,11 @@ class Model {
     LoraPlace place;
     Epilogue epilogue;
 
-    void operator()(std::int64_t row, std::int64_t panel, float* sums) const {
-      const LoraLinear* linear = model.adapter_of(row, index, place);
-      if (linear != nullptr) {
-        linear->expand(panel, model.lows_.data() + row * model.low_stride_, sums);
+    void take_rows(std::int64_t row, int count, std::int64_t panel, float* sums) const {
+      if (model.batch_.adapters != nullptr) {
+        model.add_adapters(row, count, index, place, panel, sums);
       }
-      epilogue(row, panel, sums);
+      for (int r = 0; r < count; ++r) epilogue(row + r, panel, sums + r * kPanel);
     }
   };
 
@@ -704,7 +743,8 @@ class Model {
   std::vector<Buffer<float>> norm_scratch_;  // [hidden], one per thread
   std::vector<LoraAdapter> adapters_;        // by slot; empty where there is none
   std::int64_t low_stride_ = 0;
-  Buffer<float> lows_;  // [tokens, low_stride_], A x of the product at hand
+  std::vector<LoraRows> lora_rows_;  // of this step
+  Buffer<bf16> lows_;  // [tokens, low_stride_], A x of the product at hand
   ThreadPool pool_;          // the last member: its threads end before anything else goes
 };
 
@@ -808,12 +848,12 @@ std::int32_t stoker_model_forward(Model* model, const stoker::Batch* batch, std:
   }
 }
 
-// One layer of the adapter in `slot`, four tensors: of qkv, output, gate_up and down. Those that the
-// slot had before go with `remove_adapter`.
-std::int32_t stoker_model_load_adapter(Model* model, std::int64_t slot, std::int64_t layer,
+// The adapter in `slot`, in place of what was there: for each layer four tensors, of qkv, output,
+// gate_up and down.
+std::int32_t stoker_model_load_adapter(Model* model, std::int64_t slot,
                                        const stoker::LoraTensors* tensors) {
   try {
-    model->load_adapter(slot, layer, tensors);
+    model->load_adapter(slot, tensors);
   } catch (const std::exception&) {
     return stoker::kOutOfMemory;
   }

@@ -130,6 +130,11 @@ inline Floats dot_pairs(Floats sum, Pair a, Pairs b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
+// sum += a[2i] * b[2i] + a[2i + 1] * b[2i + 1] for the 16 pairs i of both.
+inline Floats dot_lines(Floats sum, Pairs a, Pairs b) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+}
+
 // Rounds to the nearest bf16, ties to even.
 inline __m256i narrow(Floats values) { return (__m256i)_mm512_cvtneps_pbh(values); }
 
@@ -149,6 +154,11 @@ inline Pair broadcast_pair(const bf16* pair) {
   std::memcpy(&bits, pair, sizeof bits);
   const Pairs all = _mm512_set1_epi32(bits);
   return {widen_first(all), widen_second(all)};
+}
+
+inline Floats dot_lines(Floats sum, Pairs a, Pairs b) {
+  return multiply_add(widen_second(a), widen_second(b),
+                      multiply_add(widen_first(a), widen_first(b), sum));
 }
 
 inline Floats dot_pairs(Floats sum, const Pair& a, Pairs b) {
