@@ -266,7 +266,7 @@ MODEL_ACCESS_PROBLEMS: tuple[ProblemRule, ...] = (
         ("{path} cannot be read or written",),
         "A container user without a home directory, or a file or volume of another owner.",
         (
-            ("see whose it is, and who runs the server", "ls -ld {path}; id"),
+            ("see whose it is", "ls -ld {path}"),
             (
                 "use folders that can be written",
                 "HOME=/tmp HF_HOME=/tmp/hf VLLM_CACHE_ROOT=/tmp/vllm {serve}",
