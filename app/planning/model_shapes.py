@@ -86,6 +86,8 @@ class ModelShape:
     vision: VisionTower | None = None
     has_unknown_tower: bool = False  # sees or hears through a part that only headers can size
     quantization: str | None = None
+    packed_bits: int | None = None  # of a weight in packed linears, each with its group's factors
+    packed_group: int | None = None
     declared_kv_dtype: str | None = None
     support: Support = UNKNOWN_SUPPORT
     is_plain: bool = False  # read as decoders are in general: only files tell the weights

@@ -19,6 +19,7 @@ from app.planning.weight_counts import count_weights, recorded_weights
 from app.planning.weight_headers import folder_weights, weights_of_headers
 from app.planning.weight_sizes import Weights
 from engine.errors import ModelError
+from engine.model_files.checkpoint import INDEX_NAME
 from engine.model_files.config_values import read_config
 
 # Words of models that share a name with a shape and have another one.
@@ -125,7 +126,14 @@ def _from_folder(folder: Path, text: str, name: str) -> PlannedModel:
             hint=f"it holds {ggufs[0]}: give that file" if ggufs else None,
         )
     shape = read_shape(read_config(config), name)
-    return PlannedModel(shape, folder_weights(folder, shape), text)
+    if any(path.name == INDEX_NAME or path.suffix in _WEIGHT_FILES for path in folder.iterdir()):
+        return PlannedModel(shape, folder_weights(folder, shape), text)
+    counted = count_weights(shape)
+    basis = f"{counted.basis} in config.json: the folder holds no weights"
+    return PlannedModel(shape, dataclasses.replace(counted, basis=basis), text)
+
+
+_WEIGHT_FILES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf"})
 
 
 def _from_file(path: Path) -> PlannedModel:

@@ -31,6 +31,7 @@ from engine.model_families import (
     with_family_defaults,
 )
 from engine.model_files.config_values import check_decoder
+from engine.model_files.weight_quantization import read_quantization
 from engine.model_support import find_support
 
 _LOADABLE = frozenset(
@@ -39,6 +40,7 @@ _LOADABLE = frozenset(
         *("modelopt_fp4", "quark", "moe_wna16", "torchao"),
     }
 )
+_PACKED_ALIKE = ("awq", "gptq", "compressed-tensors")
 
 # Models for embeddings that are a decoder without its head.
 _DECODERS_OF = {"Gemma3TextModel": "Gemma3ForCausalLM"}
@@ -118,6 +120,7 @@ def _read(
         experts=family.experts(text) if family.experts else None,
         quantization=method,
         declared_kv_dtype=cache_dtype,
+        **_packing(raw, method),
         support=find_support(raw),
         is_plain=is_plain,
         layer_caches=caches,
@@ -140,6 +143,17 @@ def _quantization(raw: RawConfig, name: str) -> tuple[str | None, str | None]:
     scheme = config.get("kv_cache_scheme") or {}
     is_fp8 = scheme.get("num_bits") == 8 or config.get("kv_cache_quant_algo") == "FP8"
     return method, "fp8" if is_fp8 else None
+
+
+def _packing(raw: RawConfig, method: str | None) -> dict[str, Any]:
+    """Bits and groups of a format whose linears are packed alike all through."""
+    if method not in _PACKED_ALIKE:
+        return {}
+    found = read_quantization(raw)
+    if found is None or len(found.bits) != 1:
+        return {}
+    group = found.group_sizes[0] if found.group_sizes else None
+    return {"packed_bits": found.bits[0], "packed_group": group}
 
 
 def _latent(text: RawConfig) -> LatentAttention:

@@ -36,7 +36,7 @@ def count_weights(shape: ModelShape) -> Weights:
         raise _cannot_count(shape, f"{shape.architecture} is known only from the files")
     if shape.has_unknown_tower:
         raise _cannot_count(shape, "its vision or audio part is known only from the files")
-    if shape.quantization not in (None, "fp8", "mxfp4"):
+    if shape.quantization not in (None, "fp8", "mxfp4") and shape.packed_bits is None:
         raise _cannot_count(shape, f"{shape.quantization} packs tensors as only the files tell")
     counted = "counted from the shape"
     method = f"{counted}, {shape.quantization} checkpoint" if shape.quantization else counted
@@ -171,9 +171,17 @@ def _linear(
     part = replace(_part(shape, LAYER, layer, division, values), is_linear=True)
     if shape.quantization == "fp8":
         return replace(part, dtype="fp8", num_bytes=values * FP8_BYTES)
+    if shape.packed_bits is not None:
+        size = _packed_bytes(shape.packed_bits, shape.packed_group)
+        return replace(part, dtype=f"int{shape.packed_bits}", num_bytes=values * size)
     if shape.quantization == "mxfp4" and is_expert:
         return replace(part, dtype="mxfp4", num_bytes=values * _MXFP4_BYTES)
     return part
+
+
+def _packed_bytes(bits: int, group: int | None) -> float:
+    """Of one value; each group has a factor of two bytes and a zero point of as many bits."""
+    return bits / 8 + ((2 + bits / 8) / group if group else 0.0)
 
 
 def _cannot_count(shape: ModelShape, reason: str) -> StokerError:

@@ -302,7 +302,6 @@ def test_an_unknown_tower_needs_headers() -> None:
     ("files", "message"),
     [
         ({}, "no config.json"),
-        ({"config.json": json.dumps(llama_config())}, r"no \*\.safetensors file"),
         (
             {
                 "config.json": json.dumps(llama_config()),
@@ -586,3 +585,25 @@ def test_facts_of_other_engines_are_read_as_they_count(shared_folder: Path) -> N
     assert isinstance(report.facts, Facts)
     (tokens,) = compare_capacity(shape_of("qwen2.5-1.5b"), report, PlanRequest(gpu=None))
     assert tokens.agrees
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bytes_of_a_value"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, 0.5 + 2.5 / 128),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 64}, 1 + 3 / 64),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1.0),
+    ],
+)
+def test_a_folder_without_weights_is_counted_by_what_its_config_says(
+    quantization: dict[str, Any], bytes_of_a_value: float, tmp_path: Path
+) -> None:
+    config = llama_config(quantization_config=quantization)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = find_planned_model(str(tmp_path)).weights
+    plain = count_weights(shape_of("smollm2-135m"))
+    linear = sum(part.num_values for part in plain.parts if part.is_linear)
+
+    assert weights.parameters == plain.parameters
+    rest = plain.num_bytes - 2 * linear
+    assert weights.num_bytes == pytest.approx(rest + linear * bytes_of_a_value, abs=2)
