@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from app.settings.options import options_by_key
@@ -44,6 +45,8 @@ def schema_of(kind: Any, default: object = None, help_text: str = "") -> dict[st
     if any(typing.get_origin(part) in (list, tuple) for part in (kind, *parts)):
         known = {"type": ["array", *TEXT["type"]], "items": TEXT}
     schema = {**known, "description": help_text}
+    if isinstance(default, Path):
+        default = str(default)
     return schema if default in (None, "", ()) else {**schema, "default": default}
 
 
