@@ -26,8 +26,8 @@ constexpr int kRankStep = 4;     // ranks that share a reading of the inputs
 constexpr int kLoraRows = 4;     // rows that share a reading of the matrices
 constexpr int kLine = 2 * kLanes;  // bf16 values of a cache line
 
-// The matrices of one linear as they are read: A in rows of whole lines, B as [vectors of columns
-// in the order of the packed weight][pairs of ranks][16][2], with the pairs that a vector's outputs
+// The matrices of one linear as they are read: A in rows of whole lines, B as [panels of columns
+// in the order of the packed weight][pairs of ranks][48][2], with the pairs that a panel's outputs
 // have.
 class LoraLinear {
  public:
@@ -81,12 +81,11 @@ class LoraLinear {
 
   // Reads ahead what `expand` takes of a panel; what is behind the last one is left out.
   void prefetch_columns(std::int64_t panel) const {
-    for (std::int64_t place = panel * kVectors; place < (panel + 1) * kVectors; ++place) {
-      if (place >= static_cast<std::int64_t>(pairs_.size())) return;
-      const bf16* columns = b_ + place * num_pairs() * kLine;
-      for (std::int64_t pair = pairs_[place].begin; pair < pairs_[place].end; ++pair) {
-        prefetch_second_level(columns + pair * kLine);
-      }
+    if (panel >= static_cast<std::int64_t>(pairs_.size())) return;
+    const Span pairs = pairs_[panel];
+    const bf16* lines = b_ + panel * kVectors * num_pairs() * kLine;
+    for (std::int64_t line = pairs.begin * kVectors; line < pairs.end * kVectors; ++line) {
+      prefetch_second_level(lines + line * kLine);
     }
   }
 
@@ -129,38 +128,46 @@ class LoraLinear {
     for (int r = 0; r < Rows; ++r) store_bf16(lows[r] + block * kLanes, load(sums[r]) * scale);
   }
 
+  // All vectors of a panel together: one reading of a row's pair serves them.
   template <int Rows>
   void expand_rows(const bf16* const* lows, std::int64_t panel, float* const* sums) const {
-    for (int vector = 0; vector < kVectors; ++vector) {
-      const std::int64_t place = panel * kVectors + vector;
-      const Span pairs = pairs_[place];
-      const bf16* columns = b_ + place * num_pairs() * kLine;
-      Floats parts[Rows];
-      for (int r = 0; r < Rows; ++r) parts[r] = load(sums[r] + vector * kLanes);
-      for (std::int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
-        const Pairs values = load_line(columns + pair * kLine);
+    const Span pairs = pairs_[panel];
+    const bf16* lines = b_ + panel * kVectors * num_pairs() * kLine;
+    Floats parts[Rows][kVectors];
 #pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) {
-          parts[r] = dot_pairs(parts[r], broadcast_pair(lows[r] + 2 * pair), values);
-        }
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) parts[r][v] = load(sums[r] + v * kLanes);
+    }
+    for (std::int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
+      const bf16* line = lines + pair * kVectors * kLine;
+      const Pairs columns[kVectors] = {load_line(line), load_line(line + kLine),
+                                       load_line(line + 2 * kLine)};
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        const Pair low = broadcast_pair(lows[r] + 2 * pair);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) parts[r][v] = dot_pairs(parts[r][v], low, columns[v]);
       }
-      for (int r = 0; r < Rows; ++r) store(sums[r] + vector * kLanes, parts[r]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) store(sums[r] + v * kLanes, parts[r][v]);
     }
   }
 
   void take_columns(const bf16* b, const PackedMatrix& weight, Columns order) {
-    const std::int64_t places = weight.panels * kVectors;
-    pairs_.assign(places, Span{0, 0});
-    for (std::int64_t place = 0; place < places; ++place) {
-      Span& pairs = pairs_[place];
+    pairs_.assign(weight.panels, Span{0, 0});
+    for (std::int64_t panel = 0; panel < weight.panels; ++panel) {
+      Span& pairs = pairs_[panel];
       for (std::int64_t k = 0; k < rank_; ++k) {
-        bf16* line = b_ + (place * num_pairs() + k / 2) * kLine + k % 2;
+        bf16* line = b_ + (panel * num_pairs() + k / 2) * kVectors * kLine + k % 2;
         bool is_used = false;
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const int column = static_cast<int>(place % kVectors) * kLanes + lane;
-          const std::int64_t row = source_row(order, weight.outputs, place / kVectors, column);
-          if (row >= 0) line[2 * lane] = b[row * rank_ + k];
-          is_used |= (line[2 * lane] & 0x7FFF) != 0;
+        for (int column = 0; column < kPanel; ++column) {
+          const std::int64_t row = source_row(order, weight.outputs, panel, column);
+          if (row >= 0) line[2 * column] = b[row * rank_ + k];
+          is_used |= (line[2 * column] & 0x7FFF) != 0;
         }
         if (!is_used) continue;
         pairs = {pairs.end == 0 ? k / 2 : pairs.begin, k / 2 + 1};

@@ -206,6 +206,10 @@ class Model {
     if (shape_.sandwich_norms != 0) projected_.reserve(batch.num_tokens * shape_.hidden);
     if (batch.adapters != nullptr) {
       lows_.reserve(batch.num_tokens * low_stride_);
+      // Adapters read whole lines, of which the gated panels of an odd size do not reach the end.
+      if (shape_.inner % kLine != 0) {
+        std::memset(gated_.data(), 0, batch.num_tokens * inner_stride() * sizeof(bf16));
+      }
     }
     group_rows(batch);
     batch_ = batch;
