@@ -52,6 +52,7 @@ _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _MOST = (1 << 63) - 1  # what the messages between the processes carry
+_MOST_DIGITS = 24  # of a number that is typed; what has fewer is told its flag's own limit
 _MOST_COUNTED = 1 << 20  # requests, tokens of a step, threads: tables have a row for each
 MOST_REPLICAS = 256
 _LONGEST_TIMEOUT_S = 86_400.0
@@ -66,7 +67,12 @@ def human_readable_int(text: str) -> int:
     number, unit = match.groups()
     if "." in number and unit not in _UNITS:
         raise argparse.ArgumentTypeError(f"{text!r}: decimals need a lower-case unit, as in 25.6k")
-    return int(float(number) * {**_UNITS, **_BINARY_UNITS, "": 1}[unit])
+    if (digits := len(number.replace(".", ""))) > _MOST_DIGITS:
+        raise argparse.ArgumentTypeError(
+            f"a number has at most {_MOST_DIGITS} digits, and this one has {digits}"
+        )
+    factor = {**_UNITS, **_BINARY_UNITS, "": 1}[unit]
+    return int(float(number) * factor) if "." in number else int(number) * factor
 
 
 def with_dashes(word: str) -> str:

@@ -129,7 +129,14 @@ def _value(asked: str, choice: ParserChoice | None) -> str:
 
 
 def _require_tools(request: ServeRequest, tools: ParserChoice | None, folder: Path | None) -> None:
-    if not request.args.enable_auto_tool_choice or tools is None or tools.name is not None:
+    if not request.args.enable_auto_tool_choice:
+        return
+    if request.args.tool_call_parser == NONE and not _is_said(request, _TOOLS):
+        raise UsageError(
+            "--enable-auto-tool-choice needs a parser, and --tool-call-parser none names none",
+            hint="leave one of the two out, or name a parser: --tool-call-parser NAME",
+        )
+    if tools is None or tools.name is not None:
         return
     why = "the model is not on this machine yet" if folder is None else tools.reason
     raise UsageError(

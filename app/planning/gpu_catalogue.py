@@ -262,7 +262,10 @@ _APPLE = re.compile(
     r"(?:apple)?(?P<chip>m[1-9](?:pro|max|ultra)?)(?P<memory>[1-9]\d{0,3})?(?:g|gb|gib)?"
 )
 _MOST_OF_TWO_THIRDS = 36  # GB
-_FORMS = re.compile(r"sxm\d?|pcie|nvl|hbm\d?e?|oam|blackwell|serveredition|maxq\w*|generation")
+_H100_NVL = 94  # GB
+_FORMS = re.compile(
+    r"sxm\d?|pcie|nvl|hbm\d?e?|oam|blackwell|(?:server|workstation)edition|maxq\w*|generation"
+)
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -299,13 +302,20 @@ def find_gpu(text: str) -> PlannedGpu:
             f"--gpu {text} is no size that this card comes in",
             hint=f"known: {', '.join(_names_of(key, family))}; or give the memory, as in 24GiB",
         )
-    near = difflib.get_close_matches(key, [*_FAMILIES, *_OTHER_NAMES], n=1, cutoff=0.5)
+    near = _near_names(key)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(
         f"--gpu {text} is no GPU that is known",
         hint=f"{hint}give the memory instead (24GiB), or cpu; "
         "`stoker plan --gpus` lists what is known",
     )
+
+
+def _near_names(key: str) -> list[str]:
+    """At most one; none for a size that only misses its unit, as in 24GB."""
+    if re.fullmatch(r"[\d.]+[gmt]i?b?", key):
+        return []
+    return difflib.get_close_matches(key, [*_FAMILIES, *_OTHER_NAMES], n=1, cutoff=0.5)
 
 
 def _apple_gpu(text: str, found: re.Match[str]) -> PlannedGpu:
@@ -351,6 +361,8 @@ def _key_and_box(text: str) -> tuple[str, int | None]:
     """`NVIDIA A100-SXM4-80GB` -> a100 and 80; no size where none is named."""
     plain = re.sub(r"[\s_-]+", "", _MAKERS.sub("", text.lower()))
     plain = (_FORMS.sub("", plain) or plain).removesuffix("gpu")
+    if plain == "h100" and "nvl" in text.lower():  # whose name alone tells its size
+        return plain, _H100_NVL
     spellings = (plain, f"rtx{plain}", plain.removeprefix("rtx"))
     for name in spellings:
         name = _OTHER_NAMES.get(name, name)

@@ -27,13 +27,23 @@ def gpu(gib: int, name: str = "NVIDIA H100") -> HostDevice:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("4096", 4096), ("4k", 4000), ("4K", 4096), ("25.6k", 25_600), ("2G", 2 * GIB), ("1GiB", GIB)],
+    [
+        ("4096", 4096),
+        ("4k", 4000),
+        ("4K", 4096),
+        ("25.6k", 25_600),
+        ("2G", 2 * GIB),
+        ("1GiB", GIB),
+        ("9007199254740993", (1 << 53) + 1),
+    ],
 )
 def test_numbers_with_units(text: str, value: int) -> None:
     assert human_readable_int(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "x", "4X", "1.5K", "-3"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "4X", "1.5K", "-3", "9" * 25, "9" * 400, "1." + "0" * 400 + "k"]
+)
 def test_numbers_that_are_none(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         human_readable_int(text)

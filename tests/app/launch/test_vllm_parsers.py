@@ -73,6 +73,14 @@ def test_nothing_is_guessed(tmp_path: Path) -> None:
         filled(None, "--enable-auto-tool-choice")
 
 
+def test_tools_without_a_parser_are_refused_before_vllm_starts(folder: Path) -> None:
+    words = ("--enable-auto-tool-choice", "--tool-call-parser", "none")
+    with pytest.raises(UsageError, match="--tool-call-parser none names none"):
+        filled(folder, *words)
+    behind = vllm_flags(filled(folder, *words, "--", "--tool-call-parser", "xlam").request)
+    assert behind[-2:] == ["--tool-call-parser", "xlam"]
+
+
 def test_a_template_of_the_users_own_tells(folder: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.jinja"
     own.write_text(FAMILIES["mistral-7b"].source)

@@ -31,6 +31,7 @@ def test_every_card_is_found_by_its_own_name() -> None:
         ("a100-40gb", "a100-40gb"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("H100 NVL 94GB", "h100-94gb"),
+        ("NVIDIA H100 NVL", "h100-94gb"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("4090", "rtx4090"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx4090laptop"),
@@ -40,6 +41,8 @@ def test_every_card_is_found_by_its_own_name() -> None:
         ("NVIDIA RTX A6000", "a6000"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtxpro6000"),
         ("NVIDIA GH200 480GB", "gh200"),
         ("Tesla T4", "t4"),
         ("Intel Arc B580 Graphics", "arcb580"),
@@ -68,6 +71,16 @@ def test_what_is_not_one_card_is_asked_for(text: str, hint: str) -> None:
 
     assert hint in (caught.value.hint or "")
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_memory_in_another_unit_is_no_misspelt_card() -> None:
+    with pytest.raises(StokerError, match="24GB") as caught:
+        find_gpu("24GB")
+
+    assert (caught.value.hint or "").startswith("give the memory instead (24GiB)")
+    with pytest.raises(StokerError) as caught:
+        find_gpu("4091")
+    assert (caught.value.hint or "").startswith("did you mean rtx4090?")
 
 
 def test_memory_that_is_given_is_exact_and_a_cards_is_not() -> None:
