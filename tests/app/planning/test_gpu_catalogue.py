@@ -79,8 +79,8 @@ def test_memory_in_another_unit_is_no_misspelt_card() -> None:
 
     assert (caught.value.hint or "").startswith("give the memory instead (24GiB)")
     with pytest.raises(StokerError) as caught:
-        find_gpu("4091")
-    assert (caught.value.hint or "").startswith("did you mean rtx4090?")
+        find_gpu("rtx4091")
+    assert (caught.value.hint or "").startswith("did you mean rtx409")
 
 
 def test_memory_that_is_given_is_exact_and_a_cards_is_not() -> None:
