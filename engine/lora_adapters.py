@@ -135,7 +135,7 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def short_names(shapes: Mapping[str, object]) -> list[str]:
-    """As `target_modules` has them."""
+    """The last part of each module's name, as peft's `target_modules` has them."""
     return [name.rpartition(".")[2] for name in shapes]
 
 

@@ -101,7 +101,7 @@ def states_apart(shape: ModelShape, request: PlanRequest, max_num_seqs: int, lay
 
 
 def _pooled(caches: tuple[LayerCache, ...], request: PlanRequest) -> tuple[LayerCache, ...]:
-    """What the blocks hold."""
+    """Layers whose memory is in blocks: vLLM keeps states there too, our engine beside them."""
     if request.engine == VLLM or _is_all_states(caches):
         return caches
     return tuple(dataclasses.replace(cache, state=None) for cache in caches)

@@ -29,7 +29,7 @@ class CoreAddresses:
 
     @classmethod
     def create(cls) -> CoreAddresses:
-        """Make the folder."""
+        """In a private folder that is made for this start."""
         return cls(socket_folder("handshake"))
 
     @property
@@ -64,7 +64,7 @@ class SharedAddresses:
 
     @classmethod
     def create(cls) -> SharedAddresses:
-        """Make the folder."""
+        """In a private folder that is made for this start."""
         return cls(socket_folder("control-1000-1000"))
 
     def requests(self, server: int, engine: int) -> str:

@@ -90,7 +90,7 @@ class Router:
         return self._ranks.get(request_id)
 
     def forget(self, request_id: str) -> None:
-        """It has ended."""
+        """The request has ended, so it is no load any more."""
         rank = self._ranks.pop(request_id, None)
         if rank is not None:
             self._places[rank].request_ids.discard(request_id)
@@ -171,7 +171,7 @@ class PrefixAffinity:
         return news
 
     def learn(self, news: Iterable[tuple[BlockHash, int]]) -> None:
-        """What others have noted."""
+        """Take in which blocks other API servers have sent where."""
         for one, rank in news:
             self._add(one, rank)
 

@@ -153,7 +153,7 @@ class SharedClient:
         return answer.result().result
 
     def note_up(self, rank: int) -> None:
-        """An engine serves again."""
+        """An engine that had died serves again, and gets requests from now on."""
         if self._ends[rank].done():
             self._ends[rank] = asyncio.get_running_loop().create_future()
         self._router.note_up(rank)

@@ -24,7 +24,7 @@ class WaitClock:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Counts the time inside."""
+        """Adds the seconds that its block takes, also when that fails."""
         start = time.monotonic()
         try:
             yield

@@ -89,7 +89,7 @@ class DecoderModel:
         self._lora.load(slot, adapter)
 
     def remove_adapter(self, slot: int) -> None:
-        """Let an adapter go."""
+        """Free the slot for another adapter; no row may name it any more."""
         self._lora.remove(slot)
 
     def create_kv_cache(self, num_blocks: int) -> KVCache:

@@ -32,7 +32,7 @@ class CheckedStep(ModelStep, Protocol):
 
     @property
     def num_layers(self) -> int:
-        """How many layers attend."""
+        """How many of the model's layers should call our attention in a step."""
 
     @property
     def num_attention_calls(self) -> int:

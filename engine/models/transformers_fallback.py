@@ -97,7 +97,7 @@ class TransformersModel:
                 )
 
     def adapter_of(self, found: Iterable[tuple[AdapterModule, LowRank]]) -> Adapter:
-        """By the modules' names."""
+        """The factors by the name that the module has in transformers' model."""
         return {module.name: low_rank for module, low_rank in found}
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
@@ -109,7 +109,7 @@ class TransformersModel:
         self._lora.load(slot, adapter)
 
     def remove_adapter(self, slot: int) -> None:
-        """Let an adapter go."""
+        """Free the slot for another adapter; no row may name it any more."""
         self._lora.remove(slot)
 
     def _hook(self, key: Hashable) -> Callable[[Any, tuple[Tensor, ...], Tensor], Tensor]:

@@ -101,7 +101,7 @@ class _HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take connections."""
+        """As uvicorn; from a socket that is shared, connections are taken by our own task."""
         await super().startup(sockets)
         if self._shared is not None:
             self._taking = asyncio.create_task(self._take_some(self._shared))

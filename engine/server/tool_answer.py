@@ -41,7 +41,7 @@ class ToolAnswer:
         return self._kept(self._parser.feed(text))
 
     def read_end(self) -> Parsed:
-        """What was held back."""
+        """What was held back because it might have become a call."""
         return self._kept(self._parser.finish())
 
     def finish_reason(self, reason: str | None) -> str | None:
