@@ -34,7 +34,8 @@ def planned_processes(model: Path) -> list[str]:
 
 def ranks_of(url: str) -> Sequence[RankReading]:
     """As the dashboard gets them."""
-    return read_scheduler(httpx.get(f"{url}/debug/scheduler").json()).ranks
+    answer = httpx.get(f"{url}/debug/scheduler", timeout=60).raise_for_status()
+    return read_scheduler(answer.json()).ranks
 
 
 def test_a_rank_that_is_killed_ends_the_server_and_is_named(tmp_path: Path, model: Path) -> None:
@@ -46,16 +47,19 @@ def test_a_rank_that_is_killed_ends_the_server_and_is_named(tmp_path: Path, mode
         assert sorted(roles.keys() - {""}) == sorted(planned_processes(model))
         assert roles["Worker_PP1_TP1"].name() == "Worker_PP1_TP1"  # as `ps -o comm` shows it
         body = {"prompt": "abc", "max_tokens": 400, "ignore_eos": True}
+        few = {**body, "max_tokens": 8}
+        httpx.post(f"{server.url}/v1/completions", json=few, timeout=60).raise_for_status()
+        wait_for(lambda: all(rank.own_s for rank in ranks_of(server.url)))
+        told = ranks_of(server.url)
+        assert {rank.name: rank.pid for rank in told} == {
+            name: process.pid for name, process in roles.items() if name.startswith("Worker")
+        }
+        assert all(rank.is_running for rank in told)
         with httpx.stream(
             "POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=60
         ) as response:
             events = response.iter_lines()
             assert next(events).startswith("data: {")
-            told = ranks_of(server.url)
-            assert {rank.name: rank.pid for rank in told} == {
-                name: process.pid for name, process in roles.items() if name.startswith("Worker")
-            }
-            assert all(rank.is_running and rank.own_s for rank in told)
             roles["Worker_PP1_TP1"].kill()
             left = list(events)
         assert '"code":"engine_dead"' in "".join(left), left[-3:]

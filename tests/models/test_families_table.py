@@ -5,21 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.models.decoder_families import decoder_families
+from tests.models.decoder_families import decoder_families, documented_release
 from tests.models.families_table import documented_rows, row_of
 
 SAMPLE = ("llama", "gemma4_text", "gpt_oss", "deepseek_v3", "jamba", "bloom", "dory")
 
 
+@documented_release
 def test_every_family_has_a_row_and_none_differs() -> None:
     rows = documented_rows()
     assert sorted(rows) == sorted(decoder_families())
     assert [name for name, line in rows.items() if "differs" in line] == []
 
 
+@documented_release
 @pytest.mark.parametrize("family", SAMPLE)
 def test_a_row_is_what_serving_the_family_gives(family: str) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    assert row_of(family).line == documented_rows()[family]
-    torch.set_num_threads(before)
+    try:
+        assert row_of(family).line == documented_rows()[family]
+    finally:
+        torch.set_num_threads(before)

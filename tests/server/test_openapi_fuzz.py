@@ -32,6 +32,16 @@ ALSO_REQUIRED = {
     "/v1/rerank": {"query", "documents"},
     "/v2/rerank": {"query", "documents"},
 }
+FINE: dict[str, Any] = {  # values that nothing is to be said against
+    "prompt": "x",
+    "input": "x",
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 4,
+    "text_1": "x",
+    "text_2": "x",
+    "query": "x",
+    "documents": ["x"],
+}
 REFUSED = {  # made-up names are those of nothing
     "/v1/models/{name}": 404,
     "/v1/load_lora_adapter": 400,
@@ -71,8 +81,8 @@ def statuses(operation: AnyOperation, mode: Any) -> set[int]:
             kept = data.draw(st.sets(st.sampled_from(sorted({*case.body, "prompt"})), max_size=2))
             kept = kept - {"model"} | REQUIRED | ALSO_REQUIRED.get(operation.path, set())
             case.body = {name: value for name, value in case.body.items() if name in kept}
-            if "prompt" in case.body and data.draw(st.booleans()):
-                case.body["prompt"] = "x"  # so that the other fields are what decides
+            if data.draw(st.booleans()):  # so that the other fields are what decides
+                case.body |= {name: FINE[name] for name in FINE.keys() & case.body.keys()}
         response = case.call(timeout=120)
         seen.add(response.status_code)
         assert response.status_code < 500, (case.as_curl_command(), response.text)

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -32,8 +32,9 @@ def named_app(name: str) -> FastAPI:
 
 
 @pytest.fixture
-def listener() -> socket.socket:
-    return bind_socket("127.0.0.1", 0)
+def listener() -> Iterator[socket.socket]:
+    with bind_socket("127.0.0.1", 0) as found:
+        yield found
 
 
 async def test_servers_of_one_socket_share_what_comes_at_once(listener: socket.socket) -> None:
@@ -53,7 +54,6 @@ async def test_servers_of_one_socket_share_what_comes_at_once(listener: socket.s
         found = Counter(await asyncio.gather(*(ask() for _ in range(20))))
     assert sum(found.values()) == 20
     assert min(found["a"], found["b"]) > 0
-    listener.close()
 
 
 class Fleet:
