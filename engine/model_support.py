@@ -116,11 +116,14 @@ class Support:
     """`implementation` is stoker or transformers, None where `obstacle` says what is in the way.
 
     `max_model_len` is the longest that is served where that is less than the model's own length.
+    `keeps_own_cache`: requests are kept in transformers' cache, not in blocks.
     """
 
     implementation: str | None
     obstacle: str | None = None
     max_model_len: int | None = None
+    keeps_own_cache: bool = False
+    is_encoder: bool = False
 
 
 def find_support(raw: Mapping[str, Any]) -> Support:
@@ -135,7 +138,13 @@ def find_support(raw: Mapping[str, Any]) -> Support:
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return Support(None, "its config.json is incomplete or damaged")
     limit = _fixed_positions(raw) if config.implementation == "transformers" else None
-    return Support(config.implementation, config.own_obstacle, limit)
+    return Support(
+        config.implementation,
+        config.own_obstacle,
+        limit,
+        keeps_own_cache=config.keeps_own_cache,
+        is_encoder=config.is_encoder,
+    )
 
 
 def find_gguf_support(architecture: str, *, has_experts: bool) -> Support:

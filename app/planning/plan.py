@@ -21,6 +21,7 @@ from app.planning.plan_request import (
     parallel_sizes,
     planned_step_budget,
     require_possible,
+    require_whole_texts,
 )
 from app.planning.planned_cache import LLAMA_CPP_STEP, cache_spec, run_dtype, states_apart
 from app.planning.vllm_versions import version_rules
@@ -132,6 +133,7 @@ def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> Memor
         weights = with_lora_slots(weights, shape, request.lora, run_dtype(shape, request))
     max_len = asked_model_len(shape, request)
     scheduler = planned_step_budget(request, max_len)
+    require_whole_texts(shape, request, scheduler.max_num_batched_tokens, max_len)
     graphs = _graphs(request, scheduler)
     guesses = _assumptions(shape, request, scheduler, graphs)
     requested = _requested(request)

@@ -63,6 +63,8 @@ def quantised_forms(plan: MemoryPlan) -> Iterator[Change]:
             changes[f"--quantization {kind}"] = {"quantization": kind}
     gpu = plan.request.gpu
     has_fp8_cache = gpu is None or gpu.has_fp8_cache
+    if plan.request.engine == STOKER and plan.shape.support.keeps_own_cache:
+        has_fp8_cache = False
     if plan.tightest.spec.dtype_bytes > 1 and plan.request.engine != LLAMA_CPP and has_fp8_cache:
         changes["--kv-cache-dtype fp8"] = {"kv_cache_dtype": "fp8"}
     yield from changes.items()
@@ -74,7 +76,7 @@ def _load_formats(plan: MemoryPlan) -> tuple[str, ...]:
     request = plan.request
     if request.engine == VLLM and request.gpu is not None:
         return ("fp8",) if request.gpu.has_fp8_weights else ()
-    if request.engine != STOKER:
+    if request.engine != STOKER or plan.shape.support.implementation != "stoker":
         return ()
     return CPU_QUANTIZATIONS if request.gpu is None else ("fp8",)
 

@@ -13,6 +13,7 @@ from app.planning.model_shapes import ModelShape
 from app.planning.vllm_versions import Version
 from engine.config import CPU_QUANTIZATIONS, DEFAULT_UTILIZATION, GPU_QUANTIZATIONS
 from engine.kv_sizing import pipeline_stages
+from engine.model_support import Support
 from engine.step_budget import StepBudget, StepDevice, step_budget
 
 _VOCABULARY_MULTIPLE = 64  # DEFAULT_VOCAB_PADDING_SIZE of vLLM
@@ -76,6 +77,12 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
             hint=f"sizes that do: {sizes}",
         )
     _require_vllm_limits(request)
+    if request.engine == STOKER and (refused := own_refusal(shape.support, request)) is not None:
+        flag, reason = refused
+        raise UsageError(
+            f"{flag} cannot be had with {shape.name} in Stoker's own engine: {reason}",
+            hint=f"leave {flag} out",
+        )
     if pipeline > shape.num_layers:
         raise UsageError(
             f"--pp {pipeline} is more than the {shape.num_layers} layers of {shape.name}"
@@ -105,6 +112,48 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
         )
     if request.quantization and shape.quantization and request.engine != STOKER:
         raise UsageError(f"{shape.name} is quantised already ({shape.quantization})")
+
+
+def own_refusal(support: Support, request: PlanRequest) -> tuple[str, str] | None:
+    """The first flag that our own engine refuses for a model it serves, and why."""
+    is_split = max(request.tensor_parallel_size, request.pipeline_parallel_size) > 1
+    is_own_code = support.implementation != "transformers"
+    for flag, is_given, is_possible, reason in (
+        ("--tp and --pp", is_split, is_own_code, "it splits only what its own code runs"),
+        (
+            "--quantization",
+            request.quantization is not None,
+            is_own_code,
+            "it quantises only what its own code runs",
+        ),
+        (
+            "--num-speculative-tokens",
+            request.num_speculative_tokens > 0,
+            not is_split,
+            "it guesses tokens on one rank only",
+        ),
+        (
+            "--num-speculative-tokens",
+            request.num_speculative_tokens > 0,
+            not support.keeps_own_cache,
+            "the model's cache is transformers', which cannot be wound back",
+        ),
+        (
+            "--kv-cache-dtype",
+            request.kv_cache_dtype.startswith("fp8"),
+            not support.keeps_own_cache,
+            "the model's cache is transformers', which is not stored otherwise",
+        ),
+        (
+            "--enable-lora",
+            request.lora is not None,
+            not support.is_encoder,
+            "adapters work with decoders, and the model is an encoder",
+        ),
+    ):
+        if is_given and not is_possible:
+            return flag, reason
+    return None
 
 
 def _require_vllm_limits(request: PlanRequest) -> None:
@@ -157,6 +206,19 @@ def planned_step_budget(request: PlanRequest, max_model_len: int) -> StepBudget:
         max_num_batched_tokens=request.max_num_batched_tokens,
         max_num_seqs=request.max_num_seqs,
     )
+
+
+def require_whole_texts(
+    shape: ModelShape, request: PlanRequest, num_tokens: int, length: int
+) -> None:
+    """Raise StokerError (2) where a step of `num_tokens` is too small for an encoder of ours."""
+    if request.engine == STOKER and shape.support.is_encoder and num_tokens < length:
+        raise UsageError(
+            f"--max-num-batched-tokens {num_tokens} is below the {length} tokens of "
+            f"--max-model-len, and Stoker's own engine reads a text of {shape.name}, an encoder, "
+            "in one step",
+            hint=f"use --max-num-batched-tokens {length}, or a lower --max-model-len",
+        )
 
 
 def parallel_sizes(shape: ModelShape, most: int = 16) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ plan was made with; else the reason why not.
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.gpu_catalogue import CUDA, METAL
 from app.planning.plan import MemoryPlan, with_changes
 from app.planning.plan_models import PlannedModel
-from app.planning.plan_request import LEAST_LENGTH, PlanRequest
+from app.planning.plan_request import LEAST_LENGTH, PlanRequest, own_refusal
 from app.planning.planned_cache import run_dtype
 from app.planning.vllm_versions import version_rules
 from engine.config import DEFAULT_UTILIZATION
 from engine.model_store.catalogue import find_builtin
 from engine.model_support import Support, find_gguf_support
+from engine.speculative_config import MOST_DRAFT_TOKENS
 from logparse.problems.flags import knows_flag
 
 _Q4_K_M_BYTES = 4.85 / 8  # of one value, as such files come out on average
@@ -81,7 +83,7 @@ def _stoker(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     words = ["stoker", "serve", name, *_shared_flags(fitting, DEFAULT_UTILIZATION)]
     words += [*_parallel_flags(request)]
     words += ["--quantization", request.quantization] if request.quantization else []
-    words += _lora_flags(request)
+    words += [*_lora_flags(request), *_speculative_flags(request)]
     note = None
     if model.is_gguf:
         note = "converts the file to bf16 once, which takes more memory"
@@ -95,6 +97,15 @@ def _lora_flags(request: PlanRequest) -> list[str]:
         return []
     words = ["--enable-lora", "--max-loras", str(lora.max_loras)]
     return [*words, "--max-lora-rank", str(lora.max_lora_rank)]
+
+
+def _speculative_flags(request: PlanRequest) -> list[str]:
+    """Drafts without a second model, which is the method that our own engine has."""
+    if not request.num_speculative_tokens:
+        return []
+    number = min(request.num_speculative_tokens, MOST_DRAFT_TOKENS)
+    config = {"method": "ngram", "num_speculative_tokens": number}
+    return ["--speculative-config", json.dumps(config)]
 
 
 def serve_command(model: PlannedModel, plan: MemoryPlan, port: int) -> StartCommand:
@@ -126,13 +137,8 @@ def _own_obstacle(model: PlannedModel, support: Support, request: PlanRequest) -
         return f"it does not serve this model: {support.obstacle}"
     if request.gpu is not None and request.gpu.platform != CUDA:
         return "of GPUs it runs on those with CUDA"
-    is_split = max(request.tensor_parallel_size, request.pipeline_parallel_size) > 1
-    if is_split and support.implementation == "transformers":
-        return "it splits only what its own code runs"
-    if request.quantization is not None and support.implementation == "transformers":
-        return "it quantises only what its own code runs"
-    if request.num_speculative_tokens:
-        return "it has no speculative decoding"
+    if (refused := own_refusal(support, request)) is not None:
+        return refused[1]
     is_own = request.kv_cache_dtype == run_dtype(model.shape, request)
     if request.kv_cache_dtype not in _OWN_CACHE_FORMATS and not is_own:
         return f"its KV cache is never {request.kv_cache_dtype}"

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from app.errors import StokerError
+from app.errors import StokerError, UsageError
 from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.builtin_shapes import BUILTIN_SHAPES
 from app.planning.gpu_catalogue import known_gpus
 from app.planning.lora_weights import LoraSlots
 from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_answers import Answers, answer
+from app.planning.plan_fixes import quantised_forms
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import PlanRequest
 from engine.args import EngineArgs
@@ -27,6 +28,7 @@ from engine.env import HostDevice
 from engine.machine.sizes import GIB
 from engine.model_config import ModelConfig
 from engine.model_store.catalogue import find_builtin
+from engine.speculative_config import parse_speculative_config
 
 _MODELS = {name: find_planned_model(name) for name in BUILTIN_SHAPES}
 _NAMES = {model.command_name: name for name, model in _MODELS.items()}
@@ -244,3 +246,55 @@ def test_a_cache_larger_than_the_device_is_no_matter_of_length(device: str) -> N
     assert answers.advice[0].startswith("--kv-cache-memory-bytes ")
     assert not any("--max-model-len" in advice for advice in answers.advice)
     assert answers.longest_model_len == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("lfm2-1.2b", {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype cannot be had"),
+        ("lfm2-1.2b", {"num_speculative_tokens": 4}, "cannot be wound back"),
+        ("phi-4", {"quantization": "int8"}, "--quantization cannot be had"),
+        ("phi-4", {"tensor_parallel_size": 2}, "splits only what its own code runs"),
+        (
+            "llama-3.1-8b",
+            {"num_speculative_tokens": 4, "tensor_parallel_size": 2},
+            "on one rank only",
+        ),
+        ("embeddinggemma-300m", {"max_num_batched_tokens": 512}, "in one step"),
+        ("embeddinggemma-300m", {"lora": LoraSlots(1, 8)}, "the model is an encoder"),
+    ],
+)
+def test_what_our_engine_refuses_is_no_plan_that_fits(
+    name: str, changes: dict[str, Any], words: str
+) -> None:
+    model = _MODELS[name]
+    request = PlanRequest(gpu=None, engine=STOKER, free_ram_bytes=512 * GIB, max_model_len=1024)
+    assert make_plan(model.shape, model.weights, request).shortfall is None
+
+    with pytest.raises(UsageError, match=words):
+        make_plan(model.shape, model.weights, dataclasses.replace(request, **changes))
+
+
+def test_no_change_is_advised_that_our_engine_refuses_for_the_model() -> None:
+    for name, formats in (("lfm2-1.2b", set()), ("phi-4", {"--kv-cache-dtype fp8"})):
+        model = _MODELS[name]
+        request = PlanRequest(gpu=None, engine=STOKER, free_ram_bytes=GIB)
+        plan = make_plan(model.shape, model.weights, request)
+
+        assert {flags for flags, _ in quantised_forms(plan)} == formats
+
+
+@pytest.mark.parametrize(("asked", "number"), [(4, 4), (64, 32)])
+def test_guessed_tokens_are_part_of_our_engines_command(asked: int, number: int) -> None:
+    model = _MODELS["llama-3.1-8b"]
+    gpu = next(gpu for gpu in _GPUS if gpu.name == "h100")
+    request = PlanRequest(gpu=gpu, engine=STOKER, num_speculative_tokens=asked)
+    plan = make_plan(model.shape, model.weights, request)
+    command = next(c for c in answer(plan, model, ()).commands if c.engine == STOKER).command
+
+    assert command is not None
+    words = shlex.split(command)
+    found = parse_speculative_config(words[words.index("--speculative-config") + 1])
+    assert found is not None
+    assert found.num_speculative_tokens == number
+    assert _own_plan(words, plan, model).shortfall is None
