@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors import StokerError, UsageError
-from app.launch.engines import LLAMA_CPP, VLLM
+from app.launch.engines import LLAMA_CPP
 from app.planning.memory_estimates import graphs_beside_share
 from app.planning.plan import MemoryPlan, make_plan, process_bytes
-from app.planning.plan_fixes import quantised_forms
+from app.planning.plan_fixes import fewer_requests_help, quantised_forms
 from app.planning.plan_models import PlannedModel
 from app.planning.plan_request import LEAST_LENGTH, PlanRequest
 from app.planning.start_commands import StartCommand, serve_command
@@ -91,7 +91,7 @@ class _Need:
 
     start: JointStart
     plan: MemoryPlan
-    fixed: int  # weights, activations, processes: all beside the cache
+    fixed: int  # weights, states, activations, processes: all beside the cache
     context: int
     request_bytes: int  # of the cache, for one request of the longest length
     kv: int = field(init=False)
@@ -185,7 +185,7 @@ def _need(start: JointStart, case: _Case) -> _Need:
     whole = request if start.has_share else dataclasses.replace(request, gpu_memory_utilization=1.0)
     plan = make_plan(start.model.shape, start.model.weights, whole)
     guesses = sum(guess.high if case.are_high else guess.num_bytes for guess in plan.assumptions)
-    fixed = plan.tightest.weights_bytes + guesses
+    fixed = plan.tightest.fixed_bytes + guesses
     context = 0
     if request.gpu is None:
         fixed += process_bytes(request)
@@ -349,7 +349,7 @@ def _changes(
         needed = (need.fixed + need.request_bytes) / start.request.gpu.memory_bytes
         if (share := math.ceil(needed * _STEPS) / _STEPS) <= 1.0:
             yield f"--gpu-memory-utilization {share}", {"gpu_memory_utilization": share}
-    if start.request.engine == VLLM:
+    if fewer_requests_help(need.plan):
         for number in _FEWER_REQUESTS:
             if number < need.plan.scheduler.max_num_seqs:
                 yield f"--max-num-seqs {number}", {"max_num_seqs": number}

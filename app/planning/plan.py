@@ -48,12 +48,22 @@ from engine.step_budget import StepBudget
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One rank of a pipeline stage; its peers are equal. Bytes."""
+    """One rank of a pipeline stage; its peers are equal. Bytes.
+
+    `states_bytes` are those of recurrent layers that lie beside the blocks, for all slots.
+    `available_bytes` is negative by what is missing where the rest is more than the memory.
+    """
 
     layers: range
     weights_bytes: int
     available_bytes: int
     spec: KVCacheSpec
+    states_bytes: int = 0
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What is taken whatever the length of requests."""
+        return self.weights_bytes + self.states_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +144,7 @@ def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> Memor
     max_len = asked_model_len(shape, request)
     scheduler = planned_step_budget(request, max_len)
     require_whole_texts(shape, request, scheduler.max_num_batched_tokens, max_len)
-    graphs = _graphs(request, scheduler)
+    graphs = _graphs(shape, request, scheduler)
     guesses = _assumptions(shape, request, scheduler, graphs)
     requested = _requested(request)
     plan = MemoryPlan(
@@ -212,7 +222,7 @@ def estimate_slack(plan: MemoryPlan) -> int:
 def kv_room(plan: MemoryPlan) -> int:
     """Most bytes that a KV cache can take beside the weights and all else, whatever the share."""
     request = plan.request
-    spent = plan.tightest.weights_bytes + sum(guess.num_bytes for guess in plan.assumptions)
+    spent = plan.tightest.fixed_bytes + sum(guess.num_bytes for guess in plan.assumptions)
     if request.gpu is None:
         room = request.free_ram_bytes // request.data_parallel_size
         return max(0, room - spent - process_bytes(request))
@@ -266,16 +276,26 @@ def _blocks(stage: StagePlan) -> int:
     return stage.available_bytes // stage.spec.bytes_per_block
 
 
-def _graphs(request: PlanRequest, scheduler: StepBudget) -> GraphPlan:
-    """Only vLLM on a GPU replays graphs that take memory worth a line."""
-    eager = request.enforce_eager or request.engine != VLLM or request.gpu is None
+def _graphs(shape: ModelShape, request: PlanRequest, scheduler: StepBudget) -> GraphPlan:
+    """Those of vLLM and of our own engine; llama.cpp's take no memory worth a line."""
+    eager = request.enforce_eager or request.gpu is None or not _has_graphs(shape, request)
+    is_vllm = request.engine == VLLM
     rules = CaptureRules(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        num_speculative_tokens=request.num_speculative_tokens,
+        num_speculative_tokens=request.num_speculative_tokens if is_vllm else 0,
         compute_capability=request.gpu.compute_capability if request.gpu else None,
     )
     return graph_plan(rules, graph_mode(2, enforce_eager=eager))
+
+
+def _has_graphs(shape: ModelShape, request: PlanRequest) -> bool:
+    """Whether the engine records steps on a GPU; ours those of its own code on one rank alone."""
+    if request.engine != STOKER:
+        return request.engine == VLLM
+    is_one_rank = request.tensor_parallel_size * request.pipeline_parallel_size == 1
+    is_own_code = shape.support.implementation == "stoker"
+    return is_own_code and is_one_rank and request.lora is None
 
 
 def _assumptions(
@@ -325,11 +345,12 @@ def _stages(
         if request.gpu is None:
             # Looked at once the weights are there, and the processes themselves.
             taken = size + states + process_bytes(request)
-            left = max(0, request.free_ram_bytes - request.data_parallel_size * taken)
-            available = cpu_share(left, _ram_share(request), spec, max_len)
+            left = request.free_ram_bytes - request.data_parallel_size * taken
+            share = cpu_share(left, _ram_share(request), spec, max_len)
+            available = share if left > 0 else left
         if request.kv_memory_bytes is not None:
             available = request.kv_memory_bytes
-        stages.append(StagePlan(layers, size, available, spec))
+        stages.append(StagePlan(layers, size, available, spec, states))
     return tuple(stages)
 
 
@@ -341,7 +362,7 @@ def cpu_process_bytes(plan: MemoryPlan, kv_bytes: int) -> int | None:
         return None
     found = int(kv_bytes / _ram_share(request))
     held = (request.free_ram_bytes - found) // request.data_parallel_size
-    return max(0, held - stage.weights_bytes)
+    return max(0, held - stage.fixed_bytes)
 
 
 def _ram_share(request: PlanRequest) -> float:

@@ -55,6 +55,14 @@ def find_fixes(plan: MemoryPlan, weights: Weights) -> tuple[PlanFix, ...]:
     return tuple(_first_of_each_kind(found))
 
 
+def fewer_requests_help(plan: MemoryPlan) -> bool:
+    """Whether a lower --max-num-seqs takes less: of vLLM's sampling, or of states for each slot."""
+    engine = plan.request.engine
+    if engine == STOKER:
+        return plan.tightest.states_bytes > 0
+    return engine == VLLM and plan.request.gpu is not None
+
+
 def quantised_forms(plan: MemoryPlan) -> Iterator[Change]:
     """Coarser weights and a coarser cache, where they are not there already."""
     changes: dict[str, dict[str, Any]] = {}
@@ -91,7 +99,7 @@ def _changes(plan: MemoryPlan, weights: Weights) -> Iterator[Change]:
     longest = plan.longest_model_len()
     if LEAST_LENGTH <= longest < plan.max_model_len:
         yield f"--max-model-len {longest}", {"max_model_len": longest}
-    if request.gpu is not None and request.engine == VLLM:
+    if fewer_requests_help(plan):
         for number in _FEWER_REQUESTS:
             if number < plan.scheduler.max_num_seqs:
                 yield f"--max-num-seqs {number}", {"max_num_seqs": number}

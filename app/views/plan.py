@@ -95,6 +95,8 @@ def _memory_lines(plan: MemoryPlan) -> Iterator[str]:
         share = "all of it" if request.engine == LLAMA_CPP else share
         yield f"requested      = {_gib(plan.requested_bytes)} GiB ({share})"
     yield f"weights        = {_gib(stage.weights_bytes)} GiB{_each(plan)}"
+    if stage.states_bytes:
+        yield f"states         = {_gib(stage.states_bytes)} GiB beside the blocks, for all requests"
     if request.gpu is None and (own := process_bytes(request)):
         yield f"processes      = {_gib(own)} GiB"
     if request.gpu is None and request.kv_memory_bytes is None:
@@ -162,6 +164,7 @@ def _bar(plan: MemoryPlan) -> Iterator[str]:
     other = sum(guess.num_bytes for guess in plan.assumptions)
     if plan.request.gpu is None:
         other = process_bytes(plan.request)
+    other += stage.states_bytes
     bar, end = "", 0
     for mark, size in (("#", stage.weights_bytes), ("+", other), ("=", stage.available_bytes)):
         end += max(0, size)

@@ -17,7 +17,7 @@ from app.planning.builtin_shapes import BUILTIN_SHAPES
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu, known_gpus
 from app.planning.joint_plan import JointPlan, JointStart, share_out
 from app.planning.memory_estimates import GivenGib
-from app.planning.plan import make_plan
+from app.planning.plan import make_plan, process_bytes
 from app.planning.plan_models import find_planned_model
 from app.planning.plan_request import PlanRequest
 from engine.kv_sizing import requested_memory
@@ -247,6 +247,18 @@ def test_two_that_are_too_large_say_what_they_need() -> None:
     assert joint.shortfall is not None
     assert joint.shortfall.startswith("Together they need at least 5")
     assert [member.command for member in joint.members] == [None, None]
+
+
+def test_states_of_hybrids_are_held_beside_their_caches() -> None:
+    asked = {"max_model_len": 2048, "max_num_seqs": 64}
+    joint = share_out([on_cpu("lfm2-1.2b", 32 * GIB, **asked)] * 2)
+
+    assert joint.shortfall is None
+    for member in joint.members:
+        stage = member.plan.tightest
+        assert stage.states_bytes > 0
+        fixed = stage.weights_bytes + stage.states_bytes + process_bytes(member.plan.request)
+        assert member.held_bytes == fixed + stage.available_bytes
 
 
 def test_several_servers_have_ports_of_their_own() -> None:

@@ -17,7 +17,7 @@ from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.builtin_shapes import BUILTIN_SHAPES
 from app.planning.gpu_catalogue import known_gpus
 from app.planning.lora_weights import LoraSlots
-from app.planning.plan import MemoryPlan, make_plan
+from app.planning.plan import MemoryPlan, kv_room, make_plan, process_bytes
 from app.planning.plan_answers import Answers, answer
 from app.planning.plan_fixes import quantised_forms
 from app.planning.plan_models import PlannedModel, find_planned_model
@@ -178,6 +178,7 @@ def _own_plan(words: list[str], plan: MemoryPlan, model: PlannedModel) -> Memory
         block_size=args.block_size,
         enforce_eager=args.enforce_eager,
         kv_memory_bytes=args.kv_cache_memory_bytes,
+        lora=LoraSlots(args.max_loras, args.max_lora_rank) if args.enable_lora else None,
     )
     return make_plan(model.shape, model.weights, request)
 
@@ -298,3 +299,58 @@ def test_guessed_tokens_are_part_of_our_engines_command(asked: int, number: int)
     assert found is not None
     assert found.num_speculative_tokens == number
     assert _own_plan(words, plan, model).shortfall is None
+
+
+def test_states_beside_the_blocks_leave_less_room_and_fewer_requests_help() -> None:
+    model = _MODELS["granite-4.0-h-tiny"]
+    request = PlanRequest(
+        gpu=None, engine=STOKER, free_ram_bytes=20 * GIB, max_model_len=1024, max_num_seqs=1
+    )
+    few = make_plan(model.shape, model.weights, request)
+    many = make_plan(model.shape, model.weights, dataclasses.replace(request, max_num_seqs=256))
+
+    assert few.shortfall is None
+    assert many.tightest.states_bytes == 256 * few.tightest.states_bytes > 0
+    lost = 255 * few.tightest.states_bytes
+    assert kv_room(many) == max(0, kv_room(few) - lost)
+    assert many.shortfall is not None
+    assert any(advice.startswith("--max-num-seqs ") for advice in answer(many, model, ()).advice)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_the_shortfall_of_a_cpu_is_what_is_missing(copies: int) -> None:
+    model = _MODELS["qwen3-8b"]
+    request = PlanRequest(
+        gpu=None, engine=STOKER, free_ram_bytes=8 * GIB, data_parallel_size=copies
+    )
+    plan = make_plan(model.shape, model.weights, request)
+
+    missing = copies * (plan.tightest.weights_bytes + process_bytes(request)) - 8 * GIB
+    assert missing > GIB
+    assert f"exceed the memory by {round(missing / GIB, 2)} GiB" in (plan.shortfall or "")
+    assert answer(plan, model, ()).longest_model_len == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "are_recorded"),
+    [
+        ({}, True),
+        ({"enforce_eager": True}, False),
+        ({"tensor_parallel_size": 2}, False),
+        ({"lora": LoraSlots(1, 8)}, False),
+        ({"engine": LLAMA_CPP}, False),
+    ],
+)
+def test_our_engine_records_graphs_of_its_own_code_on_one_rank(
+    changes: dict[str, Any], are_recorded: bool
+) -> None:
+    gpu = next(gpu for gpu in _GPUS if gpu.name == "h100")
+    request = dataclasses.replace(PlanRequest(gpu=gpu, engine=STOKER), **changes)
+    own, other = _MODELS["qwen3-8b"], _MODELS["phi-4"]
+    plan = make_plan(own.shape, own.weights, request)
+
+    assert bool(plan.graphs.captures) is are_recorded
+    assert (plan.assumptions[2].num_bytes > 0) is are_recorded
+    if not changes:
+        theirs = make_plan(other.shape, other.weights, request)
+        assert theirs.graphs.captures == ()
