@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ from app.commands.shared_options import AsJson
 
 if TYPE_CHECKING:
     from app.doctor.facts import DoctorFacts
-    from app.planning.choosing import EngineChoice
+    from app.planning.choosing import EngineChoice, Need
     from app.planning.plan_models import PlannedModel
 
 
@@ -68,38 +70,72 @@ def choose(
     """
     from app import output
     from app.errors import ExitCode
-    from app.planning.choosing import (
-        choose_engine,
-        gpus_needed,
-        host_need,
-        model_traits,
-        read_needs,
-    )
+    from app.planning.choosing import choose_engine, host_need, model_traits, read_needs
 
     _require_possible(rules, start, model, needs or host)
-    facts, size = None, None
     found = None if model is None else _known_model(model)
+    start_here = _Start(model, found)
+    traits = None
     if needs is not None:
         asked = read_needs(Path(needs))
     else:
         facts = _facts(host)
-        asked = (host_need(facts, model, users, several_gpus),)
-        if model is not None and asked[0].needs_several_gpus:
-            size = gpus_needed(facts, model)
-    asks_model = rules == "all" and needs is None and found is not None
-    traits = model_traits(found) if asks_model and found is not None else None
+        asked = (host_need(facts, model, users, several_gpus, found),)
+        start_here = _start_on(facts, start_here, asked[0], is_elsewhere=host is not None)
+        if rules == "all" and found is not None:
+            traits = model_traits(found, fits_here=start_here.fits_own)
     choices = [choose_engine(need, many_users, traits) for need in asked]
     if as_json:
-        documents = [_document(choice, model, size, found) for choice in choices]
+        documents = [_document(choice, start_here) for choice in choices]
         output.print_json("stoker.choose", {"choices": documents})
     elif plain:
         output.print_plain((c.need.name, c.engine, c.rule, c.reason) for c in choices)
     else:
         for choice in choices:
             print(output.printable(_line(choice)))
-            if facts is not None:
-                print(output.printable(_details(choice, model, size, found)))
-    return _start(choices[0], model, size, found) if start and model else ExitCode.OK
+            if needs is None:
+                print(output.printable(_details(choice, start_here)))
+    return _start(choices[0], start_here) if start else ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What is to be started, and on what; `facts` None where needs come from a file."""
+
+    model: str | None
+    found: PlannedModel | None
+    size: int | None = None
+    facts: DoctorFacts | None = None
+    fits_own: bool = True
+
+    def obstacle(self, choice: EngineChoice) -> str | None:
+        """Why the engine that was chosen cannot start the model there."""
+        from app.planning.choosing import too_few_gpus
+
+        if self.facts is None:
+            return None
+        return too_few_gpus(choice, self.facts, self.found, self.size)
+
+    def command(self, choice: EngineChoice) -> str | None:
+        """What to type; None where nothing would start it."""
+        from app.planning.choosing import start_command
+
+        if self.obstacle(choice) is not None:
+            return None
+        return start_command(choice, self.model, self.size, self.found)
+
+
+def _start_on(facts: DoctorFacts, asked: _Start, need: Need, *, is_elsewhere: bool) -> _Start:
+    """With what the machine has for the model."""
+    from app.commands.plan_options import free_ram
+    from app.planning.choosing import fits_own_engine, gpus_needed
+
+    found = asked.found
+    if found is None:
+        return dataclasses.replace(asked, facts=facts)
+    size = gpus_needed(facts, found, at_least=2 if need.needs_several_gpus else 1)
+    fits = fits_own_engine(found, facts, None if is_elsewhere else free_ram())
+    return dataclasses.replace(asked, facts=facts, size=size, fits_own=fits)
 
 
 def _require_possible(rules: str, start: bool, model: str | None, elsewhere: str | None) -> None:
@@ -114,15 +150,22 @@ def _require_possible(rules: str, start: bool, model: str | None, elsewhere: str
         )
 
 
-def _start(choice: EngineChoice, model: str, size: int | None, found: PlannedModel | None) -> int:
+def _start(choice: EngineChoice, asked: _Start) -> int:
     """Become `stoker serve` with the engine that was chosen."""
     import os
     import sys
 
+    from app.errors import UsageError
     from app.planning.choosing import serve_words
 
+    assert asked.model is not None
+    if (reason := asked.obstacle(choice)) is not None:
+        raise UsageError(
+            f"{choice.engine} cannot start {asked.model} on this machine: {reason}",
+            hint="use a smaller or quantised model, or a machine with more or larger GPUs",
+        )
     program = str(Path(sys.executable).with_name("stoker"))
-    words = serve_words(choice, model, size, found)
+    words = serve_words(choice, asked.model, asked.size, asked.found)
     sys.stdout.flush()
     os.execv(program, [program, *words])
 
@@ -154,12 +197,10 @@ def _known_model(name: str) -> PlannedModel | None:
         raise
 
 
-def _details(
-    choice: EngineChoice, model: str | None, size: int | None, found: PlannedModel | None
-) -> str:
-    from app.planning.choosing import own_command, start_command
+def _details(choice: EngineChoice, asked: _Start) -> str:
+    from app.planning.choosing import own_command
 
-    need = choice.need
+    need, command = choice.need, asked.command(choice)
     lines = [
         f"  GPU: {'yes' if need.has_gpu else 'no'}; Linux: {'yes' if need.is_linux else 'no'}; "
         f"users at the same time: {need.concurrent_users}; GGUF file: "
@@ -167,27 +208,24 @@ def _details(
         f"{'yes' if need.needs_several_gpus else 'no'}",
         f"  decided by the rule {choice.rule}; before it these did not hold: "
         f"{', '.join(choice.passed_over) or 'none'}",
-        f"  start it: {start_command(choice, model, size, found)}",
+        f"  cannot start it here: {asked.obstacle(choice)}"
+        if command is None
+        else f"  start it: {command}",
     ]
-    own = "stoker serve" if model is None else own_command(found)
-    if choice.engine == "llama.cpp" and own is not None:
+    own = "stoker serve" if asked.model is None else own_command(asked.found)
+    if choice.engine == "llama.cpp" and own is not None and asked.fits_own:
         lines.append(f"  or with Stoker's own engine: {own}")
     return "\n".join(lines).rstrip()
 
 
-def _document(
-    choice: EngineChoice, model: str | None, size: int | None, found: PlannedModel | None
-) -> dict[str, object]:
-    import dataclasses
-
-    from app.planning.choosing import start_command
-
+def _document(choice: EngineChoice, asked: _Start) -> dict[str, object]:
     return {
         "name": choice.need.name,
         "engine": choice.engine,
         "rule": choice.rule,
         "reason": choice.reason,
         "passed_over": list(choice.passed_over),
-        "command": start_command(choice, model, size, found),
+        "command": asked.command(choice),
+        "obstacle": asked.obstacle(choice),
         "facts": dataclasses.asdict(choice.need),
     }

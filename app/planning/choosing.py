@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.errors import UsageError
-from app.launch.engines import LLAMA_CPP, VLLM
+from app.errors import StokerError, UsageError
+from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.builtin_shapes import BUILTIN_SHAPES
 
 if TYPE_CHECKING:
     from app.doctor.facts import DoctorFacts
+    from app.planning.gpu_catalogue import PlannedGpu
     from app.planning.plan_models import PlannedModel
+    from engine.model_support import Support
 
 MANY_USERS = 8
 """Where the lesson draws the line; an example's threshold, nothing that was measured."""
@@ -166,12 +168,49 @@ def choose_engine(
     return EngineChoice(need, found.engine, found.reason, found.id, before)
 
 
-def model_traits(model: PlannedModel) -> ModelTraits:
-    """Of a model that was found."""
+def model_traits(model: PlannedModel, *, fits_here: bool = True) -> ModelTraits:
+    """Of a model that was found; `fits_here`: our own engine has room for it."""
     from app.planning.start_commands import support_of
 
-    is_served = support_of(model).implementation is not None
+    is_served = support_of(model).implementation is not None and fits_here
     return ModelTraits(is_served, model.shape.latent is not None, model.is_gguf)
+
+
+def fits_own_engine(model: PlannedModel, facts: DoctorFacts, free_ram_bytes: int | None) -> bool:
+    """Whether `own_command` would start on the machine, as a plan says it.
+
+    `free_ram_bytes` None where a machine's memory is not known: then its CPU has room.
+    """
+    from app.planning.plan import make_plan
+    from app.planning.plan_request import LEAST_LENGTH, PlanRequest
+    from app.planning.start_commands import support_of
+    from engine.args import cpu_dtype
+
+    support, gpu = support_of(model), _planned_gpu(facts)
+    if support.implementation is None:
+        return False
+    if gpu is None and free_ram_bytes is None:
+        return True
+    request = PlanRequest(
+        gpu=gpu,
+        engine=STOKER,
+        free_ram_bytes=free_ram_bytes or 0,
+        cpu_dtype=cpu_dtype(support.implementation),
+        max_model_len=_own_length(support),
+    )
+    try:
+        plan = make_plan(model.shape, model.weights, request)
+    except StokerError:
+        return False
+    least = min(LEAST_LENGTH, model.shape.max_model_len)
+    return plan.shortfall is None and plan.max_model_len >= least
+
+
+def _own_length(support: Support) -> int | None:
+    """-1 for the longest that fits, which an encoder's blocks do not limit."""
+    if support.max_model_len is not None:
+        return support.max_model_len
+    return None if support.is_encoder else -1
 
 
 def serve_words(
@@ -194,8 +233,8 @@ def serve_words(
     if choice.engine == "Stoker" and (own := own_command(found)) is not None:
         return tuple(shlex.split(own)[1:])
     engine = VLLM if choice.engine == "vLLM" else LLAMA_CPP
-    builtin = BUILTIN_SHAPES.get(model) if engine == VLLM else None
-    words = ["serve", builtin.hub_id if builtin else model, "--engine", engine]
+    name = _command_name(model, found) if engine == VLLM else model
+    words = ["serve", name, "--engine", engine]
     if engine == VLLM:
         words += ["--max-model-len", "auto"]
         if choice.need.needs_several_gpus and tensor_parallel_size is not None:
@@ -228,9 +267,14 @@ def _need(item: Any, path: Path) -> Need:
 
 
 def host_need(
-    facts: DoctorFacts, model: str | None, users: int, needs_several_gpus: bool | None
+    facts: DoctorFacts,
+    model: str | None,
+    users: int,
+    needs_several_gpus: bool | None,
+    found: PlannedModel | None = None,
 ) -> Need:
-    """A machine as doctor's probes saw it. What is not given follows from MODEL and the GPUs.
+    """A machine as doctor's probes saw it. What is not given follows from what was `found` under
+    MODEL, and from the GPUs.
 
     Several GPUs are needed where the model does not fit one and fits more.
     """
@@ -238,7 +282,7 @@ def host_need(
     gpus = reading.gpus if reading else ()
     has_gpu = bool(gpus) or (seen is not None and seen.has_kfd)
     if needs_several_gpus is None:
-        sizes = gpus_needed(facts, model) if model and len(gpus) > 1 else None
+        sizes = gpus_needed(facts, found) if len(gpus) > 1 else None
         needs_several_gpus = len(gpus) > 1 if model is None else (sizes or 1) > 1
     return Need(
         name=f"{facts.name or 'this machine'}, {model or 'any model'}",
@@ -251,21 +295,42 @@ def host_need(
     )
 
 
-def gpus_needed(facts: DoctorFacts, model: str) -> int | None:
+def gpus_needed(facts: DoctorFacts, found: PlannedModel | None, *, at_least: int = 1) -> int | None:
     """The least tensor-parallel size with which the model and a short request fit those GPUs; None
-    where that is not known.
+    where that is not known, or no size is enough.
     """
-    from app.planning.gpu_catalogue import gpu_of_reading
     from app.planning.plan import least_tensor_parallel, make_plan
-    from app.planning.plan_models import find_planned_model
     from app.planning.plan_request import PlanRequest
 
-    gpu = gpu_of_reading(facts.gpu) if facts.gpu else None
-    if gpu is None or model.endswith(".gguf"):
+    gpu = _planned_gpu(facts)
+    if gpu is None or found is None or found.is_gguf:
         return None
-    found = find_planned_model(model)
     plan = make_plan(found.shape, found.weights, PlanRequest(gpu=gpu, max_model_len=-1))
-    return least_tensor_parallel(plan, found.weights)
+    return least_tensor_parallel(plan, found.weights, at_least)
+
+
+def _planned_gpu(facts: DoctorFacts) -> PlannedGpu | None:
+    """None where there is none, or parts of one."""
+    from app.planning.gpu_catalogue import gpu_of_reading
+
+    try:
+        return gpu_of_reading(facts.gpu) if facts.gpu else None
+    except UsageError:
+        return None
+
+
+def too_few_gpus(
+    choice: EngineChoice, facts: DoctorFacts, found: PlannedModel | None, size: int | None
+) -> str | None:
+    """What is in the way of a start on this machine's GPUs; None where nothing is known to be."""
+    if choice.engine not in ("vLLM", "SGLang") or found is None or _planned_gpu(facts) is None:
+        return None
+    assert facts.gpu is not None
+    here = len(facts.gpu.gpus)
+    if size is not None and size <= here:
+        return None
+    needed = "more" if size is None else str(size)
+    return f"it needs {needed} of these GPUs, and {here} {'is' if here == 1 else 'are'} here"
 
 
 def start_command(
@@ -278,20 +343,27 @@ def start_command(
     if choice.engine == "Stoker" and (own := own_command(found)) is not None:
         return own
     name = model or "MODEL"
-    builtin = BUILTIN_SHAPES.get(name)
+    path = shlex.quote(_command_name(name, found))
     if choice.engine == "vLLM":
-        command = f"vllm serve {builtin.hub_id if builtin else shlex.quote(name)}"
+        command = f"vllm serve {path}"
         command += " --max-model-len auto"  # the longest that fits, as the size was found
         if choice.need.needs_several_gpus:
             command += f" --tensor-parallel-size {tensor_parallel_size or 'N'}"
         return command
     if choice.engine == "SGLang":
-        path = shlex.quote(builtin.hub_id if builtin else name)
         ranks = tensor_parallel_size or "N"
         command = f"python -m sglang.launch_server --model-path {path} --tp-size {ranks}"
         return f"{command} --dp-size {ranks} --enable-dp-attention"
     file = shlex.quote(name) if name.endswith(".gguf") else "MODEL.gguf"
     return f"llama-server --model {file}" + (" --n-gpu-layers 999" if choice.need.has_gpu else "")
+
+
+def _command_name(model: str, found: PlannedModel | None) -> str:
+    """What an engine's command line takes for the name that was typed."""
+    if found is not None:
+        return found.command_name
+    builtin = BUILTIN_SHAPES.get(model.lower())
+    return builtin.hub_id if builtin else model
 
 
 def own_command(model: PlannedModel | None) -> str | None:
@@ -305,5 +377,7 @@ def own_command(model: PlannedModel | None) -> str | None:
     if support.implementation is None:
         return None
     name = model.shape.name if find_builtin(model.shape.name) else model.command_name
-    length = "" if support.max_model_len is None else f" --max-model-len {support.max_model_len}"
-    return f"stoker serve {shlex.quote(name)}{length}"
+    words = ["stoker", "serve", name]
+    if (length := _own_length(support)) is not None:
+        words += ["--max-model-len", "auto" if length == -1 else str(length)]
+    return shlex.join(words)

@@ -376,11 +376,13 @@ def with_changes(plan: MemoryPlan, weights: Weights, **changes: object) -> Memor
     return make_plan(plan.shape, weights, request)
 
 
-def least_tensor_parallel(plan: MemoryPlan, weights: Weights) -> int | None:
+def least_tensor_parallel(plan: MemoryPlan, weights: Weights, at_least: int = 1) -> int | None:
     """The smallest size that divides the heads and fits; None when 16 GPUs are too few."""
     if plan.request.engine != VLLM or plan.request.kv_memory_bytes is not None:
         return None
     for size in parallel_sizes(plan.shape):
+        if size < at_least:
+            continue
         if with_changes(plan, weights, tensor_parallel_size=size).shortfall is None:
             return size
     return None

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import run
 from app.doctor.facts import AcceleratorFacts, DoctorFacts, MachineFacts
+from app.doctor.facts_file import write_facts
 from app.errors import ExitCode, StokerError, UsageError
 from app.planning.choosing import (
     MODEL_RULES,
@@ -17,15 +19,18 @@ from app.planning.choosing import (
     ModelTraits,
     Need,
     choose_engine,
+    fits_own_engine,
     gpus_needed,
     host_need,
     model_traits,
+    own_command,
     read_needs,
     serve_words,
     start_command,
 )
 from app.planning.plan_models import find_planned_model
 from engine.machine.gpus import Gpu, GpuReading
+from engine.machine.sizes import GIB
 
 NEED = Need(
     name="box",
@@ -115,15 +120,17 @@ def test_a_machine_as_doctor_saw_it(
     number: int, model: str, users: int, rule: str, size: int | None
 ) -> None:
     facts = h100s(number)
+    found = None if model.endswith(".gguf") else find_planned_model(model)
 
-    assert choose_engine(host_need(facts, model, users, None)).rule == rule
-    assert gpus_needed(facts, model) == size
+    assert choose_engine(host_need(facts, model, users, None, found)).rule == rule
+    assert gpus_needed(facts, found) == size
 
 
 def test_several_gpus_are_needed_when_the_user_says_so() -> None:
     assert host_need(h100s(4), "llama-3.1-8b", 1, True).needs_several_gpus
     assert not host_need(h100s(4), "llama-3.3-70b", 1, False).needs_several_gpus
-    choice = choose_engine(host_need(h100s(4), "llama-3.3-70b", 1, None))
+    found = find_planned_model("llama-3.3-70b")
+    choice = choose_engine(host_need(h100s(4), "llama-3.3-70b", 1, None, found))
     assert start_command(choice, "llama-3.3-70b", 4) == (
         "vllm serve meta-llama/Llama-3.3-70B-Instruct --max-model-len auto --tensor-parallel-size 4"
     )
@@ -174,10 +181,12 @@ def test_a_model_that_our_engine_serves_needs_no_gguf_file_on_a_cpu() -> None:
 
     assert (choice.engine, choice.rule) == ("Stoker", "own-cpu")
     command = start_command(choice, "qwen2.5-7b", found=found)
-    assert command == "stoker serve Qwen/Qwen2.5-7B-Instruct"
+    assert command == "stoker serve Qwen/Qwen2.5-7B-Instruct --max-model-len auto"
     assert serve_words(choice, "qwen2.5-7b", found=found) == (
         "serve",
         "Qwen/Qwen2.5-7B-Instruct",
+        "--max-model-len",
+        "auto",
     )
 
 
@@ -219,3 +228,85 @@ def test_words_that_start_other_engines() -> None:
     assert serve_words(few, "m.gguf") == ("serve", "m.gguf", "--engine", "llama.cpp")
     with pytest.raises(UsageError, match="as a GGUF file"):
         serve_words(few, "qwen3-8b")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """The facts of a machine with four GPUs."""
+    path = tmp_path / "lab.json"
+    write_facts(h100s(4), path)
+    return path
+
+
+def test_a_model_that_has_no_room_on_the_cpu_is_not_started_there() -> None:
+    here, found = DoctorFacts(), find_planned_model("qwen2.5-7b")
+
+    assert fits_own_engine(found, here, 64 * GIB)
+    assert not fits_own_engine(found, here, 4 * GIB)
+    assert fits_own_engine(found, here, None)
+    assert fits_own_engine(found, h100s(1), None)
+    small = model_traits(found, fits_here=False)
+    assert choose_engine(ON_CPU, traits=small).engine == "llama.cpp"
+
+
+def test_an_encoder_is_started_at_its_own_length() -> None:
+    found = find_planned_model("embeddinggemma-300m")
+
+    assert own_command(found) == "stoker serve google/embeddinggemma-300m"
+    assert fits_own_engine(found, DoctorFacts(), 16 * GIB)
+
+
+def test_several_gpus_are_at_least_two() -> None:
+    found = find_planned_model("llama-3.1-8b")
+
+    assert gpus_needed(h100s(4), found) == 1
+    assert gpus_needed(h100s(4), found, at_least=2) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("qwen3-235b-a22b", "it needs 8 of these GPUs, and 4 are here"),
+        ("qwen3.5-397b-a17b", "it needs 16 of these GPUs, and 4 are here"),
+    ],
+)
+def test_more_gpus_than_there_are_get_no_command(
+    model: str, words: str, lab: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["choose", model, "--users", "20", "--host", str(lab)]) == ExitCode.OK
+    printed = capsys.readouterr().out
+
+    assert f"cannot start it here: {words}" in printed
+    assert "vllm serve" not in printed
+    assert run(["choose", model, "--users", "20", "--host", str(lab), "--json"]) == ExitCode.OK
+    (choice,) = json.loads(capsys.readouterr().out)["choices"]
+    assert (choice["command"], choice["obstacle"]) == (None, words)
+
+
+def test_nothing_is_started_on_too_few_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("app.commands.choose._facts", lambda host: h100s(1))
+
+    assert run(["choose", "llama-3.3-70b", "--users", "20", "--start"]) == ExitCode.USAGE
+    assert "it needs 2 of these GPUs, and 1 is here" in capsys.readouterr().err
+
+
+def test_a_model_that_the_hub_cannot_tell_is_chosen_for_on_several_gpus(
+    lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert run(["choose", "nobody/Nothing-3B", "--users", "20", "--host", str(lab)]) == ExitCode.OK
+    printed = capsys.readouterr()
+
+    assert "start it: vllm serve nobody/Nothing-3B" in printed.out
+    assert "not looked at" in printed.err
+
+
+def test_names_are_those_that_engines_take_however_they_are_typed(
+    lab: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["choose", "Qwen3-8B", "--several-gpus", "--host", str(lab)]
+    assert run(words) == ExitCode.OK
+    command = "start it: vllm serve Qwen/Qwen3-8B --max-model-len auto --tensor-parallel-size 2"
+    assert command in capsys.readouterr().out
