@@ -105,7 +105,7 @@ def test_choose_advises_nothing_that_does_not_exist() -> None:
 
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "no such model: nope" in unknown.stderr
-    assert "stoker serve meta-llama/Llama-3.1-8B-Instruct\n" in known.stdout
+    assert "stoker serve meta-llama/Llama-3.1-8B-Instruct --max-model-len auto\n" in known.stdout
     assert "stoker serve" not in quantised.stdout
 
 
