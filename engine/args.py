@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from engine.compilation_config import merged_compilation
@@ -35,7 +34,7 @@ from engine.config import (
 from engine.cuda_graph_sizes import CaptureRules, capture_sizes
 from engine.env import HostDevice, cpu_has_bf16
 from engine.errors import ConfigError
-from engine.lora_adapters import MOST_LORA_RANK, LoraRequest, parse_lora_module
+from engine.lora_adapters import MOST_LORA_RANK, LoraRequest, absolute_folder, parse_lora_module
 from engine.model_config import ModelConfig
 from engine.parser_choice import AUTO, NONE, REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 from engine.pooling_params import parse_pooler_config
@@ -497,10 +496,13 @@ class EngineArgs:
         return speculative
 
     def _require_no_cache_flags(self, model: ModelConfig) -> None:
-        """Of one whose cache is transformers': it cannot be stored otherwise, nor wound back."""
+        """Of one whose cache is transformers': it cannot be stored otherwise nor wound back, and
+        its layers are not those that adapters are added to.
+        """
         for flag, given in (
             ("--kv-cache-dtype", self.kv_cache_dtype != "auto"),
             ("--speculative-config", self.speculative_config is not None),
+            ("--enable-lora", self.enable_lora),
         ):
             if given:
                 raise ConfigError(
@@ -563,7 +565,7 @@ class EngineArgs:
             max_lora_rank=self.max_lora_rank,
             max_cpu_loras=self.max_cpu_loras,
             modules=tuple(
-                LoraRequest(name, number, str(Path(path).expanduser().absolute()))
+                LoraRequest(name, number, absolute_folder(path))
                 for number, (name, path) in enumerate(named, 1)
             ),
         )

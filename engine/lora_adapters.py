@@ -6,8 +6,10 @@ Reads adapter_config.json and the header of adapter_model.safetensors, never a w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from typing import Any
 
 from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
 from engine.model_config import ModelConfig
-from engine.model_files.bounds import real_number, shown
+from engine.model_files.bounds import of_type, real_number, shown
 from engine.model_files.json_objects import read_json
 from engine.model_files.safetensors_header import read_header
 
@@ -29,6 +31,7 @@ _LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d{1
 _NUMBERS = ("F32", "F16", "BF16")
 _LARGEST = 1e9
 _LONGEST_PATTERN = 200
+_LONGEST_NAME = 300  # of a module, which the patterns are tried on
 _REPEATED_GROUP = re.compile(r"\)[*+{]|(?:[*+}].*){5}")
 
 
@@ -64,6 +67,13 @@ class AdapterModule:
         """The number of the layer and the rest of the name; None outside of the layers."""
         found = _LAYER.fullmatch(self.name)
         return None if found is None else (int(found[1]), found[2])
+
+
+def absolute_folder(path: str) -> str:
+    """`path` from the root on; a `~` that is no user's home stays as it is, a folder's name."""
+    with contextlib.suppress(ValueError):  # of characters that no name has
+        path = os.path.expanduser(path)
+    return os.path.abspath(path)
 
 
 def adapter_weights(folder: Path) -> Path:
@@ -190,6 +200,11 @@ def _modules(folder: Path, config: Mapping[str, Any]) -> Iterator[AdapterModule]
             )
         sides.setdefault(found["module"], {})[found["side"]] = name
     for stored, names in sorted(sides.items()):
+        if len(stored) > _LONGEST_NAME:
+            raise CorruptModelError(
+                f"{path}: {shown(stored)} is the name of a module in {len(stored)} characters; it "
+                f"can have {_LONGEST_NAME}."
+            )
         if len(names) != 2:
             raise CorruptModelError(f"{path} has only one of the two matrices of {shown(stored)}.")
         (rank, inputs), (outputs, other) = (header[names[side]].shape for side in "AB")
@@ -206,7 +221,9 @@ def _scaling(config: Mapping[str, Any], module: str, rank: int, folder: Path) ->
     """peft's rule: alpha through the rank, or through its root for rank-stabilised LoRA."""
     what = f"{folder / _CONFIG}: lora_alpha"
     alpha: Any = config.get("lora_alpha", 8)
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
+    patterns = config.get("alpha_pattern") or {}
+    of_type(patterns, f"{folder / _CONFIG}: alpha_pattern", dict, "an object")
+    for pattern, value in patterns.items():
         if _names(pattern, module, folder):
             alpha = value
             break
@@ -223,7 +240,7 @@ def _names(pattern: str, module: str, folder: Path) -> bool:
         if len(pattern) > _LONGEST_PATTERN or _REPEATED_GROUP.search(pattern):
             raise ValueError("it is too long, or repeats a group")
         return re.match(rf"(?:.*\.)?(?:{pattern})$", module) is not None
-    except (re.error, ValueError) as error:
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise CorruptModelError(
             f"{folder / _CONFIG}: alpha_pattern {shown(pattern)} is not read: {error}."
         ) from error

@@ -259,9 +259,7 @@ class ModelConfig:
         if activation not in _ACTIVATIONS:
             known = " and ".join(_ACTIVATIONS)
             raise ModelError(f"Activation {activation!r} is not supported; {known} are.")
-        # transformers 5 writes rope_parameters; before, rope_theta and rope_scaling stood apart.
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        rope = rope.get("full_attention", rope)  # those of the sliding layers stand beside them
+        rope = _full_rope(raw)
         theta = rope.get("rope_theta", raw.get("rope_theta", 10000.0))
         return cls(
             path=str(folder),
@@ -294,8 +292,30 @@ def decoder_numbers(raw: Mapping[str, Any]) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": int(raw.get("num_key_value_heads") or heads),
         "head_dim": int(raw.get("head_dim") or hidden // heads),
-        "max_position_embeddings": int(raw["max_position_embeddings"]),
+        "max_position_embeddings": _positions(raw),
     }
+
+
+def _positions(raw: Mapping[str, Any]) -> int:
+    """How many tokens a text may have: YaRN reaches `factor` times as far as the training did.
+
+    As vLLM's `_get_and_verify_max_len`, but never below what the file names.
+    """
+    named, rope = int(raw["max_position_embeddings"]), _full_rope(raw)
+    trained = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type", rope.get("type")) != "yarn" or not trained:
+        return named
+    return max(named, int(trained * float(rope["factor"])))
+
+
+def _full_rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rotary settings of the layers with full attention.
+
+    transformers 5 writes rope_parameters; before, rope_theta and rope_scaling stood apart.
+    """
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    found: Mapping[str, Any] = rope.get("full_attention") or rope
+    return found
 
 
 def checkpoint_traits(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -342,7 +362,8 @@ def plain_decoder(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
         if isinstance(raw.get(name), list):
             raise incompatible(architecture, f"its {name} differs from layer to layer")
     unused = {"hidden_act": "silu", "rope_parameters": None, "rope_scaling": None}
-    return {"intermediate_size": 4 * int(raw["hidden_size"]), **raw, **unused}
+    known = {**raw, "max_position_embeddings": _positions(raw)}
+    return {"intermediate_size": 4 * int(raw["hidden_size"]), **known, **unused}
 
 
 def rope_scaling(rope: Mapping[str, Any], max_positions: int) -> RopeScaling | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.config import EngineConfig, LoraConfig
 from engine.errors import ConfigError, EngineError, RequestError
 from engine.logger import get_logger
-from engine.lora_adapters import LoraRequest, read_adapter, require_fitting
+from engine.lora_adapters import LoraRequest, absolute_folder, read_adapter, require_fitting
 
 logger = get_logger(__name__)
 
@@ -47,7 +47,7 @@ class LoraRegistry:
         async with self._turn:
             self._check_new(name)
             self._num_loaded += 1
-            request = LoraRequest(name, self._num_loaded, str(Path(path).expanduser().absolute()))
+            request = LoraRequest(name, self._num_loaded, absolute_folder(path))
             error = await self._load(request)
             if error is not None:
                 await self._unload(request.lora_id)  # of those engines that have it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, CorruptModelError
 from engine.model_files.json_objects import read_optional_json
 
 
@@ -19,11 +19,14 @@ class TemplateSources:
 
 def read_chat_templates(folder: Path) -> TemplateSources | None:
     """Those of chat_template.jinja, chat_template.json or tokenizer_config.json, in this order;
-    None where there are none.
+    None where there are none. CorruptModelError names a file that is damaged.
     """
     jinja_file = folder / "chat_template.jinja"
     if jinja_file.is_file():
-        return TemplateSources(jinja_file.read_text(encoding="utf-8"))
+        try:
+            return TemplateSources(jinja_file.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise CorruptModelError(f"{jinja_file} is not UTF-8 text: {error}.") from error
     # Processors of transformers before version 5 wrote it into a JSON file of its own.
     value = read_optional_json(folder / "chat_template.json").get("chat_template")
     value = value or read_optional_json(folder / "tokenizer_config.json").get("chat_template")

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine.errors import CorruptModelError, ModelError
-from engine.model_files.bounds import of_type, whole_number
+from engine.model_files.bounds import of_type, shown, whole_number
 from engine.model_files.json_objects import read_json, read_json_list, read_optional_json
 
 _MOST_FEATURES = 1 << 20
@@ -77,10 +77,10 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     transformer = read_optional_json(folder / "sentence_bert_config.json")
     prompts = _prompts(settings, folder)
     default = settings.get("default_prompt_name")
-    if default is not None and default not in prompts:
+    what = f"{folder}/config_sentence_transformers.json: default_prompt_name"
+    if default is not None and of_type(default, what, str, "a text") not in prompts:
         raise CorruptModelError(
-            f"{folder}/config_sentence_transformers.json: default_prompt_name is {default!r}, and "
-            f"its prompts are {', '.join(prompts) or 'none'}."
+            f"{what} is {shown(default)}, and its prompts are {', '.join(prompts) or 'none'}."
         )
     return SentenceFiles(
         **_modules(path),
@@ -140,10 +140,12 @@ def _pooling(path: Path) -> dict[str, Any]:
     words = config.get("pooling_mode")
     if words is None:
         words = [word for switch, word in _OLD_POOLING.items() if config.get(switch)] or ["mean"]
-    words = [words] if isinstance(words, str) else of_type(words, str(path), list, "a list")
+    what = f"{path}: pooling_mode"
+    listed = [words] if isinstance(words, str) else of_type(words, what, list, "a list")
+    words = [of_type(word, what, str, "a text") for word in listed]
     if len(words) != 1 or words[0] not in _POOLING:
         raise ModelError(
-            f"{path} pools by {' and '.join(map(str, words))}; this engine pools by one of "
+            f"{path} pools by {' and '.join(words)}; this engine pools by one of "
             f"{', '.join(_POOLING)}."
         )
     return {

@@ -17,7 +17,7 @@ from engine.models.safetensors_loader import unreadable
 from engine.models.weights import scaled_range
 from engine.rank_layout import RankPlace, layers_of
 
-_FUSED = {
+FUSED_LINEARS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "output": ("self_attn.o_proj",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
@@ -62,7 +62,7 @@ def decoder_adapter(
     spans = _spans(config, place)
     adapter: dict[Hashable, LowRank] = {}
     for number, parts in by_layer.items():
-        for fused, names in _FUSED.items():
+        for fused, names in FUSED_LINEARS.items():
             if any(name in parts for name in names):
                 adapter[number, fused] = _fuse(fused, names, parts, spans)
     return adapter
@@ -73,7 +73,7 @@ def _spans(config: ModelConfig, place: RankPlace) -> Mapping[str, range]:
     queries = scaled_range(place.span(config.num_attention_heads), config.head_dim)
     keys = scaled_range(place.kv_heads(config.num_key_value_heads), config.head_dim)
     inner = place.span(config.intermediate_size)
-    names = [name for names in _FUSED.values() for name in names]
+    names = [name for names in FUSED_LINEARS.values() for name in names]
     return dict(zip(names, (queries, keys, keys, queries, inner, inner, inner), strict=True))
 
 

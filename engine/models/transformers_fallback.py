@@ -81,14 +81,21 @@ class TransformersModel:
 
     def require_fitting(self, modules: Sequence[AdapterModule], folder: Path) -> None:
         """Raise ModelError for an adapter that was made for another model."""
+        from transformers.pytorch_utils import Conv1D
+
         known = dict(self._model.named_modules())
+        # The head computes only rows that are asked for, an expert those that come to it: what
+        # says which row has which adapter is of all tokens. A router gives more than its linear's.
+        ends = {self._model.get_input_embeddings(), self._model.get_output_embeddings()}
         for module in modules:
-            weight = getattr(known.get(module.name), "weight", None)
-            if weight is None or weight.dim() != 2 or ".experts." in module.name:
+            found = known.get(module.name)
+            is_linear = isinstance(found, torch.nn.Linear | Conv1D) and found not in ends
+            if found is None or not is_linear or ".experts." in module.name:
                 raise ModelError(
                     f"The adapter in {folder} changes {module.name}, which is no linear of "
                     f"{self.architecture} that can be adapted; it was made for another model."
                 )
+            weight = found.weight
             if sorted(weight.shape) != sorted((module.outputs, module.inputs)):
                 raise ModelError(
                     f"The adapter in {folder} was made for another model: its {module.name} maps "

@@ -10,7 +10,7 @@ import torch
 from engine.errors import CorruptModelError
 from engine.logger import get_logger
 from engine.model_config import ModelConfig
-from engine.models.quantized_tensors import checkpoint_tensors
+from engine.models.quantized_tensors import QuantizedTensor, checkpoint_tensors
 
 logger = get_logger(__name__)
 
@@ -31,7 +31,7 @@ def from_pretrained(
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model, report = model_class.from_pretrained(
-            **_source(config, settings),
+            **_source(config, settings, dtype),
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
@@ -58,11 +58,21 @@ def from_pretrained(
     return model.eval().requires_grad_(False)
 
 
-def _source(config: ModelConfig, settings: Any) -> dict[str, Any]:
-    """Where the weights come from; those of a quantised checkpoint are plain ones by then."""
+def _source(config: ModelConfig, settings: Any, dtype: torch.dtype) -> dict[str, Any]:
+    """Where the weights come from; those of a quantised checkpoint are plain ones by then.
+
+    What was dequantised is held in `dtype`, the rest as the file has it: transformers keeps some
+    parameters in float32.
+    """
     if config.quantization is None:
         return {"pretrained_model_name_or_path": config.path, "config": settings}
-    del settings.quantization_config
+    if hasattr(settings, "quantization_config"):  # else it is beside the text model's settings
+        del settings.quantization_config
     tensors = checkpoint_tensors(Path(config.path), config.quantization, lambda *state: None)
-    weights = {tensor.name: tensor.read() for tensor in tensors}
+    weights = {
+        tensor.name: tensor.read().to(dtype)
+        if isinstance(tensor, QuantizedTensor)
+        else tensor.read()
+        for tensor in tensors
+    }
     return {"pretrained_model_name_or_path": None, "config": settings, "state_dict": weights}

@@ -412,7 +412,7 @@ class Scheduler:
             if request.num_output_placeholders:
                 request.num_output_placeholders -= 1
             tokens, status = self._accept(request, sampled)
-            if draft:
+            if draft and status is not RequestStatus.FINISHED_ERROR:  # NaN must not be found
                 self.kv_cache_manager.register_computed(request)
             if status is not None:
                 self._finish(request, status)

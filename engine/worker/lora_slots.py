@@ -14,7 +14,7 @@ from engine.kernels.low_rank import AdaptedStep
 from engine.logger import get_logger
 from engine.lora_adapters import LoraRequest, linear_shapes, read_adapter, require_fitting
 from engine.model_config import ModelConfig
-from engine.models.lora import decoder_adapter, read_low_ranks
+from engine.models.lora import FUSED_LINEARS, decoder_adapter, read_low_ranks
 from engine.models.transformers_fallback import TransformersModel
 from engine.rank_layout import RankPlace, layers_of
 
@@ -92,7 +92,12 @@ def reserved_bytes(config: LoraConfig | None, model: ModelConfig, place: RankPla
     """What as many adapters as may be held take at their highest rank, on one rank."""
     if config is None:
         return 0
-    widths = sum(outputs + inputs for outputs, inputs in linear_shapes(model).values())
+    shapes = linear_shapes(model)
+    widths = sum(outputs + inputs for outputs, inputs in shapes.values())
+    if model.implementation == "stoker":
+        # Each output of a fused linear has a column for the ranks of all its parts.
+        for names in FUSED_LINEARS.values():
+            widths += (len(names) - 1) * sum(shapes[name][0] for name in names)
     layers = len(layers_of(model, place))
     each = widths * config.max_lora_rank * layers * _VALUE_BYTES // place.tensor_size
     return config.num_reserved * each

@@ -64,6 +64,8 @@ class ModelRunner:
         scheduler = config.scheduler
         self._num_groups = num_groups
         self._model = model
+        # Asked once: a protocol looks at every attribute of the model.
+        self._keeping = model if isinstance(model, KeepingStep) else None
         self._links = links
         self._place = links.place
         self._hidden_size = config.model.hidden_size
@@ -313,9 +315,9 @@ class ModelRunner:
             )
 
     def _apply(self, step: SchedulerOutput) -> None:
-        if isinstance(self._model, KeepingStep):
+        if self._keeping is not None:
             here = [req_id for req_id in step.finished_req_ids if req_id in self._batch]
-            self._model.forget(self._batch.rows(here))
+            self._keeping.forget(self._batch.rows(here))
         self._batch.remove(step.finished_req_ids)
         self._prompt_logprobs.remove(step.finished_req_ids)
         self._pooler.remove(step.finished_req_ids)

@@ -11,7 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
-from engine.lora_adapters import AdapterModule, parse_lora_module, read_adapter, require_fitting
+from engine.lora_adapters import (
+    AdapterModule,
+    absolute_folder,
+    parse_lora_module,
+    read_adapter,
+    require_fitting,
+)
 from engine.model_config import ModelConfig
 from tests.tiny_model import write_tiny_llama
 
@@ -108,6 +114,7 @@ def test_a_rank_above_the_limit_says_what_to_type(tmp_path: Path) -> None:
             "have the ranks 4 and 5",
         ),
         ({**matrices(QUERY), f"{QUERY}.lora_B.weight": torch.ones(64)}, r"F32 \[64\]"),
+        (matrices("a." * 150 + "b"), "a module in 301 characters; it can have 300"),
     ],
 )
 def test_damaged_tensors_are_named(
@@ -117,10 +124,22 @@ def test_damaged_tensors_are_named(
         read(write(tmp_path / "a", tensors))
 
 
-@pytest.mark.parametrize("pattern", ["(.+)+x", "[", "a" * 300, "(x){9}"])
+@pytest.mark.parametrize("pattern", ["(.+)+x", "[", "a" * 300, "(x){9}", "x{99999999999}"])
 def test_an_expression_that_could_hang_is_refused(pattern: str, tmp_path: Path) -> None:
     with pytest.raises(CorruptModelError, match="alpha_pattern"):
         read(write(tmp_path / "a", alpha_pattern={pattern: 3}))
+
+
+@pytest.mark.parametrize("patterns", [["q_proj"], "q_proj", 3])
+def test_patterns_that_are_no_object_are_refused(patterns: object, tmp_path: Path) -> None:
+    with pytest.raises(CorruptModelError, match=r"alpha_pattern is .* not an object"):
+        read(write(tmp_path / "a", alpha_pattern=patterns))
+
+
+def test_a_folder_is_named_from_the_root_on() -> None:
+    assert absolute_folder("~") == str(Path.home())
+    for path in ("~nosuchuser/x", "~\0/x"):
+        assert absolute_folder(path) == f"{Path.cwd()}/{path}"
 
 
 @pytest.mark.parametrize(

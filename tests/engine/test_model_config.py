@@ -47,6 +47,22 @@ def test_old_and_new_rope_keys_are_read(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, 256),
+        ({"rope_type": "yarn", "factor": 4.0}, 256),
+        ({"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 256}, 256),
+    ],
+)
+def test_yarn_lengthens_the_context(rope: dict[str, Any], expected: int, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, rope_scaling=rope)
+    for implementation in ("stoker", "transformers"):
+        config = ModelConfig.from_folder(folder, "name", implementation)
+        assert config.max_position_embeddings == expected
+
+
 def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
     folder = folder_with(tmp_path)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))

@@ -93,6 +93,9 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert _loaded(tmp_path, str(tmp_path / "mine.jinja")) == "mine"
     with pytest.raises(ConfigError, match="--chat-template"):
         _loaded(tmp_path, str(tmp_path / "absent"))
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{{")
+    with pytest.raises(CorruptModelError, match=r"chat_template\.jinja is not UTF-8"):
+        _loaded(tmp_path)
 
 
 def test_chatml_is_there_by_name(tmp_path: Path) -> None:

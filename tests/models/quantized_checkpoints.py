@@ -205,7 +205,7 @@ def _save_by_hand(folder: Path, numbers: Numbers, config: dict[str, Any]) -> Che
         tensors |= {f"{name.removesuffix('weight')}{kind}": part for kind, part in parts.items()}
     path.unlink()
     save_split(folder, tensors)
-    _add_to_config(folder, config)
+    add_to_config(folder, config)
     return Checkpoint(folder, _plain(folder, plain))
 
 
@@ -221,7 +221,8 @@ def save_split(folder: Path, tensors: dict[str, Tensor]) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def _add_to_config(folder: Path, quantization: dict[str, Any]) -> None:
+def add_to_config(folder: Path, quantization: dict[str, Any]) -> None:
+    """As `quantization_config`."""
     path = folder / "config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "quantization_config": quantization}))

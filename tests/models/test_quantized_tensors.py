@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from engine.config import ParallelConfig
 from engine.errors import CorruptModelError
@@ -17,7 +18,7 @@ from engine.model_config import ModelConfig
 from engine.models.quantized_tensors import unpacked
 from engine.models.registry import load_weights
 from engine.models.transformers_config import with_transformers_facts
-from engine.models.transformers_fallback import load_transformers_model
+from engine.models.transformers_fallback import TransformersModel, load_transformers_model
 from engine.models.weights import DecoderWeights
 from engine.rank_layout import WHOLE, RankPlace, rank_places
 from engine.worker.kv_cache import cache_spec
@@ -30,6 +31,7 @@ from tests.kernels.native_models import (
 from tests.kernels.paged_sequences import PagedSequences
 from tests.models.quantized_checkpoints import (
     Checkpoint,
+    add_to_config,
     save_awq,
     save_compressed,
     save_fp8_blocks,
@@ -37,6 +39,7 @@ from tests.models.quantized_checkpoints import (
     save_split,
     words,
 )
+from tests.models.tiny_models import save_seeing_gemma
 from tests.worker.driver import engine_config
 
 _DYNAMIC = {"num_bits": 8, "strategy": "token", "dynamic": True}
@@ -167,22 +170,49 @@ def load(config: ModelConfig, place: RankPlace) -> DecoderWeights:
     return load_weights(config, torch.float32, torch.device("cpu"), lambda *state: None, place)
 
 
+def transformers_model(folder: Path, dtype: torch.dtype = torch.float32) -> TransformersModel:
+    config = ModelConfig.from_folder(folder, "tiny", "transformers")
+    model = with_transformers_facts(config, 256)
+    return load_transformers_model(
+        model,
+        create_kernel_set("reference"),
+        cache_spec(dataclasses.replace(engine_config(folder), model=model)),
+        torch.device("cpu"),
+        dtype,
+        lambda *state: None,
+    )
+
+
 def test_transformers_code_runs_them_too(tmp_path: Path) -> None:
     checkpoint = save_compressed(
         tmp_path, family="Olmo2", num_bits=4, type="int", strategy="group", group_size=32
     )
-    config = engine_config(tmp_path)
-    assert config.model.implementation == "transformers"
-    model = load_transformers_model(
-        with_transformers_facts(config.model, 256),
-        create_kernel_set("reference"),
-        cache_spec(config),
-        torch.device("cpu"),
-        torch.float32,
-        lambda *state: None,
-    )
+    assert engine_config(tmp_path).model.implementation == "transformers"
     texts = continued(checkpoint.oracle)
-    assert greedy(model, texts) == [text[-NUM_TOKENS:] for text in texts]
+    found = greedy(transformers_model(tmp_path), texts)
+    assert found == [text[-NUM_TOKENS:] for text in texts]
+
+
+def test_transformers_code_runs_the_text_part_of_one_with_a_tower(tmp_path: Path) -> None:
+    plain, small = tmp_path / "plain", tmp_path / "small"
+    for folder in (plain, small):
+        save_seeing_gemma(folder, head_dim=16, sliding_window=9)
+    plain_tensors = load_file(plain / "model.safetensors")
+    tensors = dict(plain_tensors)
+    for name in [name for name in tensors if name.endswith("mlp.down_proj.weight")]:
+        numbers = (tensors[name] * 256).to(torch.float8_e4m3fn)
+        tensors |= {name: numbers, f"{name}_scale": torch.tensor([1 / 256])}
+        plain_tensors[name] = numbers.float() / 256
+    assert len(tensors) > len(plain_tensors)
+    save_file(plain_tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, small / "model.safetensors", metadata={"format": "pt"})
+    add_to_config(small, {"quant_method": "fp8"})
+    logits = [
+        PagedSequences(transformers_model(folder, torch.bfloat16), PROMPTS, 16).run([[5, 40]])
+        for folder in (plain, small)
+    ]
+    for found, wanted in zip(*logits, strict=True):
+        assert torch.equal(found, wanted)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -120,9 +120,12 @@ def test_vectors_of_a_model_with_states(tmp_path: Path) -> None:
     [
         ("kv_cache_dtype", "fp8"),
         ("speculative_config", '{"method": "ngram", "num_speculative_tokens": 2}'),
+        ("enable_lora", True),
     ],
 )
-def test_flags_for_a_cache_of_ours_are_refused(flag: str, value: str, tmp_path: Path) -> None:
+def test_flags_for_a_cache_of_ours_are_refused(
+    flag: str, value: str | bool, tmp_path: Path
+) -> None:
     save_family("bloom", tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be had: BloomForCausalLM keeps.*Leave it out"):
         start(tmp_path, **{flag: value})

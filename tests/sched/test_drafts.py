@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 
+from engine.kernels.step_batch import NO_TOKEN
 from engine.sched.drafts import Drafter, StepCosts
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
@@ -128,6 +129,33 @@ def repeating_token(request: Request) -> int:
     """Goes round, with a slip now and then."""
     number = request.num_tokens
     return number % 4 if number % 7 else number % 5
+
+
+def test_what_a_draft_made_without_numbers_is_not_found_again() -> None:
+    speculative = SpeculativeConfig(prompt_lookup_min=1, num_speculative_tokens=5)
+    scheduler = make_scheduler(block_size=4, caching=True, speculative=speculative)
+    prompt = [1, 2, 3, 4] * 4
+
+    def going_round(request: Request) -> int:
+        return request.num_tokens % 4 + 1
+
+    def nothing_then(request: Request) -> int:
+        return NO_TOKEN if request.num_tokens >= 21 else going_round(request)
+
+    run = Run(scheduler, nothing_then)
+    scheduler.add_request(make_request(scheduler, "a", prompt, 40))
+    plans = []
+    while scheduler.has_unfinished_requests():
+        plans.append(run.step()[0])
+    assert plans[-1].draft_token_ids, "it ends with a draft"
+    assert run.reasons == {"a": "error"}
+    text = [*prompt, *run.outputs["a"], 9]
+    assert len(text) > 20, "the draft filled a block"
+    healthy = Run(scheduler, going_round)
+    scheduler.add_request(make_request(scheduler, "b", [*prompt, 9], 1))
+    healthy.finish()
+    scheduler.add_request(make_request(scheduler, "c", text, 1))
+    assert scheduler.schedule().new_requests[0].num_computed_tokens == len(prompt)
 
 
 def test_one_slow_step_is_forgotten() -> None:

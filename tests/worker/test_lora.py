@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from engine.args import EngineArgs
+from engine.config import LoraConfig
 from engine.core.engine_core import EngineCore
 from engine.env import HostDevice
 from engine.errors import ModelError
-from engine.lora_adapters import LoraRequest
+from engine.lora_adapters import LoraRequest, read_adapter
 from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from engine.model_config import ModelConfig
+from engine.models.lora import decoder_adapter, read_low_ranks
+from engine.rank_layout import WHOLE
 from engine.sampling_params import SamplingParams
+from engine.worker.lora_slots import reserved_bytes
 from tests.kernels.native_models import random_prompts, save_rounded
 from tests.models.peft_adapters import save_adapter
 from tests.models.tiny_models import save_tiny_model
@@ -234,3 +239,33 @@ def test_transformers_code_takes_adapters_too(tmp_path: Path) -> None:
     core.shutdown()
     assert tokens(found["base"]) == _alone(base, PROMPTS[1])
     assert tokens(found["a"]) == _alone(oracle, PROMPTS[1])
+
+
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens", "model.layers.0.mlp.gate"])
+def test_transformers_code_adapts_linears_of_all_tokens_alone(name: str, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "Mixtral", num_local_experts=4)
+    outputs, inputs = model.get_submodule(name).weight.shape
+    path = tmp_path / "a"
+    save_adapter(model, path, seed=3, target_modules=["q_proj"])
+    save_file(
+        {
+            f"base_model.model.{name}.lora_A.weight": torch.ones(8, inputs),
+            f"base_model.model.{name}.lora_B.weight": torch.ones(outputs, 8),
+        },
+        path / "adapter_model.safetensors",
+    )
+    core = start(tmp_path)
+    error = core.load_adapter(LoraRequest("a", 1, str(path)))
+    core.shutdown()
+    assert error is not None
+    assert f"changes {name}, which is no linear" in error
+
+
+def test_what_is_kept_free_for_adapters_is_what_they_take(folder: Path, oracles: list[Any]) -> None:
+    model = ModelConfig.from_folder(folder, "tiny")
+    config = LoraConfig(max_loras=1, max_lora_rank=8, max_cpu_loras=1)
+    modules = read_adapter(folder / "a", 8)
+    found = read_low_ranks(folder / "a", modules, torch.bfloat16, torch.device("cpu"))
+    adapter = decoder_adapter(found, model, WHOLE)
+    matrices = sum(low_rank.a.nbytes + low_rank.b.nbytes for low_rank in adapter.values())
+    assert reserved_bytes(config, model, WHOLE) == config.num_reserved * matrices

@@ -97,6 +97,16 @@ BOTH = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
         ),
         ({"1_Pooling/config.json": BOTH}, ModelError, "pools by cls and mean"),
         ({"1_Pooling/config.json": {"pooling_mode": "best"}}, ModelError, "pools by best"),
+        (
+            {"1_Pooling/config.json": {"pooling_mode": [["mean"]]}},
+            CorruptModelError,
+            r"1_Pooling/config.json: pooling_mode is \['mean'\], not a text",
+        ),
+        (
+            {"config_sentence_transformers.json": {"default_prompt_name": ["x"]}},
+            CorruptModelError,
+            r"default_prompt_name is \['x'\], not a text",
+        ),
         ({"2_Dense/config.json": {"in_features": "8"}}, CorruptModelError, "in_features is '8'"),
         ({"2_Dense/config.json": {"in_features": 8}}, CorruptModelError, "out_features is None"),
         (
