@@ -57,6 +57,8 @@ class Connection:
 
     abilities: ServerAbilities
     key_file: Path | None = None  # where its key lies, if in a file
+    key_variable: str = KEY_VARIABLE  # where else it is
+    project: Path | None = None  # its folder, where that is not the one that the user is in
 
     @property
     def api_base(self) -> str:
@@ -79,14 +81,20 @@ class Connection:
     def key_word(self) -> str:
         """The key as a word of a shell."""
         if self.key_file is None:
-            return f'"${KEY_VARIABLE}"'
+            return f'"${self.key_variable}"'
         return f'"$(cat {shlex.quote(str(self.key_file))})"'
 
     def key_export(self) -> dict[str, str]:
         """The key's variable, where it has to be set: one that is taken from it is there."""
         if not self.abilities.needs_key or self.key_file is None:
             return {}
-        return {KEY_VARIABLE: self.key_word}
+        return {self.key_variable: self.key_word}
+
+    def place_word(self, path: str) -> str:
+        """A place in the project as a word of a shell."""
+        if self.project is None:
+            return f'"$PWD/{path}"'
+        return shlex.quote(str(self.project.absolute() / path))
 
 
 def merge(before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,12 +147,13 @@ def codex(server: Connection) -> AgentSettings:
         'wire_api = "responses"',
     ]
     if server.abilities.needs_key:
-        lines.append(f'env_key = "{KEY_VARIABLE}"')
+        lines.append(f'env_key = "{server.key_variable}"')
     files = (
         SettingsFile(".stoker/codex/config.toml", "\n".join(lines) + "\n"),
         _ignore_all(),
     )
-    return AgentSettings(files, server.key_export(), 'CODEX_HOME="$PWD/.stoker/codex" codex')
+    command = f"CODEX_HOME={server.place_word('.stoker/codex')} codex"
+    return AgentSettings(files, server.key_export(), command)
 
 
 def opencode(server: Connection) -> AgentSettings:
@@ -154,7 +163,7 @@ def opencode(server: Connection) -> AgentSettings:
         card["limit"] = {"context": server.context, "output": server.most_output}
     options = {"baseURL": server.api_base}
     if server.abilities.needs_key:
-        options["apiKey"] = f"{{env:{KEY_VARIABLE}}}"
+        options["apiKey"] = f"{{env:{server.key_variable}}}"
     values = {
         "$schema": "https://opencode.ai/config.json",
         "model": f"{_PROVIDER}/{server.model}",
@@ -194,12 +203,13 @@ def aider(server: Connection) -> AgentSettings:
 
 def continue_dev(server: Connection) -> AgentSettings:
     """Continue: a block of models of the workspace."""
+    key = f"${{{{ secrets.{server.key_variable} }}}}"
     model: dict[str, Any] = {
         "name": f"{server.model} (Stoker)",
         "provider": "openai",
         "model": server.model,
         "apiBase": server.api_base,
-        "apiKey": f"${{{{ secrets.{KEY_VARIABLE} }}}}" if server.abilities.needs_key else _NO_KEY,
+        "apiKey": key if server.abilities.needs_key else _NO_KEY,
         "roles": ["chat", "edit", "apply"],
     }
     if server.abilities.tools_refusal is None:
@@ -228,7 +238,7 @@ def llm(server: Connection) -> AgentSettings:
         SettingsFile(".stoker/llm/extra-openai-models.yaml", _yaml([model])),
         _ignore_all(),
     )
-    exports = {"LLM_USER_PATH": '"$PWD/.stoker/llm"'}
+    exports = {"LLM_USER_PATH": server.place_word(".stoker/llm")}
     ask = f"llm -m {_PROVIDER} 'Why is the sky blue?'"
     command = f"llm keys set {_PROVIDER} && {ask}" if server.abilities.needs_key else ask
     return AgentSettings(files, exports, command)

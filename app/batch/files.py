@@ -23,6 +23,7 @@ ROUTES = (
 )
 
 _BEGINNING = b'{"custom_id": '  # of every line that is written
+_ANSWER_FIELD = "response"  # of every answer, null too; a request has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ def read_requests(path: Path) -> list[BatchRequest]:
 def _request(line: str, place: str) -> BatchRequest:
     try:
         entry = json.loads(line)
+        # As strict as what sends it: lone surrogates and NaN can be read, but not sent.
+        json.dumps(entry, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError as error:
+        raise UsageError(f"{place} is nested too deeply") from error
     except ValueError as error:
         raise UsageError(f"{place} is not JSON: {error}") from error
     if not isinstance(entry, dict):
@@ -85,7 +90,9 @@ class AnswerFile:
 
     def append(self, custom_id: str, answer: dict[str, Any]) -> None:
         """Write one answer; StokerError when the disk is full, and then nothing of it is left."""
-        line = json.dumps({"custom_id": custom_id, **answer}, ensure_ascii=False).encode() + b"\n"
+        text = json.dumps({"custom_id": custom_id, **answer}, ensure_ascii=False)
+        # A lone surrogate of an answer is written as JSON's own escape of it.
+        line = text.encode(errors="backslashreplace") + b"\n"
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
             written = os.write(self._descriptor, line)
@@ -103,7 +110,7 @@ class AnswerFile:
 
 def is_failed(answer: dict[str, Any]) -> bool:
     """Whether an answer says that its request came to nothing."""
-    response = answer.get("response")
+    response = answer.get(_ANSWER_FIELD)
     return not isinstance(response, dict) or response.get("status_code") != 200
 
 
@@ -133,11 +140,20 @@ def _opened(descriptor: int, path: Path, known: Collection[str]) -> AnswerFile:
         content = file.read()
     whole = content.rfind(b"\n") + 1
     done, num_failed = _read_answers(content[:whole], path, known)
-    is_begun = _BEGINNING.startswith(content[whole:][: len(_BEGINNING)])
-    if not is_begun:
+    if not _is_cut_off(content[whole:]):
         raise _other_file(path, content.count(b"\n") + 1)
     os.ftruncate(descriptor, whole)
     return AnswerFile(path, descriptor, done, num_failed)
+
+
+def _is_cut_off(tail: bytes) -> bool:
+    """Whether a line without an end can be the beginning of an answer."""
+    if not _BEGINNING.startswith(tail[: len(_BEGINNING)]):
+        return False
+    try:
+        return _ANSWER_FIELD in json.loads(tail)
+    except (ValueError, RecursionError):
+        return True
 
 
 def _read_answers(content: bytes, path: Path, known: Collection[str]) -> tuple[set[str], int]:
@@ -147,9 +163,10 @@ def _read_answers(content: bytes, path: Path, known: Collection[str]) -> tuple[s
         try:
             entry = json.loads(line)
             custom_id = entry["custom_id"]
-        except (ValueError, LookupError, TypeError) as error:
+            is_other = _ANSWER_FIELD not in entry or custom_id not in known or custom_id in done
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise _other_file(path, number) from error
-        if custom_id not in known or custom_id in done:
+        if is_other:
             raise _other_file(path, number)
         done.add(custom_id)
         num_failed += is_failed(entry)

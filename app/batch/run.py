@@ -33,7 +33,8 @@ _RESERVE = 1.5  # times the longest answer so far: less time left, and none is b
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """What to send where. `deadline_s` is of the monotonic clock; `retries` are tries after a
-    failure of the server (500), `patience_s` is how long one that is not there is waited for.
+    failure of the server (500) or no answer within `timeout_s`, `patience_s` is how long one that
+    is not there is waited for.
     """
 
     url: str
@@ -104,7 +105,10 @@ class _Batch:
         waiting = (entry for entry in plan.requests if entry.custom_id not in self._answers.done)
         self._on_progress(self._progress)
         async with open_async_client(
-            plan.url, api_key=plan.api_key, timeout_s=plan.timeout_s
+            plan.url,
+            api_key=plan.api_key,
+            timeout_s=plan.timeout_s,
+            max_connections=plan.concurrency,
         ) as client:
             streams = [
                 asyncio.create_task(self._stream(client, waiting)) for _ in range(plan.concurrency)
@@ -131,7 +135,8 @@ class _Batch:
             progress = self._progress
             progress.num_done = len(self._answers.done)
             progress.num_failed = self._answers.num_failed
-            progress.longest_s = max(progress.longest_s, took_s)
+            if answer["response"] is not None:
+                progress.longest_s = max(progress.longest_s, took_s)
             self._on_progress(progress)
 
     async def _ask(self, client: httpx.AsyncClient, request: BatchRequest) -> dict[str, Any]:
@@ -139,31 +144,41 @@ class _Batch:
         import httpx
 
         num_failures = 0
+        away_since_s: float | None = None
         for attempt in itertools.count():
-            retry_after = None
+            retry_after = away = None
             try:
                 response = await client.post(request.url, json=request.body)
+            except (httpx.ReadTimeout, httpx.WriteTimeout):
+                num_failures += 1
+                if num_failures > self._plan.retries:
+                    return _timed_out(self._plan.timeout_s)
             except httpx.TransportError as error:
-                self._note_away(str(error) or type(error).__name__)
+                away = str(error) or type(error).__name__
             else:
+                status = response.status_code
                 retry_after = response.headers.get("retry-after")
-                num_failures += response.status_code == 500
-                if self._is_final(response.status_code, num_failures):
-                    return _answer(response)
+                num_failures += status == 500
+                if status in _AWAY:
+                    away = f"HTTP {status}"
+                else:
+                    self._last_seen_s = time.monotonic()
+                    if self._is_final(status, num_failures):
+                        return _answer(response)
+            if away is not None:
+                away_since_s = away_since_s or time.monotonic()
+                self._check_patience(away_since_s, away)
             await self._pause(attempt, retry_after)
         raise AssertionError("it goes on until there is an answer")
 
     def _is_final(self, status: int, num_failures: int) -> bool:
         """Whether a status is the answer; else it is asked again."""
-        if status in _AWAY:
-            self._note_away(f"HTTP {status}")
-            return False
-        self._last_seen_s = time.monotonic()
         return status not in _BUSY and (status != 500 or num_failures > self._plan.retries)
 
-    def _note_away(self, why: str) -> None:
-        """The server is not there; ServerGone when that has been so for too long."""
-        if time.monotonic() - self._last_seen_s > self._plan.patience_s:
+    def _check_patience(self, away_since_s: float, why: str) -> None:
+        """ServerGone when a request has met no server for too long, and no other has either."""
+        waited_s = time.monotonic() - max(away_since_s, self._last_seen_s)
+        if waited_s > self._plan.patience_s:
             raise ServerGone(why)
 
     async def _pause(self, attempt: int, retry_after: str | None) -> None:
@@ -177,14 +192,28 @@ class _Batch:
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
+def _timed_out(timeout_s: float) -> dict[str, Any]:
+    """OpenAI's form of a request that never was answered in time."""
+    message = f"no answer came within {timeout_s:g} seconds; --timeout allows more"
+    return {
+        "id": _new_id(),
+        "response": None,
+        "error": {"code": "timeout", "message": message},
+    }
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"
+
+
 def _answer(response: httpx.Response) -> dict[str, Any]:
     """OpenAI's form of one answer."""
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         body = response.text
     return {
-        "id": f"batch_req_{uuid.uuid4().hex}",
+        "id": _new_id(),
         "response": {
             "status_code": response.status_code,
             "request_id": response.headers.get("x-request-id") or "",

@@ -13,13 +13,21 @@ KEY_FILE_VARIABLE = "STOKER_API_KEY_FILE"
 
 def find_api_key(key_file: Path | None, environ: Mapping[str, str]) -> str | None:
     """The key from `key_file`, else from the first variable above that is set, else None."""
+    source = find_key_source(key_file, environ)
+    if isinstance(source, Path):
+        return read_key_file(source)
+    return environ[source].strip() if source else None
+
+
+def find_key_source(key_file: Path | None, environ: Mapping[str, str]) -> Path | str | None:
+    """Where that key is: in a file, or in the variable of this name."""
     if key_file is not None:
-        return read_key_file(key_file)
+        return key_file
     for name in KEY_VARIABLES:
         if environ.get(name, "").strip():
-            return environ[name].strip()
+            return name
     named = environ.get(KEY_FILE_VARIABLE)
-    return read_key_file(Path(named)) if named else None
+    return Path(named) if named else None
 
 
 def read_key_file(path: Path) -> str:

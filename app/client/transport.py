@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 10.0
+DEFAULT_MAX_CONNECTIONS = 100
 # An answer may pause for minutes while a long prompt is computed; connecting may not.
 STREAM_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 3.0
@@ -108,15 +109,19 @@ def open_async_client(
     *,
     api_key: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    max_connections: int = DEFAULT_MAX_CONNECTIONS,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncClient:
-    """The asynchronous twin of `open_client`."""
+    """The asynchronous twin of `open_client`; more requests at once than connections wait."""
     import httpx
 
     options = _options(base_url, api_key, timeout_s)
+    limits = httpx.Limits(
+        max_connections=max_connections, max_keepalive_connections=max_connections
+    )
     if transport is None and (path := unix_socket(normalise_base_url(base_url))):
-        transport = httpx.AsyncHTTPTransport(uds=path)
-    return httpx.AsyncClient(transport=transport, **options)
+        transport = httpx.AsyncHTTPTransport(uds=path, limits=limits)
+    return httpx.AsyncClient(transport=transport, limits=limits, **options)
 
 
 def _options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:

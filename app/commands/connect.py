@@ -68,9 +68,12 @@ def connect(
     api_key = target.api_key(api_key_file)
     with client_errors(api_key):
         abilities = server_abilities(target.url, model, api_key=api_key)
-    key_file = api_key_file or target.key_file
     settings = AGENTS[agent](
-        Connection(abilities, key_file.expanduser().absolute() if key_file else None)
+        Connection(
+            abilities,
+            **_key_place(target.key_source(api_key_file)),
+            project=None if project == Path() else project,
+        )
     )
     problems = problems_of(NEEDS[agent], abilities)
     written = write_settings(project, settings.files) if write else []
@@ -85,6 +88,13 @@ def connect(
             kind = "will not work" if problem.is_fatal else "warning"
             say(f"{kind}: {problem.text}\n  hint: {problem.hint}")
     return ExitCode.NO if any(one.is_fatal for one in problems) else ExitCode.OK
+
+
+def _key_place(source: Path | str | None) -> dict[str, Any]:
+    """The fields of a Connection that say where the key is."""
+    if isinstance(source, Path):
+        return {"key_file": source.expanduser().absolute()}
+    return {"key_variable": source} if source else {}
 
 
 def _looked_at(server: ServerAbilities) -> str:

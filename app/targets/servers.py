@@ -48,6 +48,12 @@ class ServerTarget:
         """The key for it: of the file that the user names, the environment, else its own."""
         return api_key_from(key_file) or (api_key_from(self.key_file) if self.key_file else None)
 
+    def key_source(self, key_file: Path | None = None) -> Path | str | None:
+        """Where that key is: in a file, or in the variable of this name."""
+        from app.client.credentials import find_key_source
+
+        return find_key_source(key_file, os.environ) or self.key_file
+
 
 def find_target(
     word: str | None, *, failed_too: bool = False, must_run_here: bool = False

@@ -145,7 +145,11 @@ class InputProcessor:
         """
         room = self.max_model_len - num_prompt_tokens
         most = room if room > 0 else self.max_model_len // 2
-        if params.max_tokens is None or params.max_tokens <= most:
+        if params.max_tokens is None:
+            if room > 0:
+                return params
+            most = min(most, self._default_max_tokens or most)
+        elif params.max_tokens <= most:
             return params
         return dataclasses.replace(params, max_tokens=most)
 

@@ -184,6 +184,8 @@ class Functions:
         self.kept: list[Item] = []
         self.definitions: list[dict[str, Any]] = []
         self._names: dict[str, FunctionName] = {}
+        # These keep their names; those of a namespace give way, wherever they stand.
+        self._plain = [tool.get("name") for tool in tools if tool.get("type") == "function"]
         unknown: set[str] = set()
         for tool in tools:
             kind = tool.get("type")
@@ -229,9 +231,12 @@ class Functions:
         )
 
     def _add_namespace(self, namespace: Item, unknown: set[str]) -> None:
+        group = namespace.get("name")
+        if not isinstance(group, str) or not group:
+            raise RequestError("A namespace tool needs a `name`.", param="tools")
         for tool in namespace["tools"]:
             if isinstance(tool, dict) and tool.get("type") == "function":
-                self._add(tool, str(namespace.get("name")))
+                self._add(tool, group)
             else:
                 unknown.add(f"{tool.get('type')}" if isinstance(tool, dict) else "?")
 
@@ -239,8 +244,12 @@ class Functions:
         name = tool.get("name")
         if not isinstance(name, str) or not name:
             raise RequestError("A function tool needs a `name`.", param="tools")
-        own = name if name not in self._names else f"{namespace}__{name}"
-        self._names[own] = FunctionName(name, namespace)
+        origin = FunctionName(name, namespace)
+        is_taken = namespace is not None and (name in self._names or name in self._plain)
+        own = f"{namespace}__{name}" if is_taken else name
+        if own in self._names or origin in self._names.values():
+            raise RequestError(f"tools: the function {own!r} is there twice.", param="tools")
+        self._names[own] = origin
         self.definitions.append(
             {
                 "type": "function",

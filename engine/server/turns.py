@@ -7,6 +7,8 @@ system message, and later ones reach the model where they stand, as words of the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 _BETWEEN = "\n\n"
@@ -16,12 +18,12 @@ class Turns:
     """Collects a conversation, oldest piece first."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._turns: list[_Turn] = []
         self._called: dict[str, str] = {}
 
     def system(self, text: str) -> None:
         """Instructions: a system message at the beginning, words of the user later on."""
-        is_beginning = all(message["role"] == "system" for message in self.messages)
+        is_beginning = all(turn.role == "system" for turn in self._turns)
         self._say("system" if is_beginning else "user", text)
 
     def user(self, text: str) -> None:
@@ -32,39 +34,61 @@ class Turns:
 
     def thought(self, text: str) -> None:
         """What the assistant thought before its answer."""
-        turn = self._turn("assistant")
-        turn["reasoning"] = _joined(turn.get("reasoning", ""), text)
+        self._turn("assistant").thoughts.append(text)
 
     def call(self, call_id: str, name: str, arguments: object) -> None:
         """The assistant called a function; `arguments` are an object, or its JSON."""
         self._called[call_id] = name
-        self._turn("assistant").setdefault("tool_calls", []).append(
+        self._turn("assistant").calls.append(
             {"id": call_id, "function": {"name": name, "arguments": arguments}}
         )
 
     def result(self, call_id: str, text: str) -> None:
         """What a function returned; some templates want its name, too."""
-        message = {"role": "tool", "content": text, "tool_call_id": call_id}
-        if call_id in self._called:
-            message["name"] = self._called[call_id]
-        self.messages.append(message)
+        names = {"name": self._called[call_id]} if call_id in self._called else {}
+        self._turns.append(_Turn("tool", [text], about={"tool_call_id": call_id, **names}))
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat messages."""
+        return [turn.message() for turn in self._turns]
 
     @property
     def goes_on(self) -> bool:
         """Whether the last piece is the assistant's text: the beginning of its answer."""
-        last = self.messages[-1] if self.messages else {"role": "", "content": ""}
-        has_text = last["role"] == "assistant" and last["content"].strip()
-        return bool(has_text) and "tool_calls" not in last
+        last = self._turns[-1] if self._turns else _Turn("")
+        is_text = any(text.strip() for text in last.texts)
+        return last.role == "assistant" and is_text and not last.calls
 
     def _say(self, role: str, text: str) -> None:
-        turn = self._turn(role)
-        turn["content"] = _joined(turn["content"], text)
+        self._turn(role).texts.append(text)
 
-    def _turn(self, role: str) -> dict[str, Any]:
-        if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": ""})
-        return self.messages[-1]
+    def _turn(self, role: str) -> _Turn:
+        if not self._turns or self._turns[-1].role != role:
+            self._turns.append(_Turn(role))
+        return self._turns[-1]
 
 
-def _joined(before: str, text: str) -> str:
-    return f"{before}{_BETWEEN}{text}" if before and text else before or text
+@dataclass(slots=True)
+class _Turn:
+    """What one speaker says in a row. The pieces are joined once, at the end: a conversation of
+    many pieces would else be copied with each.
+    """
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    about: dict[str, str] = field(default_factory=dict)
+
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self.role, "content": _joined(self.texts), **self.about}
+        if self.thoughts:
+            message["reasoning"] = _joined(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return _BETWEEN.join(filter(None, texts))

@@ -44,6 +44,26 @@ def test_the_models_own_limit_is_cut_to_the_room_and_gives_way_to_an_asked_one()
 
 
 @pytest.mark.parametrize(
+    ("prompt", "asked", "default", "left"),
+    [
+        (10, None, None, None),
+        (10, 9, None, 6),
+        (16, None, None, 8),
+        (40, None, 3, 3),
+        (40, 5, 3, 5),
+        (40, 9, None, 8),
+    ],
+)
+def test_a_limit_is_lowered_to_what_the_context_has_room_for(
+    prompt: int, asked: int | None, default: int | None, left: int | None
+) -> None:
+    limits = InputProcessor(
+        vocab_size=100, max_model_len=16, eos_token_ids=(), default_max_tokens=default
+    )
+    assert limits.within_context(SamplingParams(max_tokens=asked), prompt).max_tokens == left
+
+
+@pytest.mark.parametrize(
     ("limit", "field", "asked", "message"),
     [
         (20, "logprobs", 21, r"top_logprobs must be in \[0, 20\], got 21"),

@@ -62,8 +62,10 @@ class MessagesFormat:
         """The answer that is not streamed."""
         (choice,) = choices
         reader = BlockReader.of_whole(self._plan, choice)
-        message = self._message(choice, [self._content(block) for block in reader.blocks])
-        return encode_json({**message, **self._end(choice, reader)})
+        content = [self._content(block) for block in reader.blocks]
+        has_calls = any(block["type"] == "tool_use" for block in content)
+        message = self._message(choice, content)
+        return encode_json({**message, **self._end(choice, has_calls=has_calls)})
 
     def opening(self, _index: int, choice: Choice) -> bytes:
         """`message_start`: the message without content, but with the prompt's counts."""
@@ -75,7 +77,7 @@ class MessagesFormat:
     def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """The last text, why it ended, and the counts."""
         rest = self.event(index, delta) + self._written(self._reader.finish())
-        end = self._end(choice, self._reader)
+        end = self._end(choice, has_calls=self._reader.num_calls > 0)
         usage = self._usage(choice)
         return b"".join(
             (rest, _event("message_delta", delta=end, usage=usage), _event("message_stop"))
@@ -100,16 +102,17 @@ class MessagesFormat:
             "usage": self._usage(choice),
         }
 
-    def _end(self, choice: Choice, reader: BlockReader) -> dict[str, object]:
+    def _end(self, choice: Choice, *, has_calls: bool) -> dict[str, object]:
+        """Why an answer ended; `has_calls` is whether a tool_use block came out."""
         text = choice.stop_reason if isinstance(choice.stop_reason, str) else None
-        return {"stop_reason": self._stop_reason(choice, reader), "stop_sequence": text}
+        return {"stop_reason": self._stop_reason(choice, has_calls), "stop_sequence": text}
 
-    def _stop_reason(self, choice: Choice, reader: BlockReader) -> str:
+    def _stop_reason(self, choice: Choice, has_calls: bool) -> str:
         if choice.finish_reason == "length":
             return "model_context_window_exceeded" if self._is_cut else "max_tokens"
         if isinstance(choice.stop_reason, str):
             return "stop_sequence"
-        return "tool_use" if reader.num_calls else "end_turn"
+        return "tool_use" if has_calls else "end_turn"
 
     def _usage(self, choice: Choice) -> dict[str, object]:
         """Counts. What was found in the prefix cache is apart from the rest of the prompt, and a

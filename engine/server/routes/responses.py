@@ -114,6 +114,7 @@ class ResponsesFormat:
         """What was asked for, as it was followed: the limit is that of the context, if lower."""
         body, params = self._body, self._job.requests[0].sampling_params
         has_limit = body.max_output_tokens is not None
+        form = body.text.format
         return {
             "instructions": body.instructions,
             "max_output_tokens": params.max_tokens if has_limit else None,
@@ -127,7 +128,9 @@ class ResponsesFormat:
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": body.text.format.model_dump(by_alias=True, exclude_unset=True)},
+            "text": {
+                "format": {"type": form.type, **form.model_dump(by_alias=True, exclude_unset=True)}
+            },
             "tool_choice": body.tool_choice,
             "tools": self._functions.kept,
             "top_logprobs": body.top_logprobs,

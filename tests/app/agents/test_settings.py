@@ -97,6 +97,22 @@ def test_a_key_is_named_and_never_there(agent: str, in_file: bool, tmp_path: Pat
     assert any(word in everything for word in named)
 
 
+@pytest.mark.parametrize("agent", [name for name in AGENTS if name != "llm"])
+def test_the_variable_that_the_key_came_from_is_named(agent: str) -> None:
+    made = AGENTS[agent](Connection(server(needs_key=True), key_variable="VLLM_API_KEY"))
+    everything = json.dumps([file.content() for file in made.files])
+    everything += json.dumps(dict(made.exports)) + made.command
+    assert "VLLM_API_KEY" in everything
+    assert "STOKER_API_KEY" not in everything
+
+
+def test_paths_lead_to_the_project_from_elsewhere(tmp_path: Path) -> None:
+    there = Connection(server(), project=tmp_path / "my project")
+    place = f"'{tmp_path}/my project/.stoker"
+    assert AGENTS["codex"](there).command == f"CODEX_HOME={place}/codex' codex"
+    assert AGENTS["llm"](there).exports == {"LLM_USER_PATH": f"{place}/llm'"}
+
+
 def test_objects_are_merged_within() -> None:
     before = {"env": {"A": "1", "B": "2"}, "hooks": [1]}
     assert merge(before, {"env": {"B": "3"}}) == {"env": {"A": "1", "B": "3"}, "hooks": [1]}

@@ -25,6 +25,11 @@ def written(path: Path, *entries: Any) -> Path:
     [
         ([], "holds no requests"),
         ([GOOD, "{"], "line 2 is not JSON"),
+        ([GOOD, {**GOOD, "custom_id": "\ud800"}], "line 2 is not JSON"),
+        ([{**GOOD, "body": {"prompt": "\udfff"}}], "line 1 is not JSON"),
+        ([{**GOOD, "body": {"temperature": float("nan")}}], "line 1 is not JSON"),
+        ([{**GOOD, "body": {"temperature": float("inf")}}], "line 1 is not JSON"),
+        ([GOOD, "[" * 100_000 + "]" * 100_000], "line 2 is nested too deeply"),
         ([[1]], "no JSON object"),
         ([{**GOOD, "custom_id": 7}], "custom_id"),
         ([GOOD, {**GOOD}], "line 2: custom_id 'a' is there twice"),
@@ -63,7 +68,14 @@ def test_a_line_that_was_cut_off_is_written_again(tmp_path: Path, cut: int) -> N
 
 
 @pytest.mark.parametrize(
-    "entries", [["notes"], [{"custom_id": "c"}], [{"custom_id": "a"}] * 2, [GOOD, "x"]]
+    "entries",
+    [
+        ["notes"],
+        [{"custom_id": "c", **ANSWER}],
+        [{"custom_id": "a", **ANSWER}] * 2,
+        [{"custom_id": "a", **ANSWER}, "x"],
+        [GOOD],
+    ],
 )
 def test_another_file_is_left_as_it_is(tmp_path: Path, entries: list[Any]) -> None:
     path = written(tmp_path / "out.jsonl", *entries)
@@ -73,13 +85,23 @@ def test_another_file_is_left_as_it_is(tmp_path: Path, entries: list[Any]) -> No
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("content", ["notes", '{"other": 1'])
+@pytest.mark.parametrize("content", ["notes", '{"other": 1', json.dumps(GOOD), '"response"'])
 def test_another_file_without_a_whole_line_is_left_as_it_is(tmp_path: Path, content: str) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text(content)
     with pytest.raises(UsageError), open_answers(path, {"a"}):
         pass
     assert path.read_text() == content
+
+
+def test_what_no_encoding_has_is_written_as_an_escape(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    odd = {**ANSWER, "response": {"status_code": 200, "body": "half \ud83d of a pair"}}
+    with open_answers(path, {"a"}) as answers:
+        answers.append("a", odd)
+    assert json.loads(path.read_text()) == {"custom_id": "a", **odd}
+    with open_answers(path, {"a"}) as answers:
+        assert answers.done == {"a"}
 
 
 def test_one_batch_at_a_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from app.cli import run
 from app.errors import ExitCode
-from tests.client.local_server import Answer, LocalServer, serving
+from tests.client.local_server import Answer, Call, LocalServer, serving
 
 CARD = {"data": [{"id": "coder", "max_model_len": 65536}]}
 SAID = {"choices": [{"message": {"content": "Hello"}}]}
@@ -60,6 +60,39 @@ def test_written_into_the_project(
     assert printed.out == "opencode\n"
     assert f"wrote {tmp_path / 'opencode.json'}" in printed.err
     assert json.loads((tmp_path / "opencode.json").read_text())["model"] == "stoker/coder"
+
+
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "STOKER_API_KEY_FILE"])
+def test_the_key_is_named_as_it_was_found(
+    name: str,
+    server: LocalServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("hush\n")
+
+    def models(call: Call) -> Answer:
+        has_key = call.headers.get("Authorization") == "Bearer hush"
+        return answering(CARD) if has_key else answering({}, 401)
+
+    server.routes["/v1/models"] = models
+    in_file = name.endswith("FILE")
+    monkeypatch.setenv(name, str(key_file) if in_file else "hush")
+    assert run(["connect", "opencode", server.url]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert f"{{env:{'STOKER_API_KEY' if in_file else name}}}" in printed
+    exported = f'export STOKER_API_KEY="$(cat {key_file})"'
+    assert (exported in printed) is in_file
+    assert "hush" not in printed
+
+
+def test_a_project_elsewhere_is_found_from_here(
+    server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["connect", "llm", server.url, "--write", "--project", str(tmp_path)])
+    assert f"export LLM_USER_PATH={tmp_path}/.stoker/llm\n" in capsys.readouterr().out
 
 
 def test_as_a_document(server: LocalServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,6 +151,12 @@ async def test_a_call_that_was_cut_off_is_none(tiny_folder: Path) -> None:
         )
         assert [block.type for block in message.content] == ["text"]
         assert message.stop_reason == "max_tokens"
+    async with answering(tiny_folder, '{"city": "Ro', tool_call_parser=None) as (_, client):
+        message = await client.messages.create(
+            model=MODEL, max_tokens=400, messages=ASK, tools=TOOLS, tool_choice=choice
+        )
+        assert [block.type for block in message.content] == ["text"]
+        assert message.stop_reason == "end_turn"
 
 
 async def test_thoughts_come_as_blocks(tiny_folder: Path) -> None:

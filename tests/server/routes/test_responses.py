@@ -15,6 +15,7 @@ from openai.types import shared_params
 from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
+from engine.errors import RequestError
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.protocol import ChatBody
 from engine.server.protocol_responses import Functions, ResponsesBody
@@ -219,7 +220,9 @@ async def test_a_long_input_is_refused_or_cut(tiny_folder: Path) -> None:
             await served.openai.responses.create(model=MODEL, input="long " * 200)
         assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
         response = await whole_and_streamed(served, input="long " * 200, truncation="auto")
-        assert response.usage.input_tokens < READY.max_model_len
+        assert response.usage.input_tokens == READY.max_model_len - READY.max_model_len // 2
+        assert response.usage.output_tokens > 1
+        assert response.to_dict()["text"] == {"format": {"type": "text"}}
 
 
 async def test_what_an_agent_sends_first(
@@ -333,6 +336,16 @@ def test_calls_and_results_of_earlier_turns() -> None:
     assert time["content"].startswith("12:00\n[input_image left out")
 
 
+def test_functions_of_a_namespace_give_way_wherever_they_stand() -> None:
+    groups = [{"type": "namespace", "name": name, "tools": [NOW]} for name in ("a", "b")]
+    functions = Functions([groups[0], NOW, groups[1]], "auto")
+    names = [tool["function"]["name"] for tool in functions.definitions]
+    assert names == ["a__now", "now", "b__now"]
+    assert [functions.origin(name).namespace for name in names] == ["a", None, "b"]
+    with pytest.raises(RequestError, match="'now' is there twice"):
+        Functions([NOW, groups[0], NOW], "auto")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -353,6 +366,9 @@ def test_calls_and_results_of_earlier_turns() -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "no"}}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [NOW, NOW]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [NOW, NOW]}]}, "tools"),
+        ({"tools": [{"type": "namespace", "tools": [NOW]}]}, "tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
