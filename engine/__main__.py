@@ -106,7 +106,7 @@ def _serve(model: str, args: object) -> int:
 
     from engine.args import MOST_REPLICAS, EngineArgs
     from engine.core.core_process import start_processes
-    from engine.env import device_starts
+    from engine.env import COUNTS_VARIABLE, device_starts
     from engine.quick_imports import no_collections
 
     assert isinstance(args, EngineArgs)
@@ -114,6 +114,8 @@ def _serve(model: str, args: object) -> int:
     key = os.environ.pop("STOKER_API_KEY", None)
     if args.api_key is None and key:
         args = dataclasses.replace(args, api_key=key)
+    # One that was meant for other programs: several API servers get a folder of their own.
+    os.environ.pop(COUNTS_VARIABLE, None)
     _start_build(args)
     is_possible = 1 <= args.data_parallel_size <= MOST_REPLICAS  # else the start will say so
     processes = start_processes(args.likely_parallel) if is_possible else []

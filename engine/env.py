@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 DEVICES_VARIABLE = "STOKER_DEVICES_DIR"
 STATE_VARIABLE = "STOKER_STATE_DIR"
+COUNTS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""prometheus_client's: processes that have it as they import that count in files there."""
 
 
 @dataclass(frozen=True, slots=True)

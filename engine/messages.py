@@ -258,6 +258,10 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     num_generation_tokens: int = 0
 
 
+MOST_UNREAD = 1000
+"""Messages to the DPCoordinator that a process keeps while there is none."""
+
+
 class ClientReport(msgspec.Struct, array_like=True, frozen=True):
     """API server -> DPCoordinator: its unfinished requests on each engine, and which engine it gave
     which first blocks of prompts since its last report.

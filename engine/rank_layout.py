@@ -147,6 +147,13 @@ def require_devices(parallel: ParallelConfig, local_rank: int, num_devices: int)
     """ConfigError where a rank's process does not see its device: each has a GPU of its own."""
     if local_rank < num_devices:
         return
+    if (copies := parallel.data_parallel_size) > 1:
+        raise ConfigError(
+            f"--data-parallel-size {copies} with {parallel.world_size} GPUs for each copy needs "
+            f"{copies * parallel.world_size} GPUs, and copy {parallel.data_parallel_rank} sees "
+            f"{num_devices} of its own. Use fewer copies, or let CUDA_VISIBLE_DEVICES "
+            "(HIP_VISIBLE_DEVICES on ROCm) name more."
+        )
     raise ConfigError(
         f"--tensor-parallel-size {parallel.tensor_parallel_size} and --pipeline-parallel-size "
         f"{parallel.pipeline_parallel_size} need {parallel.world_size} GPUs, one for each rank, "

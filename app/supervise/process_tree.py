@@ -78,7 +78,7 @@ class ProcessTree:
 
     def _descendants(self) -> Iterator[psutil.Process]:
         for known in (self._root_pid, *self._seen):
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):
                 process = self._seen.get(known) or psutil.Process(known)
                 yield process
                 yield from process.children(recursive=True)

@@ -6,6 +6,7 @@ Python thread competes for the interpreter. A second thread only watches that th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from engine.machine.children import end_with_parent
 from engine.machine.heap import Heap
 from engine.messages import (
     LOAD_ADAPTER,
+    MOST_UNREAD,
     UNLOAD_ADAPTER,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -101,7 +103,7 @@ class EngineCoreProc:
         self._senders = [_sender(context, address) for _, address in init.links.clients]
         self._share = OutputShare(init.config.parallel.data_parallel_rank)
         stats = init.links.stats
-        self._stats = None if stats is None else _sender(context, stats)
+        self._stats = None if stats is None else _sender(context, stats, MOST_UNREAD)
         self._has_worked = False
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_add = msgspec.msgpack.Decoder(EngineCoreRequest).decode
@@ -165,6 +167,7 @@ class EngineCoreProc:
     def _receive(self) -> None:
         """Apply every message that has arrived; aborts are reported even when no step follows."""
         has_aborted = False
+        ends_of_clients: list[UtilityRequest] = []
         while True:
             try:
                 kind, payload = self._input.recv_multipart(zmq.NOBLOCK)
@@ -178,15 +181,23 @@ class EngineCoreProc:
                 has_aborted |= self._abort(self._decode_abort(payload))
             elif kind == RequestType.UTILITY.value:
                 call = self._decode_utility(payload)
-                has_aborted |= call.method.startswith(ABORT_CLIENT)
-                answer = EngineCoreOutputs(utility_output=self._call(call))
-                self._send(answer, call.client_index)
+                if call.method.startswith(ABORT_CLIENT):
+                    ends_of_clients.append(call)
+                else:
+                    self._answer(call)
+        # The client's own last requests came by another way, and may have been overtaken.
+        for call in ends_of_clients:
+            has_aborted = True
+            self._answer(call)
         if has_aborted and self._core.is_idle:
             self._send_step(self._core.stats_message())
 
     def _abort(self, request_ids: Sequence[str]) -> bool:
         self._share.forget(request_ids)
         return self._core.abort_requests(request_ids) > 0
+
+    def _answer(self, call: UtilityRequest) -> None:
+        self._send(EngineCoreOutputs(utility_output=self._call(call)), call.client_index)
 
     def _call(self, request: UtilityRequest) -> UtilityOutput:
         if request.method == "reset_prefix_cache":
@@ -219,7 +230,8 @@ class EngineCoreProc:
             self._send(EngineCoreOutputs())  # who starts it again may do so as often as before
         for client, share in self._share.shares(outputs):
             self._send(share, client)
-        self._stats.send(self._encode(self._share.stats(outputs)))
+        with contextlib.suppress(zmq.Again):  # there has been no coordinator for long
+            self._stats.send(self._encode(self._share.stats(outputs)), zmq.NOBLOCK)
 
     def _send(self, message: EngineCoreOutputs, client: int = 0) -> None:
         self._senders[client].send(self._encode(message))
@@ -237,10 +249,15 @@ class EngineCoreProc:
             pass
 
 
-def _sender(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """Keeps what it is given until somebody listens there, however late or again that is."""
+def _sender(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, most: int = 0
+) -> zmq.Socket[bytes]:
+    """Keeps what it is given until somebody listens there, however late or again that is.
+
+    `most` is the number of messages that it keeps; 0 is all.
+    """
     socket = context.socket(zmq.PUSH)
-    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.SNDHWM, most)
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
     socket.connect(address)
     return socket

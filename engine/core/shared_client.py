@@ -22,6 +22,7 @@ from engine.core.replicas import create_router, lost_outputs, replica_config
 from engine.errors import EngineDeadError, EngineError, ReplicaDownError
 from engine.logger import get_logger
 from engine.messages import (
+    MOST_UNREAD,
     ClientReport,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -63,7 +64,7 @@ class SharedClient:
         self._context = zmq.asyncio.Context(io_threads=1)
         self._inputs = [self._bound(zmq.PUSH, addresses.requests(server, n)) for n in range(size)]
         self._output = self._bound(zmq.PULL, addresses.outputs(server))
-        self._reports = self._connected(zmq.PUSH, addresses.reports)
+        self._reports = self._connected(zmq.PUSH, addresses.reports, most=MOST_UNREAD)
         self._queues = self._connected(zmq.SUB, addresses.queues)
         self._queues.setsockopt(zmq.SUBSCRIBE, b"")
         self._encode = msgspec.msgpack.Encoder().encode
@@ -167,9 +168,17 @@ class SharedClient:
             logger.warning("%s is down: %d of its requests failed.", self._names[rank], len(lost))
         if not self._ends[rank].done():
             self._ends[rank].set_result(None)
-        failed = lost_outputs(self._names[rank], lost)
-        self._messages.put_nowait(EngineCoreOutputs(outputs=failed, engine_index=rank))
+        if lost:
+            failed = lost_outputs(self._names[rank], lost)
+            self._messages.put_nowait(EngineCoreOutputs(outputs=failed, engine_index=rank))
         self._has_changed.set()
+
+    def note_no_coordinator(self) -> None:
+        """Nobody tells of the other API servers: only what this one sent counts until somebody does
+        again.
+        """
+        zeros = [0] * len(self._router)
+        self._learn(QueueStats(zeros, zeros, {}))
 
     def note_dead(self, error: EngineDeadError) -> None:
         """No engine is left: whoever waits is told, now and later."""
@@ -194,14 +203,15 @@ class SharedClient:
         socket.bind(address)
         return socket
 
-    def _connected(self, kind: int, address: str) -> zmq.asyncio.Socket:
-        socket = self._socket(kind)
+    def _connected(self, kind: int, address: str, most: int = 0) -> zmq.asyncio.Socket:
+        socket = self._socket(kind, most)
         socket.connect(address)
         return socket
 
-    def _socket(self, kind: int) -> zmq.asyncio.Socket:
+    def _socket(self, kind: int, most: int = 0) -> zmq.asyncio.Socket:
+        """`most` is the number of messages that it keeps while nobody reads them; 0 is all."""
         socket = self._context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.SNDHWM, most)
         socket.setsockopt(zmq.RCVHWM, 0)
         return socket
 
@@ -247,16 +257,20 @@ class SharedClient:
         decode = msgspec.msgpack.Decoder(QueueStats).decode
         while True:
             stats = decode(await self._queues.recv())
-            stats.num_requests.pop(self._client_index, None)
+            if stats.num_requests.pop(self._client_index, None) is None:
+                self._has_changed.set()  # the coordinator is a new one, and has not heard of it
             stats.num_queued_tokens.pop(self._client_index, None)
-            for rank, num_running in enumerate(stats.num_running):
-                elsewhere = sum(numbers[rank] for numbers in stats.num_requests.values())
-                self._router.note_running(rank, num_running)
-                self._router.note_elsewhere(rank, elsewhere)
-            if self._on_queues is not None:
-                self._on_queues(stats)
-            if self._affinity is not None:
-                self._affinity.learn(stats.prefixes)
+            self._learn(stats)
+
+    def _learn(self, others: QueueStats) -> None:
+        for rank, num_running in enumerate(others.num_running):
+            elsewhere = sum(numbers[rank] for numbers in others.num_requests.values())
+            self._router.note_running(rank, num_running)
+            self._router.note_elsewhere(rank, elsewhere)
+        if self._on_queues is not None:
+            self._on_queues(others)
+        if self._affinity is not None:
+            self._affinity.learn(others.prefixes)
 
     async def _report(self) -> None:
         while True:
@@ -266,7 +280,10 @@ class SharedClient:
             news = [] if self._affinity is None else self._affinity.take_news()
             queued = sum(self._queued_tokens.values())
             report = ClientReport(self._client_index, numbers, news, queued)
-            await self._reports.send(self._encode(report))
+            try:
+                await self._reports.send(self._encode(report), zmq.NOBLOCK)
+            except zmq.Again:  # there has been no coordinator for long: the next one is told
+                self._has_changed.set()
             await asyncio.sleep(_REPORT_S)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:

@@ -213,7 +213,10 @@ def _api_server() -> Iterator[int]:
 def _workers() -> Iterator[int]:
     import psutil
 
-    for child in psutil.Process().children():
+    children: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process().children()
+    for child in children:
         with contextlib.suppress(psutil.Error):
             # One that has just begun is not yet the program that it becomes.
             if any(word.endswith("engine/__main__.py") for word in child.cmdline()):

@@ -23,14 +23,12 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from engine.config import CacheConfig
+from engine.env import COUNTS_VARIABLE
 from engine.frontend.iteration_stats import FinishedRequestStats, IterationStats
 from engine.messages import DraftStats, GraphStats, HandshakeReady, MissCause, SchedulerStats
 from engine.version import __version__
 
 _Family = TypeVar("_Family", Gauge, Counter, Histogram)
-
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""prometheus_client's variable: processes that have it as they start count in files there."""
 
 _LABELS = ("model_name", "engine")
 
@@ -72,7 +70,7 @@ def create_registry() -> CollectorRegistry:
 
 def exposition(registry: CollectorRegistry) -> bytes:
     """The text of /metrics; of all API servers together, where they count in one folder."""
-    if SHARED_FOLDER not in os.environ:
+    if COUNTS_VARIABLE not in os.environ:
         return generate_latest(registry)
     together = CollectorRegistry()
     MultiProcessCollector(together)  # type: ignore[no-untyped-call]

@@ -13,8 +13,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-_ASKED_HEADER = "x-stoker-asked-by-peer"
-_PASSED_ON = ("authorization", "host")  # the key, and the name that browsers' rules look at
+_ASKED_HEADER = b"x-stoker-asked-by-peer"
+_PASSED_ON = (b"authorization", b"x-api-key", b"host")
+"""The key, as OpenAI's or Anthropic's clients send it, and the name that browsers' rules check."""
+
 _TIMEOUT_S = 3.0
 
 
@@ -39,7 +41,7 @@ class Peers:
         return [msgspec.json.decode(body) for status, body in answers if status == 200]
 
     async def _ask_all(self, request: Request) -> Sequence[tuple[int, bytes]]:
-        if not self.sockets or _ASKED_HEADER in request.headers:
+        if not self.sockets or _ASKED_HEADER.decode() in request.headers:
             return ()
         answers = await asyncio.gather(*(_ask(socket, request) for socket in self.sockets))
         return [answer for answer in answers if answer is not None]
@@ -49,17 +51,18 @@ NO_PEERS = Peers()
 
 
 async def _ask(socket: str, request: Request) -> tuple[int, bytes] | None:
-    """Status and body; None where nobody answers: it is being started again."""
+    """Status and body; None where nobody answers: it is being started again, or the path cannot be
+    passed on.
+    """
     import httpx
 
-    headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-    headers[_ASKED_HEADER] = "1"
+    headers = [(name, value) for name, value in request.headers.raw if name in _PASSED_ON]
+    headers.append((_ASKED_HEADER, b"1"))
     transport = httpx.AsyncHTTPTransport(uds=socket)
     async with httpx.AsyncClient(transport=transport, timeout=_TIMEOUT_S) as http:
         try:
-            answer = await http.request(
-                request.method, f"http://peer{request.url.path}", headers=headers
-            )
-        except httpx.TransportError:
+            url = httpx.URL("http://peer", raw_path=request.scope["raw_path"])
+            answer = await http.request(request.method, url, headers=headers)
+        except (httpx.TransportError, httpx.InvalidURL, UnicodeDecodeError):
             return None
         return answer.status_code, answer.content

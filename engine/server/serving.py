@@ -119,11 +119,15 @@ class _HttpServer(uvicorn.Server):
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
+                try:
+                    await loop.connect_accepted_socket(self._new_protocol, connection)
+                except OSError:
+                    connection.close()
+                    raise
             except OSError as error:  # no file is left to open
                 loop.call_exception_handler({"message": "accept failed", "exception": error})
                 await asyncio.sleep(_AFTER_FAILURE_S)
                 continue
-            await loop.connect_accepted_socket(self._new_protocol, connection)
             await asyncio.sleep(_OTHERS_TURN_S)
 
     def _new_protocol(self) -> asyncio.Protocol:

@@ -62,7 +62,7 @@ def _clocks(pid: int) -> tuple[ProcessClock, ...]:
 
     try:
         children = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
+    except psutil.Error:  # gone, or not to be seen by its user
         children = []
     clocks = map(process_clock, (pid, *(child.pid for child in children)))
     return tuple(clock for clock in clocks if clock is not None)

@@ -11,6 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from engine.core import shared_client
 from engine.core.handshake import SharedAddresses
 from engine.core.output_share import ABORT_CLIENT
 from engine.core.replicas import create_client
@@ -248,6 +249,34 @@ async def test_prefixes_are_shared_among_api_servers(make: Make) -> None:
     await until(lambda: client._affinity is not None and bool(client._affinity.ranks(hashes)))
     await client.add_request(elsewhere)
     assert client.engine_of("b") == 1, "it was 0's turn"
+
+
+async def test_a_new_coordinator_that_has_not_heard_of_it_is_told(make: Make) -> None:
+    client, engines = await make()
+    await client.add_request(request("a"))
+    await engines.until_reported(0, 1)
+    await engines.publish(QueueStats([0, 0], [0, 0], {SERVER + 2: [3, 0]}))
+    assert (await engines.report()).num_requests == [0, 1]
+    assert client._router.load(0) == 4 * 3
+    client.note_no_coordinator()
+    assert [client._router.load(rank) for rank in (0, 1)] == [0, 4], "its own count alone"
+
+
+async def test_reports_that_nobody_reads_are_bounded_and_the_last_one_is_not_lost(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, engines = await make()
+    await engines.report()
+    monkeypatch.setattr(shared_client, "_REPORT_S", 0.0)
+    address = engines.reports.get_string(zmq.LAST_ENDPOINT)
+    engines.reports.close(linger=0)
+    while int(client._reports.get(zmq.EVENTS)) & zmq.POLLOUT:
+        client._has_changed.set()
+        await asyncio.sleep(0)
+    await client.add_request(request("a"))
+    engines.reports = engines.context.socket(zmq.PULL)
+    engines.reports.bind(address)
+    await engines.until_reported(0, 1)
 
 
 async def test_a_real_engine_works_for_who_started_it_and_for_an_api_server(

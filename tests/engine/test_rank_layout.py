@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,15 @@ def test_a_rank_without_a_device_is_refused() -> None:
         "--distributed-executor-backend ray",
     ):
         assert words in str(refusal.value)
+
+
+def test_a_copy_without_devices_is_told_how_many_all_copies_need() -> None:
+    parallel = dataclasses.replace(layout(2), data_parallel_size=3, data_parallel_rank=1)
+    require_devices(parallel, 1, 2)
+    with pytest.raises(ConfigError) as refusal:
+        require_devices(parallel, 0, 0)
+    assert str(refusal.value) == (
+        "--data-parallel-size 3 with 2 GPUs for each copy needs 6 GPUs, and copy 1 sees 0 of its "
+        "own. Use fewer copies, or let CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES on ROCm) name "
+        "more."
+    )

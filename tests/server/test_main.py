@@ -84,6 +84,16 @@ def test_key_from_the_environment_is_masked(script: str, tmp_path: Path) -> None
     assert "k-987654" not in done.stdout + done.stderr
 
 
+def test_a_folder_of_counts_that_is_not_ours_stays_empty(script: str, tmp_path: Path) -> None:
+    folder = tmp_path / "counts"
+    folder.mkdir()
+    done = _run(
+        script, "serve", str(tmp_path / "no"), "--port", "0", PROMETHEUS_MULTIPROC_DIR=str(folder)
+    )
+    assert "ModelNotFoundError: " in done.stdout
+    assert list(folder.iterdir()) == []
+
+
 def test_help_needs_no_heavy_library(repo_root: Path) -> None:
     code = (
         "import sys, engine.__main__ as m\n"

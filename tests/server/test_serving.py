@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from engine.server import serving
 from engine.server.http.binding import bind_socket, bind_uds
 from engine.server.peers import Peers
 from engine.server.serving import serving_http
@@ -74,6 +77,11 @@ class Fleet:
                 return JSONResponse({"found": number})
             return await peers.first_answer(request) or JSONResponse({}, 404)
 
+        @app.get("/name/{name:path}")
+        async def say(name: str, request: Request) -> Response:
+            own = [number, name, request.headers["x-api-key"]]
+            return JSONResponse([own, *await peers.documents(request)])
+
         @app.get("/load")
         async def load(request: Request) -> Response:
             others = await peers.documents(request)
@@ -111,3 +119,46 @@ async def test_what_one_does_not_know_it_asks_the_others_once(fleet: Fleet) -> N
 
 async def test_sums_are_of_those_that_are_there(fleet: Fleet) -> None:
     assert (await ask(fleet, 0, "/load")).json() == {"load": 2}
+
+
+async def test_odd_paths_and_keys_are_passed_on_as_they_came(fleet: Fleet) -> None:
+    target = Path(fleet.sockets[0])
+    reader, writer = await asyncio.open_unix_connection(target)
+    writer.write(
+        b"GET /name/a%01b%2Fc%FF HTTP/1.1\r\nHost: h\r\nX-Api-Key: caf\xe9\r\n"
+        b"Connection: close\r\n\r\n"
+    )
+    answer = await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    await writer.wait_closed()
+    body = answer.partition(b"\r\n\r\n")[2]
+    name = "a\x01b/c\ufffd"
+    assert json.loads(body) == [[0, name, "caf\xe9"], [[1, name, "caf\xe9"]]]
+
+
+async def test_a_connection_that_cannot_be_served_does_not_end_the_taking(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    serve, failures = loop.connect_accepted_socket, [OSError("no room left"), None]
+
+    async def connect(*arguments: Any) -> Any:
+        failure = failures.pop(0)
+        if failure is not None:
+            raise failure
+        return await serve(*arguments)
+
+    told: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    monkeypatch.setattr(loop, "connect_accepted_socket", connect)
+    monkeypatch.setattr(serving, "_AFTER_FAILURE_S", 0.0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/name"
+    async with (
+        serving_http(named_app("a"), [], access_log=False, shared=listener),
+        httpx.AsyncClient(timeout=60) as http,
+    ):
+        with pytest.raises(httpx.TransportError):
+            await http.get(url)
+        assert (await http.get(url)).json() == "a"
+    assert [str(context["exception"]) for context in told] == ["no room left"]
+    listener.close()

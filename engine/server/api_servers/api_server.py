@@ -30,6 +30,7 @@ from engine.server.admission import Admission
 from engine.server.api import create_app
 from engine.server.api_servers.control import (
     Control,
+    CoordinatorDown,
     EngineDown,
     EnginesDead,
     EngineUp,
@@ -174,6 +175,8 @@ class _ApiServer:
                 self._client.note_down(message.rank)
             elif isinstance(message, EngineUp):
                 self._client.note_up(message.rank)
+            elif isinstance(message, CoordinatorDown):
+                self._client.note_no_coordinator()
             elif isinstance(message, EnginesDead):
                 self._client.note_dead(EngineDeadError(message.message))
 

@@ -84,6 +84,10 @@ class ClientDown(msgspec.Struct, tag=True, frozen=True):
     client_index: int
 
 
+class CoordinatorDown(msgspec.Struct, tag=True, frozen=True):
+    """Parent -> API server: nobody tells of the others until a new coordinator does."""
+
+
 class EnginesDead(msgspec.Struct, tag=True, frozen=True):
     """Parent -> child: no engine is left."""
 
@@ -101,6 +105,7 @@ Message = (
     | EngineDown
     | EngineUp
     | ClientDown
+    | CoordinatorDown
     | EnginesDead
 )
 

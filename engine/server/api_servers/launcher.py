@@ -27,6 +27,7 @@ from engine.core.handshake import SharedAddresses
 from engine.core.output_share import ABORT_CLIENT
 from engine.core.replicas import create_client
 from engine.core.together import all_together
+from engine.env import COUNTS_VARIABLE
 from engine.errors import ConfigError, EngineDeadError, EngineError
 from engine.frontend.async_llm import EngineCoreClient
 from engine.frontend.engine_start import load_config
@@ -38,6 +39,7 @@ from engine.server.api import create_app
 from engine.server.api_servers.control import (
     ClientDown,
     Control,
+    CoordinatorDown,
     EngineDown,
     EnginesDead,
     EngineUp,
@@ -54,7 +56,7 @@ from engine.server.http.browsers import browser_access
 from engine.server.http.connections import exception_handler
 from engine.server.http.http_log import http_event
 from engine.server.http.stop_signals import StopEvents
-from engine.server.metrics import SHARED_FOLDER, create_registry
+from engine.server.metrics import create_registry
 from engine.server.serving import serving_http, wait_any
 from engine.server.startup import stats_interval
 from engine.server.state import ApiState
@@ -232,13 +234,17 @@ class Launcher:
         address = self._addresses.control(0 if number is None else number, self._num_starts)
         control = Control(self._context, address, binds=True)
         words = ["--name", name, "--control", address, "--parent", str(os.getpid())]
-        environment = {SHARED_FOLDER: str(self._addresses.folder)}
+        environment = {COUNTS_VARIABLE: str(self._addresses.folder)}
         descriptors: tuple[int, ...] = ()
         if number is not None:
             descriptors = (self._listener.fileno(),)
             words += ["--listener", str(self._listener.fileno())]
         command = engine_command("coordinator" if number is None else "api-server", *words)
-        process = ChildProcess(command, environment=environment, pass_fds=descriptors)
+        try:
+            process = ChildProcess(command, environment=environment, pass_fds=descriptors)
+        except BaseException:
+            control.close()
+            raise
         child = _Child(name, number, control, process)
         self._children[name] = child
         return child
@@ -286,10 +292,10 @@ class Launcher:
         while True:
             if await self._works_until_it_ends(child):
                 num_restarts = 0
-            if self._is_stopping:
-                return
             await self._bury(child)
             while True:
+                if self._is_stopping:
+                    return
                 if num_restarts == _MAX_RESTARTS:
                     self._give_up(child)
                     return
@@ -326,7 +332,9 @@ class Launcher:
         return child
 
     async def _bury(self, child: _Child) -> None:
-        """Say that it is dead, and end what it left to the engines."""
+        """Say that it is dead, and end what it left to the engines, unless all are to end now."""
+        if self._is_stopping:
+            return
         child.control.close()
         if child.number is None:
             logger.warning(
@@ -335,6 +343,7 @@ class Launcher:
                 child.process.pid,
                 child.process.returncode,
             )
+            self._tell(CoordinatorDown())
             return
         living = sum(not server.exit.done() for server in self._servers())
         logger.warning(

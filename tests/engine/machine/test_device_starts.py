@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.machine.device_starts import MEASURING, RUNNING, DeviceStart, DeviceStarts
+from engine.machine.device_starts import MEASURING, RUNNING, DeviceStart, DeviceStarts, own_start
 from engine.machine.processes import SERVER_MARK, process_identity
 from tests.places import ROOT
 from tests.waiting import wait_for
@@ -202,3 +202,14 @@ def test_a_start_counts_with_its_supervisor(
 
     assert found[0].members == (os.getpid(), parent)
     assert fields["members"] == [os.getpid()]
+
+
+def test_where_children_are_hidden_a_start_counts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(process: psutil.Process, **_: object) -> list[psutil.Process]:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "children", hidden)
+    monkeypatch.delenv(SERVER_MARK, raising=False)
+    assert own_start(tmp_path).members == (os.getpid(),)

@@ -1,0 +1,95 @@
+"""The sockets of an EngineCore without its process: what it makes of messages that have come."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from engine.core.engine_core import EngineCore
+from engine.core.engine_core_proc import EngineCoreProc
+from engine.core.handshake import SharedAddresses
+from engine.core.output_share import ABORT_CLIENT
+from engine.messages import (
+    MOST_UNREAD,
+    CoreLinks,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    HandshakeInit,
+    RequestType,
+    UtilityRequest,
+)
+from engine.sampling_params import SamplingParams
+from tests.core.conftest import engine_config
+
+TIMEOUT_MS = 60_000
+
+
+class World:
+    """An engine, its owner (client 0) and one API server (client 1), all in one context."""
+
+    def __init__(self, folder: Path, stats: str) -> None:
+        self.context = zmq.Context()
+        names = [(f"inproc://in{client}", f"inproc://out{client}") for client in (0, 1)]
+        self._inputs = [self._bound(zmq.PUSH, name) for name, _ in names]
+        self._outputs = [self._bound(zmq.PULL, name) for _, name in names]
+        config = engine_config(folder)
+        self.core = EngineCore(config)
+        init = HandshakeInit(config, CoreLinks(tuple(names), stats))
+        self.proc = EngineCoreProc(self.core, self.context, init)
+
+    def _bound(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        socket = self.context.socket(kind)
+        socket.bind(address)
+        return socket
+
+    def say(self, client: int, kind: RequestType, payload: object) -> None:
+        self._inputs[client].send_multipart((kind.value, msgspec.msgpack.encode(payload)))
+
+    def hear(self, client: int) -> EngineCoreOutputs:
+        assert self._outputs[client].poll(TIMEOUT_MS)
+        return msgspec.msgpack.decode(self._outputs[client].recv(), type=EngineCoreOutputs)
+
+    def close(self) -> None:
+        self.core.shutdown()
+        self.proc._wake_read.close()
+        self.proc._wake_write.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def world(tiny_folder: Path) -> Iterator[World]:
+    before = signal.getsignal(signal.SIGTERM)
+    addresses = SharedAddresses.create()
+    world = World(tiny_folder, addresses.stats)
+    yield world
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, before)
+    world.close()
+    addresses.remove()
+
+
+def test_the_end_of_a_client_ends_what_came_of_it_by_another_way(world: World) -> None:
+    world.say(0, RequestType.UTILITY, UtilityRequest(7, f"{ABORT_CLIENT}1"))
+    last = EngineCoreRequest("last", [1, 2, 3], SamplingParams(max_tokens=9), 0.0, client_index=1)
+    world.say(1, RequestType.ADD, last)
+    world.proc._receive()
+    assert world.core.is_idle
+    answer = world.hear(0).utility_output
+    assert answer is not None
+    assert (answer.call_id, answer.result) == (7, True)
+
+
+def test_without_a_coordinator_steps_go_on_and_their_numbers_are_not_heaped_up(
+    world: World,
+) -> None:
+    stats = world.proc._stats
+    assert stats is not None
+    for _ in range(MOST_UNREAD + 1):
+        world.proc._send_step(world.core.stats_message())
+    assert not stats.poll(0, zmq.POLLOUT), "it is full"
+    assert world.hear(0) == EngineCoreOutputs(), "its owner was told that it works"

@@ -1,0 +1,26 @@
+"""What stands still is found even where the kernel hides processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from engine.worker.standstill import StandstillWatch
+from tests.waiting import wait_for
+
+
+def test_a_sleeper_is_found_where_its_children_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(process: psutil.Process, **_: object) -> list[psutil.Process]:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "children", hidden)
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    watch = StandstillWatch(sleeping_looks=2)
+    try:
+        wait_for(lambda: watch.look({sleeper.pid: (1,)}) == [sleeper.pid])
+    finally:
+        sleeper.kill()
+        sleeper.wait()
