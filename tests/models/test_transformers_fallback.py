@@ -431,7 +431,7 @@ def test_near_positions_of_longrope_are_served(tmp_path: Path) -> None:
             "RecurrentGemmaForCausalLM.*no max_position_embeddings",
         ),
         (transformers.BertConfig(), "BertForQuestionAnswering has a head for something else"),
-        (transformers.Qwen2VLConfig(), "Qwen2VLForConditionalGeneration.*no decoder"),
+        (transformers.Glm4vConfig(), "Glm4vForConditionalGeneration.*no decoder"),
         (transformers.LlamaConfig(), "FooForCausalLM is not supported.*never run"),
     ],
 )
