@@ -43,7 +43,10 @@ async def test_the_api_servers_learn_that_the_coordinator_is_gone(launcher: Laun
     theirs = Control(launcher._context, launcher._addresses.control(1, 1), binds=False)
     await asyncio.wait_for(asyncio.shield(coordinator.exit), TIMEOUT_S)
     await launcher._bury(coordinator)
-    assert await asyncio.wait_for(theirs.receive(), TIMEOUT_S) == CoordinatorDown()
+    try:
+        assert await asyncio.wait_for(theirs.receive(), TIMEOUT_S) == CoordinatorDown()
+    finally:
+        theirs.close()
 
 
 async def test_nothing_is_started_again_once_the_server_stops(
