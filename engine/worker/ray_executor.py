@@ -7,6 +7,7 @@ Owns the placement group and the actors; the ranks speak to each other over TCP
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -69,6 +70,7 @@ class RayExecutor:
         self._ray = ray = _connect()
         self._group = _place(ray, config)
         self._sampled = SampledTokens()
+        self._turns = itertools.count()  # of what ranks have to do in order
         self._weight_bytes: list[int] = []  # of each rank, as are the cache's
         self._cache_bytes: list[int] = []
         self._held_bytes: list[int | None] = []  # as of the last step
@@ -98,7 +100,9 @@ class RayExecutor:
             actor_class.options(
                 num_cpus=0 if on_gpu else 1,
                 num_gpus=1 if on_gpu else 0,
-                max_concurrency=2,  # a step, and the call that lasts as long as the actor
+                # The call that lasts as long as the actor, the steps that are under way, and one
+                # more: they wait for their turn there, since Ray keeps no order among them.
+                max_concurrency=2 + self.max_concurrent_batches,
                 scheduling_strategy=strategy(self._group, placement_group_bundle_index=place.rank),
             ).remote(self._config, place)
             for place in places
@@ -126,9 +130,10 @@ class RayExecutor:
         """Bytes for the KV cache of the rank that has room for the fewest blocks."""
         self._weight_bytes = self._call_all("warm_up")
         rooms = [rank.actor.ram_share.remote() for rank in self._ranks]
+        turn, method = next(self._turns), "determine_available_memory"
         available = self._get(
             [
-                rank.actor.call.remote("determine_available_memory", room)
+                rank.actor.call.remote(turn, method, room)
                 for rank, room in zip(self._ranks, rooms, strict=True)
             ],
             [rank.place for rank in self._ranks],
@@ -154,8 +159,8 @@ class RayExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Tell all ranks; the future waits for the output rank when its result is asked for."""
         self.check_health()
-        step = self._ray.put(Step(scheduler_output, self._sampled.take()))
-        answers = [rank.actor.execute_model.remote(step) for rank in self._ranks]
+        step, turn = self._ray.put(Step(scheduler_output, self._sampled.take())), next(self._turns)
+        answers = [rank.actor.execute_model.remote(turn, step) for rank in self._ranks]
         return PendingStep(lambda pending: pending.set_result(self._take_step(answers)))
 
     def _take_step(self, answers: list[Any]) -> ModelRunnerOutput:
@@ -234,7 +239,8 @@ class RayExecutor:
     # ---- inside --------------------------------------------------------------------------------
 
     def _call_all(self, method: str, *arguments: object) -> list[Any]:
-        calls = [rank.actor.call.remote(method, *arguments) for rank in self._ranks]
+        turn = next(self._turns)
+        calls = [rank.actor.call.remote(turn, method, *arguments) for rank in self._ranks]
         return self._get(calls, [rank.place for rank in self._ranks])
 
     def _get(self, calls: list[Any], places: Sequence[RankPlace]) -> list[Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +27,8 @@ from engine.worker.rank_links import RankLinks, group_of_stage
 from engine.worker.rank_progress import Progress, StepNote
 from engine.worker.worker import Worker
 from engine.worker.worker_messages import Step
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,10 @@ class RayRank:
         self._config = config
         self._place = place
         self._num_neighbours = 1
+        self._next_turn = 0
+        self._turns = threading.Condition()
+        # One thread for all of the worker: torch and OpenMP keep settings and threads for each.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
 
     def home(self) -> tuple[str, str, int]:
         """The address of this machine in the cluster, Ray's name for it, and this process."""
@@ -119,16 +128,34 @@ class RayRank:
         )
         self._worker = Worker(self._config, self._links)
 
-    def call(self, method: str, *arguments: object) -> object:
+    def call(self, turn: int, method: str, *arguments: object) -> object:
         """A method of the worker that every rank runs."""
-        return getattr(self._worker, method)(*arguments)
+        return self._in_turn(turn, lambda: getattr(self._worker, method)(*arguments))
+
+    def _in_turn(self, turn: int, work: Callable[[], _Result]) -> _Result:
+        """The calls of the executor one after the other, in the order in which it made them.
+
+        Calls of an actor with several threads may overtake each other: one whose arguments are here
+        does not wait for an earlier one whose arguments are still on their way.
+        """
+        with self._turns:
+            self._turns.wait_for(lambda: self._next_turn == turn)
+        try:
+            return self._thread.submit(work).result()
+        finally:
+            with self._turns:
+                self._next_turn += 1
+                self._turns.notify_all()
 
     def ram_share(self) -> int:
         """Of the RAM that is free on this machine every rank of the engine gets as much, bytes."""
         return free_ram_bytes() // self._num_neighbours
 
-    def execute_model(self, step: Step) -> RayAnswer:
+    def execute_model(self, turn: int, step: Step) -> RayAnswer:
         """Run a step; the executor compares what the ranks noted of it."""
+        return self._in_turn(turn, lambda: self._run(step))
+
+    def _run(self, step: Step) -> RayAnswer:
         with self._links.step():
             output = self._worker.execute_model(step.scheduler_output, step.sampled)
         (note,) = self._progress.latest(1)

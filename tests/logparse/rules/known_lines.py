@@ -553,6 +553,26 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("stoker-watch-failed", "The watch over EngineCore_DP1 failed.", {"over": "EngineCore_DP1"}),
     (
+        "stoker-replica-down",
+        "EngineCore_DP1 is down: 6 of its requests failed.",
+        {"copy": "_DP1", "requests": 6},
+    ),
+    ("stoker-child-again", "ApiServer_1 is started again (1 of 3).", {"try": 1, "tries": 3}),
+    ("stoker-child-failed", "DPCoordinator did not start: no port", {"reason": "no port"}),
+    ("stoker-child-back", "EngineCore_DP0 (pid 812) serves again.", {"pid": 812}),
+    ("stoker-no-api-server", "No API server is left.", {}),
+    (
+        "stoker-child-killed",
+        "[shutdown] ApiServer_0 still running; sending SIGKILL",
+        {"process": "ApiServer_0"},
+    ),
+    (
+        "stoker-own-cache",
+        "Each request keeps 2048 bytes for each token and 96.5 KiB of state in transformers' own "
+        "cache, and runs alone; prefix caching is off.",
+        {"bytes": 2048, "state_kib": 96.5},
+    ),
+    (
         "stoker-parser",
         "Parser of thoughts: qwen3 (the chat template has <think>).",
         {"of": "thoughts", "parser": "qwen3", "reason": "the chat template has <think>"},
