@@ -150,6 +150,12 @@ def own_refusal(support: Support, request: PlanRequest) -> tuple[str, str] | Non
             not support.is_encoder,
             "adapters work with decoders, and the model is an encoder",
         ),
+        (
+            "--enable-lora",
+            request.lora is not None,
+            not support.keeps_own_cache,
+            "adapters are not added to layers that transformers caches itself",
+        ),
     ):
         if is_given and not is_possible:
             return flag, reason
