@@ -39,7 +39,7 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**outer, **part, **whole}
 
 
-_TEXT_DECODERS: Mapping[str, str] = {
+TEXT_DECODERS: Mapping[str, str] = {
     "gemma3n_text": "Gemma3nForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -75,14 +75,16 @@ _MISTRAL_SIZES: Mapping[str, Any] = {
 }
 
 
-def text_architecture(architecture: str, raw: Mapping[str, Any]) -> str:
+def text_architecture(
+    architecture: str, raw: Mapping[str, Any], decoders: Mapping[str, str] = TEXT_DECODERS
+) -> str:
     """The decoder that a model which also sees has for its text; else `architecture` itself.
 
-    `raw` is the text part.
+    `raw` is the text part; `decoders` go by its `model_type`.
     """
     if not architecture.endswith("ForConditionalGeneration"):
         return architecture
-    return _TEXT_DECODERS.get(str(raw.get("model_type")), architecture)
+    return decoders.get(str(raw.get("model_type")), architecture)
 
 
 def with_default_sizes(architecture: str, raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.planning.model_shapes import BuiltinShape
-from app.planning.newer_shapes import NEWER_SHAPES
+from app.planning.newer_shapes import NEWER_SHAPES, TIED, decoder_config
 
 
 def _decoder(
@@ -22,25 +22,13 @@ def _decoder(
     positions: int,
     **more: Any,
 ) -> dict[str, Any]:
-    """A config.json with the keys that every decoder has; `heads` are (query, key-value)."""
-    return {
-        "architectures": [architecture],
-        "hidden_size": hidden,
-        "intermediate_size": feed_forward,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "vocab_size": vocab,
-        "max_position_embeddings": positions,
-        "torch_dtype": "bfloat16",
-        "tie_word_embeddings": False,
-        **more,
-    }
+    """A decoder_config with dense layers."""
+    size = {"intermediate_size": feed_forward}
+    return decoder_config(architecture, hidden, layers, heads, vocab, positions, **size, **more)
 
 
 _LLAMA, _QWEN2, _QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 _MISTRAL = "MistralForCausalLM"
-_TIED = {"tie_word_embeddings": True}
 _HEAD_128 = {"head_dim": 128}
 _SIGLIP = {
     "hidden_size": 1152,
@@ -74,7 +62,7 @@ def _gemma3(
 
 
 def _small_gemma3(hidden: int, feed_forward: int, layers: int) -> dict[str, Any]:
-    more = {"head_dim": 256, "sliding_window": 512, **_TIED}
+    more = {"head_dim": 256, "sliding_window": 512, **TIED}
     name = "Gemma3ForCausalLM"
     return _decoder(name, hidden, feed_forward, layers, (4, 1), 262_144, 32_768, **more)
 
@@ -146,7 +134,7 @@ _MIXTRAL = {
 _COUNTED_SHAPES: Mapping[str, BuiltinShape] = {
     "smollm2-135m": BuiltinShape(
         "HuggingFaceTB/SmolLM2-135M-Instruct",
-        _decoder(_LLAMA, 576, 1536, 30, (9, 3), 49_152, 8192, **_TIED),
+        _decoder(_LLAMA, 576, 1536, 30, (9, 3), 49_152, 8192, **TIED),
     ),
     "llama-2-7b": BuiltinShape(
         "meta-llama/Llama-2-7b-chat-hf",
@@ -162,11 +150,11 @@ _COUNTED_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "llama-3.2-1b": BuiltinShape(
         "meta-llama/Llama-3.2-1B-Instruct",
-        _decoder(_LLAMA, 2048, 8192, 16, (32, 8), 128_256, 131_072, head_dim=64, **_TIED),
+        _decoder(_LLAMA, 2048, 8192, 16, (32, 8), 128_256, 131_072, head_dim=64, **TIED),
     ),
     "llama-3.2-3b": BuiltinShape(
         "meta-llama/Llama-3.2-3B-Instruct",
-        _decoder(_LLAMA, 3072, 8192, 28, (24, 8), 128_256, 131_072, **_HEAD_128, **_TIED),
+        _decoder(_LLAMA, 3072, 8192, 28, (24, 8), 128_256, 131_072, **_HEAD_128, **TIED),
     ),
     "llama-3.3-70b": BuiltinShape(
         "meta-llama/Llama-3.3-70B-Instruct",
@@ -178,11 +166,11 @@ _COUNTED_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "qwen2.5-0.5b": BuiltinShape(
         "Qwen/Qwen2.5-0.5B-Instruct",
-        _decoder(_QWEN2, 896, 4864, 24, (14, 2), 151_936, 32_768, **_TIED),
+        _decoder(_QWEN2, 896, 4864, 24, (14, 2), 151_936, 32_768, **TIED),
     ),
     "qwen2.5-1.5b": BuiltinShape(
         "Qwen/Qwen2.5-1.5B-Instruct",
-        _decoder(_QWEN2, 1536, 8960, 28, (12, 2), 151_936, 32_768, **_TIED),
+        _decoder(_QWEN2, 1536, 8960, 28, (12, 2), 151_936, 32_768, **TIED),
     ),
     "qwen2.5-7b": BuiltinShape(
         "Qwen/Qwen2.5-7B-Instruct",
@@ -194,7 +182,7 @@ _COUNTED_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "qwen2.5-3b": BuiltinShape(
         "Qwen/Qwen2.5-3B-Instruct",
-        _decoder(_QWEN2, 2048, 11_008, 36, (16, 2), 151_936, 32_768, **_TIED),
+        _decoder(_QWEN2, 2048, 11_008, 36, (16, 2), 151_936, 32_768, **TIED),
     ),
     "qwen2.5-14b": BuiltinShape(
         "Qwen/Qwen2.5-14B-Instruct",
@@ -210,15 +198,15 @@ _COUNTED_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "qwen3-0.6b": BuiltinShape(
         "Qwen/Qwen3-0.6B",
-        _decoder(_QWEN3, 1024, 3072, 28, (16, 8), 151_936, 40_960, **_HEAD_128, **_TIED),
+        _decoder(_QWEN3, 1024, 3072, 28, (16, 8), 151_936, 40_960, **_HEAD_128, **TIED),
     ),
     "qwen3-1.7b": BuiltinShape(
         "Qwen/Qwen3-1.7B",
-        _decoder(_QWEN3, 2048, 6144, 28, (16, 8), 151_936, 40_960, **_HEAD_128, **_TIED),
+        _decoder(_QWEN3, 2048, 6144, 28, (16, 8), 151_936, 40_960, **_HEAD_128, **TIED),
     ),
     "qwen3-4b": BuiltinShape(
         "Qwen/Qwen3-4B",
-        _decoder(_QWEN3, 2560, 9728, 36, (32, 8), 151_936, 40_960, **_HEAD_128, **_TIED),
+        _decoder(_QWEN3, 2560, 9728, 36, (32, 8), 151_936, 40_960, **_HEAD_128, **TIED),
     ),
     "qwen3-8b": BuiltinShape(
         "Qwen/Qwen3-8B",
@@ -255,7 +243,7 @@ _COUNTED_SHAPES: Mapping[str, BuiltinShape] = {
     "mixtral-8x7b": BuiltinShape("mistralai/Mixtral-8x7B-Instruct-v0.1", _MIXTRAL),
     "phi-4-mini": BuiltinShape(
         "microsoft/Phi-4-mini-instruct",
-        _decoder("Phi3ForCausalLM", 3072, 8192, 32, (24, 8), 200_064, 131_072, **_TIED),
+        _decoder("Phi3ForCausalLM", 3072, 8192, 32, (24, 8), 200_064, 131_072, **TIED),
     ),
     "phi-4": BuiltinShape(
         "microsoft/phi-4", _decoder("Phi3ForCausalLM", 5120, 17_920, 40, (40, 10), 100_352, 16_384)

@@ -11,7 +11,7 @@ from typing import Any
 
 from app.planning.model_shapes import BuiltinShape, RecordedSize
 
-_TIED: Mapping[str, Any] = {"tie_word_embeddings": True}
+TIED: Mapping[str, Any] = {"tie_word_embeddings": True}
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _GRANITE_ATTENTION = (5, 15, 25, 35)
 _LFM2_ATTENTION = (2, 5, 8, 10, 12, 14)
@@ -26,7 +26,7 @@ def _at(layers: int, others: str, full: tuple[int, ...]) -> list[str]:
     return [_FULL if number in full else others for number in range(layers)]
 
 
-def _text(
+def decoder_config(
     architecture: str,
     hidden: int,
     layers: int,
@@ -35,6 +35,7 @@ def _text(
     positions: int,
     **more: Any,
 ) -> dict[str, Any]:
+    """A config.json with the keys that every decoder has; `heads` are (query, key-value)."""
     return {
         "architectures": [architecture],
         "hidden_size": hidden,
@@ -67,7 +68,7 @@ def _gemma4(
     every: int,
     **more: Any,
 ) -> dict[str, Any]:
-    text = _text(
+    text = decoder_config(
         "Gemma4ForCausalLM",
         hidden,
         layers,
@@ -78,7 +79,7 @@ def _gemma4(
         head_dim=256,
         global_head_dim=512,
         layer_types=_each(layers, _SLIDING, every),
-        **_TIED,
+        **TIED,
         **more,
     )
     return _seeing("Gemma4ForConditionalGeneration", "gemma4_text", text)
@@ -100,7 +101,7 @@ def _qwen35(hidden: int, layers: int, heads: tuple[int, int, int], **more: Any) 
     """`heads` are those of attention, of its keys, and of the linear layers' values."""
     is_mixture = "num_experts" in more
     name = "Qwen3_5Moe" if is_mixture else "Qwen3_5"
-    text = _text(
+    text = decoder_config(
         f"{name}ForCausalLM",
         hidden,
         layers,
@@ -130,7 +131,7 @@ def _qwen35_experts(number: int, size: int, chosen: int) -> dict[str, Any]:
 
 
 def _granite_hybrid(hidden: int, heads: tuple[int, int], mamba_heads: int, **more: Any) -> Any:
-    return _text(
+    return decoder_config(
         "GraniteMoeHybridForCausalLM",
         hidden,
         40,
@@ -144,7 +145,7 @@ def _granite_hybrid(hidden: int, heads: tuple[int, int], mamba_heads: int, **mor
         mamba_d_conv=4,
         mamba_n_groups=1,
         mamba_expand=2,
-        **_TIED,
+        **TIED,
         **more,
     )
 
@@ -157,7 +158,7 @@ def _nemotron_h(
     positions: int,
     **more: Any,
 ) -> dict[str, Any]:
-    return _text(
+    return decoder_config(
         "NemotronHForCausalLM",
         hidden,
         len(pattern),
@@ -225,7 +226,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "qwen3-next-80b-a3b": BuiltinShape(
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
-        _text(
+        decoder_config(
             *("Qwen3NextForCausalLM", 2048, 48, (16, 2), 151_936, 262_144),
             intermediate_size=5632,
             head_dim=256,
@@ -241,7 +242,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "qwen3.5-4b": BuiltinShape(
         "Qwen/Qwen3.5-4B",
-        _qwen35(2560, 32, (16, 4, 32), intermediate_size=9216, **_TIED),
+        _qwen35(2560, 32, (16, 4, 32), intermediate_size=9216, **TIED),
         RecordedSize(4_654_682_352, tower=448_931_056),
     ),
     "qwen3.5-9b": BuiltinShape(
@@ -281,7 +282,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "glm-4.5-air": BuiltinShape(
         "zai-org/GLM-4.5-Air",
-        _text(
+        decoder_config(
             *("Glm4MoeForCausalLM", 4096, 46, (96, 8), 151_552, 131_072),
             intermediate_size=10_944,
             head_dim=128,
@@ -296,7 +297,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "glm-4.7-flash": BuiltinShape(
         "zai-org/GLM-4.7-Flash",
-        _text(
+        decoder_config(
             *("Glm4MoeLiteForCausalLM", 2048, 47, (20, 20), 154_880, 202_752),
             intermediate_size=10_240,
             moe_intermediate_size=1536,
@@ -310,7 +311,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "kimi-linear-48b-a3b": BuiltinShape(
         "moonshotai/Kimi-Linear-48B-A3B-Instruct",
-        _text(
+        decoder_config(
             *("KimiLinearForCausalLM", 2304, 27, (32, 32), 163_840, 1_048_576),
             intermediate_size=9216,
             moe_intermediate_size=1024,
@@ -326,7 +327,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "deepseek-v2-lite": BuiltinShape(
         "deepseek-ai/DeepSeek-V2-Lite-Chat",
-        _text(
+        decoder_config(
             *("DeepseekV2ForCausalLM", 2048, 27, (16, 16), 102_400, 163_840),
             intermediate_size=10_944,
             moe_intermediate_size=1408,
@@ -340,10 +341,10 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "minicpm3-4b": BuiltinShape(
         "openbmb/MiniCPM3-4B",
-        _text(
+        decoder_config(
             *("MiniCPM3ForCausalLM", 2560, 62, (40, 40), 73_448, 32_768),
             intermediate_size=6400,
-            **{**_TIED, **_latent(256, 32, 64, 64, 768)},
+            **{**TIED, **_latent(256, 32, 64, 64, 768)},
         ),
         RecordedSize(4_073_875_968),
     ),
@@ -352,7 +353,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
         _seeing(
             "Llama4ForConditionalGeneration",
             "llama4_text",
-            _text(
+            decoder_config(
                 *("Llama4ForCausalLM", 5120, 48, (40, 8), 202_048, 10_485_760),
                 intermediate_size=8192,
                 intermediate_size_mlp=16_384,
@@ -366,7 +367,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "jamba-mini": BuiltinShape(
         "ai21labs/AI21-Jamba-Mini-1.7",
-        _text(
+        decoder_config(
             *("JambaForCausalLM", 4096, 32, (32, 8), 65_536, 262_144),
             intermediate_size=14_336,
             num_experts=16,
@@ -384,7 +385,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "bamba-9b": BuiltinShape(
         "ibm-ai-platform/Bamba-9B-v2",
-        _text(
+        decoder_config(
             *("BambaForCausalLM", 4096, 32, (32, 8), 128_256, 262_144),
             intermediate_size=14_336,
             attn_layer_indices=[9, 18, 27],
@@ -456,7 +457,7 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "falcon-h1-7b": BuiltinShape(
         "tiiuae/Falcon-H1-7B-Instruct",
-        _text(
+        decoder_config(
             *("FalconH1ForCausalLM", 3072, 44, (12, 2), 130_049, 262_144),
             intermediate_size=12_288,
             head_dim=128,
@@ -471,12 +472,12 @@ NEWER_SHAPES: Mapping[str, BuiltinShape] = {
     ),
     "lfm2-1.2b": BuiltinShape(
         "LiquidAI/LFM2-1.2B",
-        _text(
+        decoder_config(
             *("Lfm2ForCausalLM", 2048, 16, (32, 8), 65_536, 128_000),
             intermediate_size=12_288,
             layer_types=_at(16, "conv", _LFM2_ATTENTION),
             conv_L_cache=3,
-            **_TIED,
+            **TIED,
         ),
         RecordedSize(1_170_340_608),
     ),

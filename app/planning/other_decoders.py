@@ -9,32 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.model_families import OWN_CACHE_DECODERS, TEXT_DECODERS, text_architecture
 from engine.model_support import TRANSFORMERS_DECODERS
 
 RawConfig = Mapping[str, Any]
 
-_MORE_DECODERS = frozenset(
-    {
-        *("AXK1ForCausalLM", "AXK2ForCausalLM", "BailingHybridForCausalLM", "BambaForCausalLM"),
-        *("BloomForCausalLM", "DeepseekV32ForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM"),
-        *("Dots1ForCausalLM", "FalconForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM"),
-        *("FlintForCausalLM", "GPTNeoForCausalLM", "GPTNeoXJapaneseForCausalLM"),
-        *("Gemma3nForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
-        *("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "GraniteMoeHybridForCausalLM"),
-        *("GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "HYV4ForCausalLM"),
-        *("JambaForCausalLM", "JetMoeForCausalLM", "KimiLinearForCausalLM"),
-        *("LaraMiniForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm3ForCausalLM"),
-        *("Llama4ForCausalLM", "LongcatFlashForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM"),
-        *("MiMoV2FlashForCausalLM", "MiniCPM3ForCausalLM", "MiniMaxForCausalLM", "MptForCausalLM"),
-        *("NemotronHForCausalLM", "OlmoHybridForCausalLM", "PhimoeForCausalLM"),
-        *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
-        *("VaultGemmaForCausalLM", "XGLMForCausalLM", "YoutuForCausalLM", "Zamba2ForCausalLM"),
-    }
+_NOT_COMPARED = frozenset(
+    (
+        *("DeepseekV4ForCausalLM", "HrmTextForCausalLM", "Inkling2ForCausalLM"),
+        *("Inkling2LoopForCausalLM", "InklingForCausalLM", "ZayaForCausalLM"),
+    )
 )
-OTHER_DECODERS = TRANSFORMERS_DECODERS | _MORE_DECODERS
+OTHER_DECODERS = (TRANSFORMERS_DECODERS | OWN_CACHE_DECODERS) - _NOT_COMPARED
 """The cache of each of them was compared with that of transformers."""
 
 _OF_TEXT_PARTS: Mapping[str, str] = {
+    **TEXT_DECODERS,
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
@@ -44,8 +34,6 @@ _OF_TEXT_PARTS: Mapping[str, str] = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
-    "gemma3n_text": "Gemma3nForCausalLM",
-    "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
@@ -57,29 +45,15 @@ _OF_TEXT_PARTS: Mapping[str, str] = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "llama4_text": "Llama4ForCausalLM",
     "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
     "ministral": "MinistralForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "phi": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2_vl": "Qwen2ForCausalLM",
-    "qwen2_vl_text": "Qwen2ForCausalLM",
-    "qwen2_5_vl": "Qwen2ForCausalLM",
-    "qwen2_5_vl_text": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_vl_text": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
 """By the model_type of the text part of a model that also sees or hears."""
@@ -97,9 +71,7 @@ _WITHOUT_LIMIT = 2048
 
 def decoder_of(architecture: str, text: RawConfig) -> str:
     """The architecture of the text decoder; `architecture` itself where that is one."""
-    if architecture.endswith("ForConditionalGeneration"):
-        return _OF_TEXT_PARTS.get(str(text.get("model_type")), architecture)
-    return architecture
+    return text_architecture(architecture, text, _OF_TEXT_PARTS)
 
 
 def in_plain_words(text: RawConfig) -> dict[str, Any]:
