@@ -6,14 +6,15 @@ What it says about torch.compile is refused: steps here are not compiled by it.
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 from engine.config import CompilationConfig
 from engine.cuda_graph_sizes import CUDAGraphMode
 from engine.errors import ConfigError
+from engine.json_flags import json_object
 
 _FLAG = "--compilation-config"
+_EXAMPLE = '{"cudagraph_mode": "PIECEWISE"}; for the levels 0 to 3 use -O'
 _MODES = [mode.value for mode in CUDAGraphMode if mode is not CUDAGraphMode.FULL]
 _KNOWN = ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 
@@ -22,7 +23,7 @@ def merged_compilation(text: str | None, flags: CompilationConfig) -> Compilatio
     """`flags` with what the JSON object `text` adds; ConfigError where both say the same thing."""
     if text is None:
         return flags
-    asked = _object(text)
+    asked = json_object(_FLAG, text, _EXAMPLE)
     for name in asked:
         if name not in _KNOWN:
             raise ConfigError(f"{_FLAG}: {name!r} is not known here; use {', '.join(_KNOWN)}.")
@@ -39,19 +40,6 @@ def merged_compilation(text: str | None, flags: CompilationConfig) -> Compilatio
     if not _is_size(largest):
         raise ConfigError(f"{_FLAG}: max_cudagraph_capture_size is a whole number, at least 1.")
     return dataclasses.replace(flags, **asked)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        asked = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{_FLAG} {text!r} is no JSON: {error}.") from error
-    if not isinstance(asked, dict):
-        raise ConfigError(
-            f'{_FLAG} {text!r} is no JSON object like {{"cudagraph_mode": "PIECEWISE"}}; for the '
-            "levels 0 to 3 use -O."
-        )
-    return asked
 
 
 def _mode(asked: Any) -> str:

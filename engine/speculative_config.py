@@ -5,11 +5,10 @@ The rules for the lookup's lengths are those of vLLM's vllm/config/speculative.p
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from engine.errors import ConfigError
+from engine.json_flags import json_object
 
 MOST_DRAFT_TOKENS = 32
 _FLAG = "--speculative-config"
@@ -35,7 +34,7 @@ def parse_speculative_config(text: str | None) -> SpeculativeConfig | None:
     """The value of --speculative-config; ConfigError names what is wrong. None: no drafts."""
     if text is None:
         return None
-    asked = _object(text)
+    asked = json_object(_FLAG, text, '{"method": "ngram"}')
     for name in asked:
         if name not in _KNOWN:
             raise ConfigError(f"{_FLAG}: {name!r} is not known here; use {', '.join(_KNOWN)}.")
@@ -59,13 +58,3 @@ def parse_speculative_config(text: str | None) -> SpeculativeConfig | None:
             f"{_FLAG}: prompt_lookup_min {least} is above prompt_lookup_max {most}; swap them."
         )
     return SpeculativeConfig(**asked)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        asked = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{_FLAG} {text!r} is no JSON: {error}.") from error
-    if not isinstance(asked, dict):
-        raise ConfigError(f'{_FLAG} {text!r} is no JSON object like {{"method": "ngram"}}.')
-    return asked
