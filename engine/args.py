@@ -30,6 +30,7 @@ from engine.config import (
     ParallelConfig,
     SchedulerConfig,
     TaskConfig,
+    asks_for_triton,
 )
 from engine.cuda_graph_sizes import CaptureRules, capture_sizes
 from engine.env import HostDevice, cpu_has_bf16
@@ -45,7 +46,7 @@ from engine.step_budget import StepBudget, StepDevice, step_budget
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _QUANTIZATIONS = tuple(dict.fromkeys(CPU_QUANTIZATIONS + GPU_QUANTIZATIONS))
-"""What weights can be rounded to while they are loaded on a CPU."""
+"""What weights can be rounded to while they are loaded, on one device or another."""
 
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _EXECUTOR_BACKENDS = ("uni", "mp", "ray")
@@ -374,12 +375,13 @@ class EngineArgs:
         if model.keeps_own_cache:
             self._require_no_cache_flags(model)
         max_model_len = self._resolve_max_model_len(model)
+        is_chunked = self.enable_chunked_prefill and not model.is_encoder
         budget = step_budget(
             StepDevice(host.name, host.memory_bytes or 0) if device == "cuda" else StepDevice(),
             max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_seqs=self.max_num_seqs,
-            enable_chunked_prefill=self.enable_chunked_prefill and not model.is_encoder,
+            enable_chunked_prefill=is_chunked,
         )
         if model.is_encoder and budget.max_num_batched_tokens < max_model_len:
             raise ConfigError(
@@ -405,7 +407,7 @@ class EngineArgs:
                 max_num_seqs=seqs,
                 max_model_len=max_model_len,
                 auto_fit_max_model_len=self.max_model_len == -1,
-                enable_chunked_prefill=self.enable_chunked_prefill and not model.is_encoder,
+                enable_chunked_prefill=is_chunked,
                 async_scheduling=self.async_scheduling,
                 long_prefill_token_threshold=0
                 if model.is_encoder
@@ -437,7 +439,7 @@ class EngineArgs:
         asked = self.quantization
         if asked == "none":
             return asked
-        is_triton = self.kernels == "triton" or (self.kernels == "auto" and device != "cpu")
+        is_triton = asks_for_triton(self.kernels, device)
         known = GPU_QUANTIZATIONS if is_triton else CPU_QUANTIZATIONS
         if model.implementation != "stoker":
             raise ConfigError(

@@ -93,6 +93,11 @@ CPU_QUANTIZATIONS = ("int8", "int4")  # that the native kernels multiply
 GPU_QUANTIZATIONS = ("int8", "fp8", "fp8_per_block")  # that Triton's multiply
 
 
+def asks_for_triton(kernels: str, device: str) -> bool:
+    """Whether `--kernels` means Triton's, as `auto` does wherever the device is no CPU."""
+    return kernels == "triton" or (kernels == "auto" and device != "cpu")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     """Where and in which number format the model runs. `device` is resolved: `cpu` or `cuda`."""

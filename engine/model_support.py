@@ -132,7 +132,7 @@ def find_support(raw: Mapping[str, Any]) -> Support:
         config = ModelConfig.from_raw(dict(raw), {}, Path(), "")
         if config.implementation == "transformers" and not config.is_encoder:
             named = text_architecture(config.architecture, text_part(raw))
-            _require_known_decoder(named, raw)
+            _require_known_decoder(named)
     except ModelError as error:
         return Support(None, str(error).rstrip("."))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
@@ -155,7 +155,7 @@ def find_gguf_support(architecture: str, *, has_experts: bool) -> Support:
     return Support(None, f"GGUF files of the family {kind} are not converted")
 
 
-def _require_known_decoder(architecture: str, raw: Mapping[str, Any]) -> None:
+def _require_known_decoder(architecture: str) -> None:
     if architecture not in TRANSFORMERS_DECODERS | OWN_CACHE_DECODERS:
         raise incompatible(architecture, "it is none of the decoders that serve there")
 

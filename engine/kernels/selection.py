@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import GPU_QUANTIZATIONS, DeviceConfig
+from engine.config import GPU_QUANTIZATIONS, DeviceConfig, asks_for_triton
 from engine.env import cpu_has_bf16
 from engine.errors import ConfigError
 from engine.kernels.kernel_set import KernelSet, create_kernel_set
@@ -50,7 +50,7 @@ def select_kernels(
     Logs the choice and its reason. Raises ConfigError when what is asked for is impossible.
     """
     asked = device.kernels
-    if asked == "triton" or (asked == "auto" and device.device != "cpu"):
+    if asks_for_triton(asked, device.device):
         obstacle = _triton_obstacle(device, model_sets)
         if obstacle is None:
             return SelectedKernels(_triton_kernels(device), ["TRITON", "REFERENCE"])

@@ -14,9 +14,10 @@ from engine.model_files.bounds import of_type, shown, whole_number
 
 COMPRESSED_TENSORS, FP8, AWQ, GPTQ = "compressed-tensors", "fp8", "awq", "gptq"
 _SCALED_METHODS = (FP8, "fbgemm_fp8")
-_PACKED_FORMATS = ("pack-quantized",)
-_SCALED_FORMATS = ("int-quantized", "float-quantized", "naive-quantized")
-_FORMATS = (*_PACKED_FORMATS, *_SCALED_FORMATS, "mixed-precision", "dense")
+_FORMATS = (  # of compressed-tensors
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    *("mixed-precision", "dense"),
+)
 _MOST_BITS = 8
 _LARGEST_GROUP = 1 << 24
 _READ = (
@@ -98,8 +99,10 @@ def _compressed_tensors(config: Mapping[str, Any]) -> WeightQuantization:
         weights.append(scheme)
     return WeightQuantization(
         method=COMPRESSED_TENSORS,
-        bits=_different(_bits(scheme) for scheme in weights),
-        group_sizes=_different(filter(None, (_group_size(scheme) for scheme in weights))),
+        bits=_different(_bits(scheme.get("num_bits")) for scheme in weights),
+        group_sizes=_different(
+            filter(None, (_group_size(scheme.get("group_size")) for scheme in weights))
+        ),
         blocks=_blocks([scheme.get("block_structure") for scheme in weights]),
     )
 
@@ -108,7 +111,7 @@ def _awq(config: Mapping[str, Any]) -> WeightQuantization:
     version = str(config.get("version", "gemm")).lower()
     if version != "gemm" or config.get("bits", config.get("w_bit", 4)) != 4:
         raise _not_read(AWQ, f" in the layout {version} with {config.get('bits')} bits")
-    size = _group_size({"group_size": config.get("group_size", config.get("q_group_size"))})
+    size = _group_size(config.get("group_size", config.get("q_group_size")))
     return WeightQuantization(method=AWQ, bits=(4,), group_sizes=(size,) if size else ())
 
 
@@ -116,24 +119,21 @@ def _gptq(config: Mapping[str, Any]) -> WeightQuantization:
     stored = str(config.get("checkpoint_format") or "gptq")
     if stored not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
         raise _not_read(GPTQ, f" in the layout {stored if stored != 'gptq' else 'marlin'}")
-    size = _group_size(config)
+    size = _group_size(config.get("group_size"))
     return WeightQuantization(
         method=GPTQ,
-        bits=(_bits({"num_bits": config.get("bits")}),),
+        bits=(_bits(config.get("bits")),),
         group_sizes=(size,) if size else (),
         zero_offset=1 if stored == "gptq" else 0,
     )
 
 
-def _bits(scheme: Mapping[str, Any]) -> int:
-    return whole_number(
-        scheme.get("num_bits"), "config.json: quantization_config: bits", 1, _MOST_BITS
-    )
+def _bits(value: Any) -> int:
+    return whole_number(value, "config.json: quantization_config: bits", 1, _MOST_BITS)
 
 
-def _group_size(scheme: Mapping[str, Any]) -> int | None:
+def _group_size(size: Any) -> int | None:
     """None for one factor for all inputs of an output."""
-    size = scheme.get("group_size")
     if size is None or size == -1:
         return None
     return whole_number(size, "config.json: quantization_config: group_size", 1, _LARGEST_GROUP)

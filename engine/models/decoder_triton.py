@@ -193,11 +193,6 @@ class TritonDecoder(DecoderModel):
             return hidden
         return hidden.index_select(0, step.rows)
 
-    @torch.inference_mode()
-    def chosen_states(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
-        """A step without graphs: float32 [R, hidden] of the rows that need logits."""
-        return self._run(batch, kv_cache)
-
     def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
         step = self._inputs_of(batch)
         return self.chosen_rows(self._run_stage(batch, step, kv_cache)[1], step)

@@ -20,7 +20,7 @@ from engine.kernels.kernel_set import KVCache, most_likely
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.model_config import ModelConfig, incompatible
 from engine.model_files.checkpoint import checkpoint_files
-from engine.models.transformers_weights import from_pretrained
+from engine.models.transformers_weights import from_pretrained, held_bytes
 
 _MOST_PADDING = 0.25  # of the tokens of a batch
 
@@ -35,8 +35,7 @@ class EncoderModel:
     @property
     def weight_bytes(self) -> int:
         """Parameters and constant tables; what is tied counts once."""
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        return sum(tensor.nbytes for tensor in tensors)
+        return held_bytes(self._model)
 
     def create_kv_cache(self, num_blocks: int) -> KVCache:
         """Empty, whatever is asked for."""

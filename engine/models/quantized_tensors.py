@@ -33,7 +33,10 @@ logger = get_logger(__name__)
 
 _SMALL = ("I8", "F8_E4M3", "F8_E5M2")  # formats of a `weight` that has factors
 _FACTORS = ("weight_scale", "weight_scale_inv")
-_PARTS = (*_FACTORS, "weight_zero_point", "weight_shape", "weight_g_idx", "qzeros", "scales")
+_PARTS = (
+    *_FACTORS,
+    *("weight_zero_point", "weight_shape", "weight_g_idx", "qzeros", "scales", "g_idx"),
+)
 _UNUSED = (  # what inputs or the KV cache would be rounded with; both stay in the model's format
     *("input_scale", "input_zero_point", "input_global_scale", "activation_scale"),
     *("output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale"),
@@ -94,9 +97,9 @@ def _has_factors(name: str, entries: Header) -> bool:
 
 
 def _is_part(base: str, kind: str, entries: Header) -> bool:
-    if kind != "g_idx" and kind not in _PARTS:
-        return False
-    return any(f"{base}.{main}" in entries for main in ("weight_packed", "qweight", "weight"))
+    return kind in _PARTS and any(
+        f"{base}.{main}" in entries for main in ("weight_packed", "qweight", "weight")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,7 @@ def _linear(
     quantization: WeightQuantization,
 ) -> QuantizedTensor:
     prefix = f"{base}." if base else ""
-    kinds = (kind, *_PARTS, "g_idx")
-    parts = {each: stored(prefix + each) for each in kinds if prefix + each in entries}
+    parts = {each: stored(prefix + each) for each in (kind, *_PARTS) if prefix + each in entries}
     name = f"{prefix}weight"
     if kind == "weight":
         shape = entries[name].shape
@@ -161,6 +163,10 @@ class _Parts:
 
     def read(self, kind: str) -> Tensor:
         return _read(self._stored, kind, self.name)
+
+    def shape_of(self, kind: str) -> tuple[int, ...]:
+        """What the file's header says; nothing is read."""
+        return _part(self._stored, kind, self.name).shape
 
     def words(self, kind: str) -> Tensor:
         """Numbers of a few bits, packed into int32."""
@@ -281,14 +287,13 @@ def _gptq(parts: _Parts, quantization: WeightQuantization) -> Tensor:
     _require_words(parts, "qzeros", (groups, _words(rows, bits)))
     numbers = unpacked(parts.words("qweight").t(), bits, columns).float()
     zeros = unpacked(parts.words("qzeros"), bits, rows).int() + quantization.zero_offset
-    # A zero point of 0 was stored as the largest number.
-    zeros = (zeros & ((1 << bits) - 1)) if quantization.zero_offset else zeros
+    zeros &= (1 << bits) - 1  # a zero point of 0 was stored as the largest number
     of_inputs = parts.input_groups(groups, quantization)
     return numbers.sub_(zeros.t()[:, of_inputs]).mul_(factors.t()[:, of_inputs])
 
 
 def _require_words(parts: _Parts, kind: str, shape: tuple[int, int]) -> None:
-    found = tuple(parts.read(kind).shape)
+    found = parts.shape_of(kind)
     if found != shape:
         raise _misfit(parts.name, f"{kind} has the shape {list(found)}, not {list(shape)}")
 

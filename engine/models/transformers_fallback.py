@@ -32,7 +32,7 @@ from engine.models.transformers_attention import (
 )
 from engine.models.transformers_check import require_equal_logits
 from engine.models.transformers_config import find_decoder
-from engine.models.transformers_weights import from_pretrained
+from engine.models.transformers_weights import from_pretrained, held_bytes
 
 
 class TransformersModel:
@@ -76,8 +76,7 @@ class TransformersModel:
     @property
     def weight_bytes(self) -> int:
         """Parameters and constant tables; what is tied counts once."""
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        return sum(tensor.nbytes for tensor in tensors)
+        return held_bytes(self._model)
 
     def require_fitting(self, modules: Sequence[AdapterModule], folder: Path) -> None:
         """Raise ModelError for an adapter that was made for another model."""

@@ -20,14 +20,11 @@ from torch import Tensor
 from engine.kernels.kernel_set import KVCache, most_likely
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
-from engine.logger import get_logger
 from engine.model_config import ModelConfig, incompatible
 from engine.model_files.checkpoint import checkpoint_files
 from engine.models.transformers_check import logits_differ
 from engine.models.transformers_config import find_text_decoder
-from engine.models.transformers_weights import from_pretrained
-
-logger = get_logger(__name__)
+from engine.models.transformers_weights import from_pretrained, held_bytes
 
 _CACHE_WORDS = ("cache", "past_key_values", "cache_params")
 _CHECKED_TOKENS = 24
@@ -64,8 +61,7 @@ class OwnCacheModel:
     @property
     def weight_bytes(self) -> int:
         """Parameters and constant tables; what is tied counts once."""
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        return sum(tensor.nbytes for tensor in tensors)
+        return held_bytes(self._model)
 
     def create_kv_cache(self, num_blocks: int) -> KVCache:
         """Empty: transformers makes room for a token when it comes."""

@@ -58,6 +58,11 @@ def from_pretrained(
     return model.eval().requires_grad_(False)
 
 
+def held_bytes(model: Any) -> int:
+    """Parameters and constant tables of a model of transformers; what is tied counts once."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
 def _source(config: ModelConfig, settings: Any, dtype: torch.dtype) -> dict[str, Any]:
     """Where the weights come from; those of a quantised checkpoint are plain ones by then.
 

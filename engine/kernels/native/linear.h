@@ -45,6 +45,7 @@ class LinearInputs {
     quantize_row(values, weight.group_size(), rows_for(weight).from(number));
   }
 
+ private:
   // The next 16 values of a row that has `left` of them, zero behind its end.
   static Floats widened(const bf16* row, std::int64_t left) {
     return left >= kLanes ? load_bf16(row) : load_bf16(row, first_lanes(left));
@@ -53,7 +54,6 @@ class LinearInputs {
     return left >= kLanes ? load(row) : load(row, first_lanes(left));
   }
 
- private:
   Buffer<std::int8_t> values_;
   Buffer<InputGroup> groups_;
 };

@@ -615,7 +615,7 @@ class Model {
       if (model.batch_.adapters != nullptr) {
         model.add_adapters(row, count, index, place, panel, sums);
       }
-      for (int r = 0; r < count; ++r) epilogue(row + r, panel, sums + r * kPanel);
+      finish_rows(epilogue, row, count, panel, sums, 0);
     }
   };
 
