@@ -96,19 +96,14 @@ def _tools(needs: AgentNeeds, server: ServerAbilities) -> list[Problem]:
 
 
 def _context(needs: AgentNeeds, server: ServerAbilities) -> list[Problem]:
-    length, least = server.model.max_model_len, needs.first_prompt + _ROOM_FOR_ANSWERS
     if not needs.first_prompt:
         return []
+    length, least = server.model.max_model_len, needs.first_prompt + _ROOM_FOR_ANSWERS
+    about = f"{needs.name} begins with about {needs.first_prompt:,} tokens"
     if length is None:
-        return [
-            Problem(
-                "the server does not say how long its context is",
-                f"{needs.name} begins with about {needs.first_prompt:,} tokens",
-            )
-        ]
+        return [Problem("the server does not say how long its context is", about)]
     if length >= 2 * least:
         return []
-    about = f"{needs.name} begins with about {needs.first_prompt:,} tokens"
     is_fatal = length < least
     words = "too short" if is_fatal else "soon full"
     return [

@@ -102,8 +102,9 @@ def merge(before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
     merged = dict(before)
     for key, value in values.items():
         old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(old, value) if both and isinstance(old, Mapping) else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merge(old, value)
+        merged[key] = value
     return merged
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.client.errors import error_text, status_error
+from app.client.metrics.exposition import parse_exposition
 from app.client.metrics.names import CACHE_CONFIG
 from app.client.served_model import ServedModel, served_model
 from app.client.terminal_text import strip_escapes
@@ -30,7 +31,6 @@ _PROBE_TOOL = {
 }
 _ABSENT = (404, 405, 501)
 _THOUGHT = re.compile(r"<think>|\[THINK\]|◁think▷|<seed:think>|<\|channel\|?>")
-_CACHING = re.compile(rf'^{CACHE_CONFIG}\{{[^}}]*enable_prefix_caching="(\w+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,5 +117,6 @@ def _needs_key(client: httpx.Client) -> bool:
 
 def _caches_prefixes(client: httpx.Client) -> bool | None:
     response = client.get("/metrics")
-    found = None if response.is_error else _CACHING.search(response.text)
-    return None if found is None else found[1].lower() == "true"
+    configs = () if response.is_error else parse_exposition(response.text).get(CACHE_CONFIG)
+    told = next((word for c in configs if (word := c.labels.get("enable_prefix_caching"))), None)
+    return None if told is None else told.lower() == "true"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.commands.shared_options import ApiKeyFile
+
 if TYPE_CHECKING:
     from app.batch.run import Progress
     from app.errors import ExitCode
@@ -47,10 +49,7 @@ def batch(
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of one request.")] = 3600.0,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the API key. Default: $STOKER_API_KEY, $VLLM_API_KEY."),
-    ] = None,
+    api_key_file: ApiKeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="How it ended, as JSON.")] = False,
     plain: Annotated[
         bool, typer.Option("--plain", help="How it ended, name and number with a tab between.")

@@ -109,8 +109,7 @@ def _report(traced: TracedRequest) -> Iterator[str]:
         yield "status: " + " -> ".join(name for name, _ in traced.trace.states)
         yield f"hops 6 to 11 were walked {traced.trace.num_steps} times, once per step"
     if traced.trace and traced.trace.prefix_miss:
-        miss = traced.trace.prefix_miss
-        yield f"prefix cache: {miss.matched_tokens:,} tokens as before; {miss.sentence()}"
+        yield f"prefix cache: {traced.trace.prefix_miss.sentence()}"
     yield ""
     yield f"answer: {printable(' '.join(traced.text.split()))}"
 

@@ -23,7 +23,7 @@ from app.launch.llama_spec import (
     require_llama_model,
     require_llama_room,
 )
-from app.launch.vllm_parsers import fill_in_parsers, folder_here
+from app.launch.vllm_parsers import fill_in_parsers
 from app.launch.vllm_spec import (
     download_dir,
     find_vllm,
@@ -96,9 +96,9 @@ def _vllm(
         require_engine_extra()  # it converts the model once
     path = _folder(request, store, on_progress)
     require_vllm_model(path)
-    if not path.exists() and find_hub_model(request.model) is None:
+    here = path if path.is_dir() else find_hub_model(request.model)
+    if here is None and not path.exists():
         require_room_for(request.model, download_dir(request.engine_words))
-    here = path if path.is_dir() else folder_here(request.model)
     filled = fill_in_parsers(request, here, packages_beside(program))
     spec = vllm_spec(filled.request, program, _local_or_id(request, path), api_key)
     return replace(spec, notes=filled.notes)

@@ -157,14 +157,12 @@ def choose_engine(
     need: Need, many_users: int = MANY_USERS, traits: ModelTraits | None = None
 ) -> EngineChoice:
     """The first rule that holds; the last one always does. `traits` asks the model's rules too."""
-    passed: list[str] = []
-    for rule in MODEL_RULES if traits is not None else ():
-        assert traits is not None
-        if rule.holds(need, traits, many_users):
-            return EngineChoice(need, rule.engine, rule.reason, rule.id, tuple(passed))
-        passed.append(rule.id)
-    number, found = next((n, r) for n, r in enumerate(RULES) if r.holds(need, many_users))
-    before = (*passed, *(rule.id for rule in RULES[:number]))
+    asked: list[tuple[ChoiceRule | ModelRule, bool]] = []
+    if traits is not None:
+        asked += [(rule, rule.holds(need, traits, many_users)) for rule in MODEL_RULES]
+    asked += [(rule, rule.holds(need, many_users)) for rule in RULES]
+    number, found = next((n, rule) for n, (rule, holds) in enumerate(asked) if holds)
+    before = tuple(rule.id for rule, _ in asked[:number])
     return EngineChoice(need, found.engine, found.reason, found.id, before)
 
 

@@ -102,11 +102,6 @@ def layer_caches(text: RawConfig, windows: Sequence[int | None]) -> tuple[LayerC
     )
 
 
-def has_states(text: RawConfig) -> bool:
-    """Whether some layer keeps a state beside, or instead of, keys and values."""
-    return any(kind in (_LINEAR, _BOTH, _CONVOLUTION) for kind in _layer_kinds(text))
-
-
 def _layer_kinds(text: RawConfig) -> tuple[str, ...]:
     layers = _first(text, "num_hidden_layers")
     named = text.get("layer_types") or text.get("layers_block_type")

@@ -57,10 +57,16 @@ class MixedCacheSpec(KVCacheSpec):
         tokens = group.tokens if isinstance(group, MixedGroup) else self.block_size
         if tokens == 0:  # a state
             return 1
-        if group.sliding_window is None:
-            return -(-num_tokens // tokens)
-        held = min(group.sliding_window - 1 + self.in_flight_tokens, num_tokens)
-        return -(-held // tokens) + 1
+        return blocks_cut(num_tokens, group.sliding_window, self.in_flight_tokens, tokens)
+
+
+def blocks_cut(num_tokens: int, window: int | None, in_flight_tokens: int, block_size: int) -> int:
+    """`blocks_held` as vLLM plans it: a window that reaches beyond the request is cut at the
+    request, before the block at its edge is added.
+    """
+    if window is None:
+        return -(-num_tokens // block_size)
+    return -(-min(window - 1 + in_flight_tokens, num_tokens) // block_size) + 1
 
 
 def is_mixed(caches: Sequence[LayerCache]) -> bool:
@@ -74,7 +80,10 @@ def is_mixed(caches: Sequence[LayerCache]) -> bool:
 def mixed_spec(caches: Sequence[LayerCache], rules: CacheRules) -> MixedCacheSpec:
     """The cache of one rank that holds layers with these `caches`."""
     token_bytes = [bytes_of_token(cache, rules) for cache in caches]
-    state_bytes = [0 if c.state is None else bytes_of_state(c.state, rules) for c in caches]
+    ranks = rules.tensor_parallel_size
+    state_bytes = [
+        0 if c.state is None else bytes_of_state(c.state, rules.state_bytes, ranks) for c in caches
+    ]
     block_size = _block_size(token_bytes, state_bytes, rules)
     page = max(*(block_size * size for size in token_bytes), *state_bytes, 0)
     kinds = [
@@ -102,11 +111,11 @@ def bytes_of_token(cache: LayerCache, rules: CacheRules) -> int:
     return heads * size * rules.dtype_bytes + index
 
 
-def bytes_of_state(state: LayerState, rules: CacheRules) -> int:
+def bytes_of_state(state: LayerState, value_bytes: int, tensor_parallel_size: int) -> int:
     """What one layer keeps of a request, however long it is, on a rank."""
-    inputs = state.channels * (state.width - 1) * rules.state_bytes
-    size = 4 if state.is_float32 else rules.state_bytes
-    return (inputs + state.recurrent * size) // rules.tensor_parallel_size
+    inputs = state.channels * (state.width - 1) * value_bytes
+    size = 4 if state.is_float32 else value_bytes
+    return (inputs + state.recurrent * size) // tensor_parallel_size
 
 
 _Kind = tuple[tuple[str, int | None], int]  # (what, window), bytes of a token or of the state

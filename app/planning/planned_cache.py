@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from app.errors import UsageError
 from app.launch.engines import LLAMA_CPP, STOKER, VLLM
 from app.planning.layer_caches import LayerCache
-from app.planning.mixed_cache import CacheRules, bytes_of_state, is_mixed, mixed_spec
+from app.planning.mixed_cache import (
+    CacheRules,
+    blocks_cut,
+    bytes_of_state,
+    is_mixed,
+    mixed_spec,
+)
 from app.planning.model_shapes import ModelShape
 from app.planning.plan_request import PlanRequest
 from engine.args import gpu_dtype
@@ -26,16 +32,11 @@ LLAMA_CPP_STEP = 512  # tokens of one step (--ubatch-size)
 
 @dataclass(frozen=True, slots=True)
 class WindowedCacheSpec(KVCacheSpec):
-    """vLLM's planning of sliding windows: one that reaches beyond the request is cut at the
-    request, before the block at its edge is added.
-    """
+    """vLLM's planning of sliding windows."""
 
     def blocks_of_group(self, group: KVCacheGroup, num_tokens: int) -> int:
         """Blocks that one request of `num_tokens` can need in this group."""
-        if group.sliding_window is None:
-            return self.blocks_for(num_tokens)
-        held = min(group.sliding_window - 1 + self.in_flight_tokens, num_tokens)
-        return self.blocks_for(held) + 1
+        return blocks_cut(num_tokens, group.sliding_window, self.in_flight_tokens, self.block_size)
 
 
 def cache_spec(
@@ -90,14 +91,8 @@ def states_apart(shape: ModelShape, request: PlanRequest, max_num_seqs: int, lay
     if request.engine == VLLM or _is_all_states(caches):
         return 0
     slots = 1 if request.engine == LLAMA_CPP else max_num_seqs
-    rules = CacheRules(
-        block_size=1,
-        dtype_bytes=1,
-        state_bytes=_state_value_bytes(shape, request),
-        tensor_parallel_size=request.tensor_parallel_size,
-        in_flight_tokens=0,
-    )
-    return slots * sum(bytes_of_state(c.state, rules) for c in caches if c.state is not None)
+    size, ranks = _state_value_bytes(shape, request), request.tensor_parallel_size
+    return slots * sum(bytes_of_state(c.state, size, ranks) for c in caches if c.state is not None)
 
 
 def _pooled(caches: tuple[LayerCache, ...], request: PlanRequest) -> tuple[LayerCache, ...]:

@@ -254,15 +254,6 @@ _SERVING = (
         None,
     ),
     _line(
-        "stoker-dequantised",
-        "The checkpoint is quantised (",
-        r"(\S{1,80})\); its weights are dequantised",
-        "The kernels have no such format, so the weights take the room of unquantised ones.",
-        "engine/models/quantized_tensors.py",
-        1,
-        Take("format", Unit.TEXT),
-    ),
-    _line(
         "stoker-encoder",
         "The encoder ",
         r"(\S{1,200}) answers with vectors and keeps no KV cache\.",

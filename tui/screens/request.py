@@ -114,7 +114,7 @@ class RequestScreen(ModalScreen[None]):
             ]
         miss = trace.prefix_miss if trace else live.prefix_miss if live else None
         if miss is not None:
-            rows.append(("cache", f"{miss.matched_tokens:,} tokens as before; {miss.sentence()}"))
+            rows.append(("cache", miss.sentence()))
         client = (trace.client if trace else None) or (live.client if live else None)
         rows.append(("client", client or "n/a: the server does not tell"))
         if trace is not None and trace.prompt is not None:

@@ -34,9 +34,10 @@ class PrefixMiss:
     lost_tokens: int
 
     def sentence(self) -> str:
-        """The cause in words; that of a newer server is given as it is."""
+        """What is equal, and the cause in words; that of a newer server is given as it is."""
         words = _CAUSES.get(self.cause, self.cause.replace("_", " "))
-        return words.format(place=self.matched_tokens + 1, lost=self.lost_tokens)
+        why = words.format(place=self.matched_tokens + 1, lost=self.lost_tokens)
+        return f"{self.matched_tokens:,} tokens as before; {why}"
 
 
 def read_prefix_miss(entry: Any) -> PrefixMiss | None:

@@ -536,7 +536,7 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {},
     ),
     (
-        "stoker-dequantised",
+        "stoker-quantised-checkpoint",
         "The checkpoint is quantised (awq); its weights are dequantised while they are loaded.",
         {"format": "awq"},
     ),
