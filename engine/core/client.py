@@ -20,6 +20,7 @@ import zmq.asyncio
 from engine.config import EngineConfig
 from engine.core.core_process import CoreProcess
 from engine.core.handshake import CoreAddresses, error_from_name
+from engine.core.sockets import bound, is_sent
 from engine.errors import EngineDeadError, EngineError
 from engine.logger import get_logger
 from engine.messages import (
@@ -73,8 +74,8 @@ class AsyncMPClient:
         self._decode = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
         self._call_ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[UtilityOutput]] = {}
-        self._input = self._bind(zmq.PUSH, self._addresses.input)
-        self._output = self._bind(zmq.PULL, self._addresses.output)
+        self._input = bound(self._context, zmq.PUSH, self._addresses.input)
+        self._output = bound(self._context, zmq.PULL, self._addresses.output)
         self._pending_recv: asyncio.Future[bytes] | None = None
 
     @property
@@ -87,7 +88,7 @@ class AsyncMPClient:
 
         Raises the EngineError that ended the start, or EngineDeadError when the process just died.
         """
-        handshake = self._bind(zmq.PAIR, self._addresses.handshake)
+        handshake = bound(self._context, zmq.PAIR, self._addresses.handshake)
         if self._process is None:
             self._process = self._spawn(self._addresses)
         self._exit_watch = asyncio.create_task(self._process.wait())
@@ -161,13 +162,6 @@ class AsyncMPClient:
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def _bind(self, kind: int, address: str) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.bind(address)
-        return socket
-
     async def _handshake(self, socket: zmq.asyncio.Socket) -> HandshakeReady:
         hello = await self._next_handshake(socket)
         assert isinstance(hello, HandshakeHello), hello
@@ -214,18 +208,9 @@ class AsyncMPClient:
     async def _send(self, kind: RequestType, payload: object) -> None:
         """EngineDeadError when the engine ends before it takes the message."""
         parts = (kind.value, self._encode(payload))
-        sending = asyncio.ensure_future(self._input.send_multipart(parts))
-        try:
-            if not sending.done():
-                # Nobody is connected: not yet, or its end is known to the socket alone.
-                assert self._exit_watch is not None, "start() comes first"
-                waited: set[asyncio.Future[Any]] = {sending, self._exit_watch}
-                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sending.cancel()  # no more than that where it is done
-        if sending.cancelled():
+        assert self._exit_watch is not None, "start() comes first"
+        if not await is_sent(self._input, parts, self._exit_watch):
             raise EngineDeadError(f"EngineCore is gone (exit code {self._exit_code()}).")
-        sending.result()
 
     def _require_alive(self) -> None:
         if self._is_dead or (self._exit_watch is not None and self._exit_watch.done()):

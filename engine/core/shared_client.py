@@ -19,6 +19,7 @@ import zmq.asyncio
 from engine.config import EngineConfig
 from engine.core.handshake import SharedAddresses
 from engine.core.replicas import create_router, lost_outputs, replica_config
+from engine.core.sockets import bound, is_sent, open_socket
 from engine.errors import EngineDeadError, EngineError, ReplicaDownError
 from engine.logger import get_logger
 from engine.messages import (
@@ -62,8 +63,10 @@ class SharedClient:
         self._names = [replica_config(config, rank).parallel.engine_name for rank in range(size)]
         self._router, self._affinity = create_router(config, first=server)
         self._context = zmq.asyncio.Context(io_threads=1)
-        self._inputs = [self._bound(zmq.PUSH, addresses.requests(server, n)) for n in range(size)]
-        self._output = self._bound(zmq.PULL, addresses.outputs(server))
+        self._inputs = [
+            bound(self._context, zmq.PUSH, addresses.requests(server, n)) for n in range(size)
+        ]
+        self._output = bound(self._context, zmq.PULL, addresses.outputs(server))
         self._reports = self._connected(zmq.PUSH, addresses.reports, most=MOST_UNREAD)
         self._queues = self._connected(zmq.SUB, addresses.queues)
         self._queues.setsockopt(zmq.SUBSCRIBE, b"")
@@ -71,7 +74,7 @@ class SharedClient:
         self._messages: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._ends: list[asyncio.Future[None]] = []  # of the engines, as long as they live
         self._call_ids = itertools.count(1)
-        self._calls: dict[int, tuple[int, asyncio.Future[UtilityOutput]]] = {}
+        self._calls: dict[int, asyncio.Future[UtilityOutput]] = {}
         self._has_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._all_dead: EngineDeadError | None = None
@@ -139,7 +142,7 @@ class SharedClient:
             raise self._all_dead or self._down(engine)
         call_id = next(self._call_ids)
         answer: asyncio.Future[UtilityOutput] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = engine, answer
+        self._calls[call_id] = answer
         try:
             call = UtilityRequest(call_id, method, self._client_index)
             await self._send(engine, RequestType.UTILITY, call)
@@ -198,21 +201,9 @@ class SharedClient:
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def _bound(self, kind: int, address: str) -> zmq.asyncio.Socket:
-        socket = self._socket(kind)
-        socket.bind(address)
-        return socket
-
     def _connected(self, kind: int, address: str, most: int = 0) -> zmq.asyncio.Socket:
-        socket = self._socket(kind, most)
+        socket = open_socket(self._context, kind, most)
         socket.connect(address)
-        return socket
-
-    def _socket(self, kind: int, most: int = 0) -> zmq.asyncio.Socket:
-        """`most` is the number of messages that it keeps while nobody reads them; 0 is all."""
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, most)
-        socket.setsockopt(zmq.RCVHWM, 0)
         return socket
 
     def _forget(self, request_id: str) -> None:
@@ -226,23 +217,15 @@ class SharedClient:
     async def _send(self, rank: int, kind: RequestType, payload: object) -> None:
         """ReplicaDownError when the engine ends before it takes the message."""
         parts = (kind.value, self._encode(payload))
-        sending = asyncio.ensure_future(self._inputs[rank].send_multipart(parts))
-        try:
-            if not sending.done():  # it is being started, or its end is known to the socket alone
-                waited: set[asyncio.Future[Any]] = {sending, self._ends[rank]}
-                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sending.cancel()  # no more than that where it is done
-        if sending.cancelled():
+        if not await is_sent(self._inputs[rank], parts, self._ends[rank]):
             raise self._down(rank)
-        sending.result()
 
     async def _read_outputs(self) -> None:
         decode = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
         while True:
             outputs = decode(await self._output.recv())
             if (answer := outputs.utility_output) is not None:
-                _, call = self._calls.get(answer.call_id, (0, None))
+                call = self._calls.get(answer.call_id)
                 if call is not None and not call.done():
                     call.set_result(answer)
                 continue

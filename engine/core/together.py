@@ -1,4 +1,4 @@
-"""Coroutines that run at once, and fail as one."""
+"""Coroutines that run at once: all of them, which fail as one, or until the first is done."""
 
 from __future__ import annotations
 
@@ -20,3 +20,12 @@ async def all_together(work: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Res
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def wait_any(*waits: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None:
+    """Return when the first of them is done; coroutines that are not are cancelled."""
+    tasks = {wait: asyncio.ensure_future(wait) for wait in waits}
+    await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+    for wait, task in tasks.items():
+        if wait is not task:
+            task.cancel()

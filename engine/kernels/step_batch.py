@@ -14,6 +14,13 @@ from numpy.typing import NDArray
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float32]
 
+
+def within_runs(lengths: IntArray) -> IntArray:
+    """0, 1, .. for each run, one run behind the other."""
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+
+
 NO_TOKEN = -1
 """Stands for the most likely token of a row whose logits are no numbers (NaN)."""
 """Every index array of a step: one width, so that torch may index with it without a copy."""

@@ -61,7 +61,7 @@ class PrefixHistory:
                 request.cache_salt,
                 request.message_digests,
                 request,
-                _lora_id(request),
+                request.lora_id,
             ),
         )
         return miss
@@ -118,7 +118,7 @@ class PrefixHistory:
         findable = min(matched, request.num_tokens - 1) // self._block_size * self._block_size
         if num_cached_tokens < findable:
             if request.cache_salt != nearest.cache_salt:
-                is_same = _lora_id(request) == nearest.lora_id
+                is_same = request.lora_id == nearest.lora_id
                 return MissCause.OTHER_SALT if is_same else MissCause.OTHER_ADAPTER
             is_computed = nearest.num_computed_tokens >= findable
             return MissCause.EVICTED if is_computed else MissCause.NOT_COMPUTED
@@ -133,10 +133,6 @@ def _goes_on(request: Request, earlier: _Earlier) -> bool:
     """Whether it is the same chat: all that the earlier one was asked comes first again."""
     messages = earlier.message_digests
     return bool(messages) and request.message_digests[: len(messages)] == messages
-
-
-def _lora_id(request: Request) -> int:
-    return 0 if request.lora is None else request.lora.lora_id
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

@@ -69,7 +69,7 @@ class Request:
         "events",
         "first_token_time",
         "grammar",
-        "lora",
+        "lora_id",
         "max_tokens",
         "message_digests",
         "num_cached_tokens",
@@ -103,7 +103,7 @@ class Request:
         self.pooling = message.pooling
         self.arrival_time = message.arrival_time
         self.first_token_time: float | None = None
-        self.lora = message.lora
+        self.lora_id = message.lora.lora_id if message.lora else 0  # 0: without an adapter
         self.cache_salt = message.prefix_salt
         self.message_digests = message.message_digests
         self.token_ids = list(message.prompt_token_ids)

@@ -137,7 +137,7 @@ class Scheduler:
 
     def used_adapters(self) -> set[int]:
         """The LoRA adapters of all living requests."""
-        return {request.lora.lora_id for request in self.requests.values() if request.lora}
+        return {request.lora_id for request in self.requests.values() if request.lora_id}
 
     def reject(self, request_id: str, error: str) -> None:
         """The client of a request that cannot be added learns why."""
@@ -274,10 +274,10 @@ class Scheduler:
 
     def _has_one_adapter_too_many(self, request: Request) -> bool:
         """Whether the running ones have as many other adapters as may be in a step."""
-        if request.lora is None or self._max_loras is None:
+        if not request.lora_id or self._max_loras is None:
             return False
-        running = {item.lora.lora_id for item in self.running if item.lora}
-        return request.lora.lora_id not in running and len(running) >= self._max_loras
+        running = {item.lora_id for item in self.running if item.lora_id}
+        return request.lora_id not in running and len(running) >= self._max_loras
 
     def _cap_logprobs(self, request: Request, count: int) -> int:
         """Fewer tokens, or none, for a request whose log probabilities exceed the step's share."""
@@ -307,7 +307,7 @@ class Scheduler:
             sampling_params=request.sampling_params,
             eos_token_ids=request.eos_token_ids,
             pooling=request.pooling,
-            lora_id=request.lora.lora_id if request.lora else 0,
+            lora_id=request.lora_id,
         )
 
     # ---- structured output ---------------------------------------------------------------------

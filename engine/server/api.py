@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.args import EngineArgs
 from engine.errors import EngineError
 from engine.frontend.embeddings import embed_all
 from engine.frontend.request_traces import Marks
@@ -24,7 +25,7 @@ from engine.server.errors import ApiError, error_response, to_api_error
 from engine.server.generation import Job, collect_job
 from engine.server.http.auth import BearerAuth
 from engine.server.http.body_limits import read_json_body
-from engine.server.http.browsers import BrowserAccess, add_browser_rules
+from engine.server.http.browsers import BrowserAccess, add_browser_rules, browser_access
 from engine.server.http.http_metrics import count_http_requests
 from engine.server.metrics import exposition
 from engine.server.openapi import openapi_document
@@ -74,6 +75,17 @@ MakeAnswer = Callable[
 
 class _ClientGone(Exception):
     """The client closed its connection before the answer."""
+
+
+def app_of(state: ApiState, args: EngineArgs) -> FastAPI:
+    """The application over `state` that the flags ask for."""
+    return create_app(
+        state,
+        args.api_key,
+        has_debug_routes=args.enable_debug_endpoints,
+        has_tokenizer_info=args.enable_tokenizer_info_endpoint,
+        browsers=browser_access(args),
+    )
 
 
 def create_app(

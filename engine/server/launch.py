@@ -15,20 +15,20 @@ from collections.abc import Sequence
 from engine.args import EngineArgs
 from engine.core.core_process import CoreProcess
 from engine.core.replicas import create_client
+from engine.core.together import wait_any
 from engine.errors import ConfigError, EngineError
 from engine.frontend.async_llm import ClientFactory
 from engine.logger import get_logger, setup_logging
 from engine.server.announcements import announce_ready, announce_routes, log_invocation
-from engine.server.api import create_app
+from engine.server.api import app_of
 from engine.server.api_servers.launcher import serve_with_several
 from engine.server.http.binding import bind_socket, bind_uds, explain_bind_error, socket_url
-from engine.server.http.browsers import browser_access
 from engine.server.http.connections import exception_handler
 from engine.server.http.http_log import setup_http_logging
 from engine.server.http.stop_signals import StopEvents
 from engine.server.metrics import create_registry
 from engine.server.routes.debug import check_debug_flags
-from engine.server.serving import run_until_end, saying_so, serving_http, wait_any
+from engine.server.serving import run_until_end, saying_so, serving_http
 from engine.server.startup import start_engine
 from engine.server.state import ApiState
 
@@ -82,13 +82,7 @@ async def _serve(
     asyncio.get_running_loop().set_exception_handler(exception_handler())
     log_invocation(model, args)
     state = ApiState(create_registry())
-    app = create_app(
-        state,
-        args.api_key,
-        has_debug_routes=args.enable_debug_endpoints,
-        has_tokenizer_info=args.enable_tokenizer_info_endpoint,
-        browsers=browser_access(args),
-    )
+    app = app_of(state, args)
     http = serving_http(app, [listener], access_log=not args.disable_uvicorn_access_log)
     async with saying_so(http):
         start = asyncio.create_task(start_engine(model, args, state, client_factory))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.kernels.step_batch import IntArray
+from engine.kernels.step_batch import IntArray, within_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class DraftCheck:
         listed = [drafts.get(req_id, ()) for req_id in req_ids]
         widths = np.array([1 + len(draft) for draft in listed], dtype=np.int64)
         owner = np.repeat(np.arange(len(listed)), widths)
-        first = np.cumsum(widths) - widths
-        return cls(listed, owner, np.arange(len(owner)) - first[owner])
+        return cls(listed, owner, within_runs(widths))
 
     def kept(self, tokens: IntArray) -> list[list[int]]:
         """Each request's new tokens: its draft as far as it came true, and the token behind that.

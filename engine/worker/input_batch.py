@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.step_batch import IntArray, StepBatch, within_runs
 from engine.sched.scheduler_output import BlockIds, CachedRequestData, NewRequestData
 from engine.worker.row_edits import RowEdits, SeenTokens
 
@@ -134,8 +134,7 @@ class InputBatch:
         logits_rows = ends[sampling] - 1
         if drafted is not None:
             wide = drafted[sampling] + 1
-            within = np.arange(int(wide.sum())) - np.repeat(np.cumsum(wide) - wide, wide)
-            logits_rows = np.repeat(ends[sampling] - wide, wide) + within
+            logits_rows = np.repeat(ends[sampling] - wide, wide) + within_runs(wide)
         adapters = self.adapter[rows]
         batch = StepBatch(
             token_ids=self.token_ids[rows[owner], positions].astype(np.int64),

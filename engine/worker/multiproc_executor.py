@@ -73,6 +73,7 @@ class MultiprocExecutor:
         self._is_on_cpu = config.device.device == "cpu"
         self._weight_bytes: list[int] = []  # of each rank, as are the cache's
         self._cache_bytes: list[int] = []
+        self._specs: list[KVCacheSpec] = []  # of each rank's cache, once the memory was measured
         self._num_steps_done = 0
         channel_map = ChannelMap.of(config)
         self._memory = SharedMemory.create(channel_map.num_bytes)
@@ -130,21 +131,20 @@ class MultiprocExecutor:
         room = ram_for_cache(self._config, sum(self._weight_bytes)) if self._is_on_cpu else 0
         share = room // len(self._workers)  # all ranks are on this machine
         available = cast(list[int], self._call_all("determine_available_memory", share))
-        specs = cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))
-        self._tightest = tightest_rank(available, specs)
+        self._specs = cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))
+        self._tightest = tightest_rank(available, self._specs)
         return available[self._tightest]
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
         """Of the rank that has room for the fewest blocks, once the memory was measured."""
-        return cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))[self._tightest]
+        return self._specs[self._tightest]
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
         """As many blocks on every rank, whose block tables are the same; the RAM that it all may
         take.
         """
         self._cache_bytes = cast(list[int], self._call_all("initialize_kv_cache", num_blocks))
-        specs = cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))
-        if other := rank_with_other_blocks(self._cache_bytes, specs, num_blocks):
+        if other := rank_with_other_blocks(self._cache_bytes, self._specs, num_blocks):
             worker = self._workers[other[0]]
             self._fail(disagrees_on_blocks(worker.place.name, other[1], num_blocks), worker)
         if not self._is_on_cpu:

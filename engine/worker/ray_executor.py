@@ -49,7 +49,7 @@ _PLACEMENT_S = 60.0
 _ANSWER_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rank:
     place: RankPlace
     actor: Any
@@ -57,6 +57,7 @@ class _Rank:
     node: str  # Ray's name for it
     pid: int
     notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=TIMED_STEPS))
+    held_bytes: int | None = None  # as of the last step
 
     def __str__(self) -> str:
         return f"{self.place.name} (node {self.address}, {self.node[:8]}, pid {self.pid})"
@@ -73,7 +74,7 @@ class RayExecutor:
         self._turns = itertools.count()  # of what ranks have to do in order
         self._weight_bytes: list[int] = []  # of each rank, as are the cache's
         self._cache_bytes: list[int] = []
-        self._held_bytes: list[int | None] = []  # as of the last step
+        self._specs: list[KVCacheSpec] = []  # of each rank's cache, once the memory was measured
         self._tightest = 0
         self._dead: str | None = None
         self._is_over = False
@@ -138,21 +139,18 @@ class RayExecutor:
             ],
             [rank.place for rank in self._ranks],
         )
-        specs = self._call_all("get_kv_cache_spec")
-        self._tightest = tightest_rank(available, specs)
+        self._specs = self._call_all("get_kv_cache_spec")
+        self._tightest = tightest_rank(available, self._specs)
         return int(available[self._tightest])
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
         """Of the rank that has room for the fewest blocks, once the memory was measured."""
-        spec = self._call_all("get_kv_cache_spec")[self._tightest]
-        assert isinstance(spec, KVCacheSpec), spec
-        return spec
+        return self._specs[self._tightest]
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
         """As many blocks on every rank; no RAM of this machine is counted for them."""
         self._cache_bytes = self._call_all("initialize_kv_cache", num_blocks)
-        specs = self._call_all("get_kv_cache_spec")
-        if other := rank_with_other_blocks(self._cache_bytes, specs, num_blocks):
+        if other := rank_with_other_blocks(self._cache_bytes, self._specs, num_blocks):
             self._fail(disagrees_on_blocks(str(self._ranks[other[0]]), other[1], num_blocks))
         return 0
 
@@ -167,7 +165,7 @@ class RayExecutor:
         found: list[RayAnswer] = self._get(answers, [rank.place for rank in self._ranks])
         for rank, answer in zip(self._ranks, found, strict=True):
             rank.notes.append(answer.note)
-        self._held_bytes = [answer.held_bytes for answer in found]
+            rank.held_bytes = answer.held_bytes
         self._require_agreement([answer.note for answer in found])
         (output,) = [answer.output for answer in found if answer.output is not None]
         self._sampled.add(output)
@@ -182,12 +180,9 @@ class RayExecutor:
 
     def rank_snapshots(self) -> Sequence[RankSnapshot]:
         """Each rank's memory and times, as of the last step."""
-        held_bytes = self._held_bytes or [None] * len(self._ranks)
-        return [
-            self._snapshot(rank, held) for rank, held in zip(self._ranks, held_bytes, strict=True)
-        ]
+        return [self._snapshot(rank) for rank in self._ranks]
 
-    def _snapshot(self, rank: _Rank, held_bytes: int | None) -> RankSnapshot:
+    def _snapshot(self, rank: _Rank) -> RankSnapshot:
         step_s, waited_s = mean_times(rank.notes)
         return RankSnapshot(
             name=rank.place.name,
@@ -201,7 +196,7 @@ class RayExecutor:
             waited_s=waited_s,
             weight_bytes=self._weight_bytes[rank.place.rank],
             kv_cache_bytes=self._cache_bytes[rank.place.rank],
-            held_bytes=held_bytes,
+            held_bytes=rank.held_bytes,
         )
 
     @property

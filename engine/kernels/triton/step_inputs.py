@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.step_batch import IntArray, StepBatch, within_runs
 
 Packed = NDArray[np.int32]
 _HEADER = 5  # numbers before the arrays: the table's width, then what is not padded
@@ -132,5 +132,4 @@ def _tiles(
     chunks = np.flatnonzero(lengths > 1)
     counts = -(-lengths[chunks] // tile_tokens)
     owners = np.repeat(chunks, counts)
-    firsts = np.repeat(np.cumsum(counts) - counts, counts)
-    return np.flatnonzero(lengths == 1), owners, (np.arange(len(owners)) - firsts) * tile_tokens
+    return np.flatnonzero(lengths == 1), owners, within_runs(counts) * tile_tokens

@@ -27,7 +27,7 @@ from engine.logger import get_logger, setup_logging
 from engine.machine.children import end_with_parent
 from engine.messages import HandshakeReady, QueueStats, SchedulerStats
 from engine.server.admission import Admission
-from engine.server.api import create_app
+from engine.server.api import app_of
 from engine.server.api_servers.control import (
     Control,
     CoordinatorDown,
@@ -43,13 +43,12 @@ from engine.server.api_servers.control import (
     Worked,
 )
 from engine.server.http.binding import bind_uds
-from engine.server.http.browsers import browser_access
 from engine.server.http.connections import exception_handler
 from engine.server.http.http_log import http_event, setup_http_logging
 from engine.server.http.stop_signals import StopEvents
 from engine.server.metrics import EngineMetrics, create_registry
 from engine.server.peers import Peers
-from engine.server.serving import run_until_end, serving_http, wait_any
+from engine.server.serving import run_until_end, serving_http
 from engine.server.startup import RunningEngine, running_engine
 from engine.server.state import ApiState
 
@@ -102,23 +101,13 @@ class _ApiServer:
 
     async def run(self, stop: StopEvents) -> int:
         """Everything from reading the model's files to the last answer."""
-        start = asyncio.create_task(self._start())
-        await wait_any(start, stop.requested.wait())
-        if not start.done():
-            start.cancel()
-            await asyncio.gather(start, return_exceptions=True)
+        engine = await stop.unless_requested(self._start())
+        if engine is None:
             return 0
-        engine = start.result()
         follow = asyncio.create_task(self._follow())
         self._state.become_ready(engine.services)
         own = self._addresses.http(self._setup.server)
-        app = create_app(
-            self._state,
-            self._args.api_key,
-            has_debug_routes=self._args.enable_debug_endpoints,
-            has_tokenizer_info=self._args.enable_tokenizer_info_endpoint,
-            browsers=browser_access(self._args),
-        )
+        app = app_of(self._state, self._args)
         http = serving_http(
             app,
             [bind_uds(own)],

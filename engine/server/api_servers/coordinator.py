@@ -17,6 +17,8 @@ import zmq.asyncio
 
 from engine.core.handshake import SharedAddresses
 from engine.core.queue_stats import QueueCounts
+from engine.core.sockets import bound
+from engine.core.together import all_together
 from engine.frontend.iteration_stats import IterationStats, StatSink
 from engine.logger import setup_logging
 from engine.machine.children import end_with_parent
@@ -62,16 +64,9 @@ async def _run(control_address: str) -> int:
         sinks = create_sinks(setup.config, create_registry(), go.readies)
         addresses = SharedAddresses(Path(setup.folder))
         coordinator = Coordinator(context, addresses, len(go.readies), sinks)
-        work = [coordinator.run(), coordinator.follow(control), coordinator.tell_work(control)]
-        tasks = [asyncio.create_task(one) for one in (*work, _log_stats(sinks))]
         await control.send(Serving())
-        stopping = asyncio.create_task(stop.requested.wait())
-        await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        failed = [task for task in tasks if task.done()]
-        for task in tasks:
-            task.cancel()
-        for task in failed:
-            task.result()
+        work = [coordinator.run(), coordinator.follow(control), coordinator.tell_work(control)]
+        await stop.unless_requested(all_together([*work, _log_stats(sinks)]))
         return 0
     finally:
         context.destroy(linger=0)
@@ -81,7 +76,6 @@ async def _log_stats(sinks: list[StatSink]) -> None:
     for sink in sinks:
         if isinstance(sink, StatLogger):
             await sink.run(stats_interval())
-    await asyncio.get_running_loop().create_future()  # there are none
 
 
 class Coordinator:
@@ -97,9 +91,9 @@ class Coordinator:
         self._counts = QueueCounts(num_engines)
         self._loggers = [sink for sink in sinks if isinstance(sink, StatLogger)]
         self._states = [sink for sink in sinks if not isinstance(sink, StatLogger)]
-        self._stats = _bound(context, zmq.PULL, addresses.stats)
-        self._reports = _bound(context, zmq.PULL, addresses.reports)
-        self._queues = _bound(context, zmq.XPUB, addresses.queues)
+        self._stats = bound(context, zmq.PULL, addresses.stats)
+        self._reports = bound(context, zmq.PULL, addresses.reports)
+        self._queues = bound(context, zmq.XPUB, addresses.queues)
         self._queues.setsockopt(zmq.XPUB_VERBOSE, 1)  # each subscriber, not the first alone
         self._has_worked = asyncio.Event()
         self._news = asyncio.Event()
@@ -108,12 +102,7 @@ class Coordinator:
     async def run(self) -> None:
         """Take what comes and publish it, until cancelled."""
         work = (self._take_stats(), self._take_reports(), self._take_subscribers(), self._publish())
-        tasks = [asyncio.create_task(one) for one in work]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        await all_together(work)
 
     async def follow(self, control: Control) -> None:
         """Take the parent's news of engines and API servers."""
@@ -127,10 +116,9 @@ class Coordinator:
             self._note_news()
 
     async def tell_work(self, control: Control) -> None:
-        """Tell the parent of the first step of an engine; does not return."""
+        """Tell the parent of the first step of an engine."""
         await self._has_worked.wait()
         await control.send(Worked())
-        await asyncio.get_running_loop().create_future()
 
     async def _take_stats(self) -> None:
         decode = msgspec.msgpack.Decoder(EngineStats).decode
@@ -176,11 +164,3 @@ class Coordinator:
             line.record(stats.scheduler, tokens, stats.engine_index)
         for state in self._states:  # the tokens are in the API servers' metrics
             state.record(stats.scheduler, IterationStats(), stats.engine_index)
-
-
-def _bound(context: zmq.asyncio.Context, kind: int, address: str) -> zmq.asyncio.Socket:
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.bind(address)
-    return socket

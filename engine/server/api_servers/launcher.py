@@ -26,7 +26,7 @@ from engine.core.core_process import ChildProcess, CoreProcess
 from engine.core.handshake import SharedAddresses
 from engine.core.output_share import ABORT_CLIENT
 from engine.core.replicas import create_client
-from engine.core.together import all_together
+from engine.core.together import all_together, wait_any
 from engine.env import COUNTS_VARIABLE
 from engine.errors import ConfigError, EngineDeadError, EngineError
 from engine.frontend.async_llm import EngineCoreClient
@@ -35,7 +35,7 @@ from engine.logger import get_logger
 from engine.machine.children import engine_command
 from engine.messages import HandshakeReady
 from engine.server.announcements import announce_ready, announce_routes, log_invocation
-from engine.server.api import create_app
+from engine.server.api import app_of
 from engine.server.api_servers.control import (
     ClientDown,
     Control,
@@ -52,12 +52,11 @@ from engine.server.api_servers.control import (
     Worked,
 )
 from engine.server.http.binding import socket_url
-from engine.server.http.browsers import browser_access
 from engine.server.http.connections import exception_handler
 from engine.server.http.http_log import http_event
 from engine.server.http.stop_signals import StopEvents
 from engine.server.metrics import create_registry
-from engine.server.serving import serving_http, wait_any
+from engine.server.serving import serving_http
 from engine.server.startup import stats_interval
 from engine.server.state import ApiState
 
@@ -84,20 +83,14 @@ async def serve_with_several(
     asyncio.get_running_loop().set_exception_handler(exception_handler())
     log_invocation(model, args)
     url = socket_url(listener)
-    app = create_app(
-        ApiState(create_registry()),
-        args.api_key,
-        has_debug_routes=args.enable_debug_endpoints,
-        has_tokenizer_info=args.enable_tokenizer_info_endpoint,
-        browsers=browser_access(args),
-    )
+    app = app_of(ApiState(create_registry()), args)
     launcher = Launcher(model, args, listener)
     try:
         access_log = not args.disable_uvicorn_access_log
         starting = serving_http(app, [listener.dup()], access_log=access_log, headers=_CLOSING)
         async with starting:
-            config = await _unless_stopped(launcher.load(processes), stop)
-        if config is None or await _unless_stopped(launcher.go(), stop) is None:
+            config = await stop.unless_requested(launcher.load(processes))
+        if config is None or await stop.unless_requested(launcher.go()) is None:
             logger.info("[shutdown] API server: shutdown triggered during start-up")
             return 0
         announce_routes(app, config.tasks, url)
@@ -108,17 +101,6 @@ async def serve_with_several(
         return 2 if isinstance(error, ConfigError) else 1
     finally:
         await launcher.shutdown()
-
-
-async def _unless_stopped(work: Coroutine[Any, Any, _T], stop: StopEvents) -> _T | None:
-    """Its result; None when a stop was asked for first."""
-    task = asyncio.create_task(work)
-    await wait_any(task, stop.requested.wait())
-    if task.done():
-        return task.result()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    return None
 
 
 @dataclass(slots=True)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from engine.core.together import wait_any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_T = TypeVar("_T")
 
 
 class StopEvents:
@@ -21,6 +25,16 @@ class StopEvents:
         loop = asyncio.get_running_loop()
         for number in numbers:
             loop.add_signal_handler(number, self._on_signal)
+
+    async def unless_requested(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Its result; None when a stop was asked for first, which cancels it."""
+        task = asyncio.create_task(work)
+        await wait_any(task, self.requested.wait())
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
 
     def _on_signal(self) -> None:
         if self.requested.is_set():

@@ -13,7 +13,7 @@ from engine.frontend.tokenizer import Tokenizer
 from engine.lora_adapters import LoraRequest
 from engine.server.errors import ApiError
 from engine.server.prompts import MAX_UNBOUND_CHARS, decode, encode
-from engine.server.protocol import DetokenizeBody, TokenizeBody
+from engine.server.protocol import ChatBody, DetokenizeBody, TokenizeBody
 from engine.server.routes.chat import render_chat
 from engine.server.state import ApiState, ServerPhase, Services
 from engine.server.streaming import encode_json
@@ -97,7 +97,7 @@ async def tokenize(services: Services, body: TokenizeBody) -> Response:
     )
 
 
-async def chat_token_ids(services: Services, body: TokenizeBody) -> list[int]:
+async def chat_token_ids(services: Services, body: TokenizeBody | ChatBody) -> list[int]:
     """Token ids of a body's messages after the chat template."""
     messages = body.messages or []
     text = await services.rendering.run(
@@ -106,7 +106,7 @@ async def chat_token_ids(services: Services, body: TokenizeBody) -> list[int]:
             messages,
             add_generation_prompt=body.adds_generation_prompt,
             continue_final_message=body.continue_final_message,
-            template_args=body.chat_template_kwargs,
+            template_args=body.template_args,
             tools=template_tools(body.tools),
         )
     )
