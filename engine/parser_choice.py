@@ -82,15 +82,14 @@ _TOOL_SIGNS: _Rows = (
     (("llama3_json",), ("tools", "ipython", '"parameters"')),
 )
 _OUR_NAMES = {"json", "kimi_vl"}
-VLLM_TOOL_PARSER_NAMES = frozenset(TOOL_PARSER_NAMES) - _OUR_NAMES | frozenset(
-    name for names, _ in _TOOL_SIGNS for name in names
-)
-"""Those of vLLM's that are known here."""
 
-VLLM_REASONING_PARSER_NAMES = (
-    frozenset(REASONING_PARSER_NAMES) - _OUR_NAMES
-    | frozenset(name for names, _ in _REASONING_SIGNS for name in names) - _OUR_NAMES
-)
+
+def _vllm_names(ours: Names, rows: _Rows) -> frozenset[str]:
+    return frozenset(ours).union(*(names for names, _ in rows)) - _OUR_NAMES
+
+
+VLLM_TOOL_PARSER_NAMES = _vllm_names(TOOL_PARSER_NAMES, _TOOL_SIGNS)
+VLLM_REASONING_PARSER_NAMES = _vllm_names(REASONING_PARSER_NAMES, _REASONING_SIGNS)
 """Those of vLLM's that are known here."""
 
 # By config.json's model_type, where a template takes tools or thoughts and shows no marks of them.

@@ -67,9 +67,9 @@ _SAMPLING_FIELDS = (
     "prompt_logprobs",
 )
 
-_Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 _SCALAR_BRANCHES = ("str", "int", "float", "bool", "constrained-str", "constrained-int")
-_Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # strict: `true` is no token
 TokenIds = CheckedList[_TokenId]
 """Token ids of a request; whether the vocabulary has them is checked later."""
@@ -117,28 +117,28 @@ class GenerationBody(Body, StructuredFields):
     model: str | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: _Int32 = 0
+    top_k: Int32 = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[_Count, float] = Field(default_factory=dict)
+    logit_bias: dict[Count, float] = Field(default_factory=dict)
     allowed_token_ids: TokenIds = Field(default_factory=list, min_length=1)
     bad_words: CheckedList[str] = Field(default_factory=list)
-    prompt_logprobs: _Int32 | None = None
+    prompt_logprobs: Int32 | None = None
     seed: int | None = None
-    n: _Int32 = 1
+    n: Int32 = 1
     stop: str | CheckedList[str] = Field(default_factory=list)
     stop_token_ids: TokenIds = Field(default_factory=list)
-    min_tokens: _Int32 = 0
+    min_tokens: Int32 = 0
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: _Int32 = 0
+    priority: Int32 = 0
     cache_salt: str | None = None
-    best_of: _Int32 | None = None
+    best_of: Int32 | None = None
     truncate_prompt_tokens: PromptLimit | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
@@ -257,14 +257,14 @@ class ChatBody(GenerationBody, PromptEnd):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: _Count = 0
+    top_logprobs: Count = 0
     echo: bool = False
     add_special_tokens: bool = False
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True
-    thinking_token_budget: _Count | None = None
+    thinking_token_budget: Count | None = None
     tools: CheckedList[ToolDefinition] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -332,7 +332,7 @@ class CompletionBody(GenerationBody):
 
     prompt: str | CheckedList[str] | TokenIds | CheckedList[TokenIds]
     max_tokens: int = 16
-    logprobs: _Int32 | None = None
+    logprobs: Int32 | None = None
     echo: bool = False
     add_special_tokens: bool = True
 
@@ -372,6 +372,11 @@ class TokenizeBody(Body, PromptEnd):
     tools: CheckedList[ToolDefinition] = Field(default_factory=list, max_length=MAX_TOOLS)
     return_token_strs: bool = False
     chat_template: None = None
+
+    @property
+    def template_args(self) -> dict[str, Any]:
+        """Variables of the chat template beside the messages."""
+        return self.chat_template_kwargs
 
 
 class DetokenizeBody(Body):

@@ -13,15 +13,14 @@ from pydantic import Field
 from engine.errors import RequestError
 from engine.logger import get_logger
 from engine.server.http.body_limits import MAX_MESSAGES, MAX_TOOLS, CheckedList
-from engine.server.protocol import AgentChat, Body, make_body
-from engine.server.turns import Turns
+from engine.server.protocol import AgentChat, Body, Count, Int32, make_body
+from engine.server.turns import Turns, function_tool, left_out, text_field
 
 logger = get_logger(__name__)
 
 # A line about the sender's version that its clients put before the instructions. It differs from
 # request to request, so that no prefix would be found again behind it.
 _CLIENT_LINE = "x-anthropic-billing-header:"
-_LEFT_OUT = "[{kind} left out: this model reads text alone]"
 
 Blocks = CheckedList[dict[str, Any]]
 
@@ -43,7 +42,7 @@ class ThinkingParam(Body):
     """Whether to think: `adaptive` leaves it to the chat template."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    budget_tokens: Count | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -169,9 +168,9 @@ class MessagesBody(CountTokensBody):
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    top_k: Int32 | None = None
     cache_salt: str | None = None
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    priority: Int32 = 0
 
     def _own_fields(self) -> dict[str, Any]:
         form = self.output_config.format
@@ -203,7 +202,7 @@ def _read_user_blocks(turns: Turns, blocks: Sequence[dict[str, Any]], place: str
     for number, block in enumerate(blocks):
         here = f"{place}.{number}"
         if block.get("type") == "tool_result":
-            call_id = _field(block, "tool_use_id", str, here)
+            call_id = text_field(block, "tool_use_id", here)
             turns.result(call_id, _result_text(block.get("content") or "", here))
         else:
             turns.user(_text(block, here))
@@ -214,10 +213,10 @@ def _read_assistant_blocks(turns: Turns, blocks: Sequence[dict[str, Any]], place
         here = f"{place}.{number}"
         kind = block.get("type")
         if kind == "thinking":
-            turns.thought(_field(block, "thinking", str, here))
+            turns.thought(text_field(block, "thinking", here))
         elif kind == "tool_use":
-            name, call_id = _field(block, "name", str, here), _field(block, "id", str, here)
-            turns.call(call_id, name, _field(block, "input", dict, here))
+            name, call_id = text_field(block, "name", here), text_field(block, "id", here)
+            turns.call(call_id, name, _input(block, here))
         elif kind != "redacted_thinking":  # which nobody but its maker can read
             turns.assistant(_text(block, here))
 
@@ -240,7 +239,7 @@ def _result_text(content: object, place: str) -> str:
     for number, block in enumerate(content):
         kind = block.get("type")
         if kind in ("image", "document") and _document_text(block) is None:
-            parts.append(_LEFT_OUT.format(kind=kind))
+            parts.append(left_out(kind))
         else:
             parts.append(_text(block, f"{place}.content.{number}"))
     return "\n".join(parts)
@@ -250,7 +249,7 @@ def _text(block: dict[str, Any], place: str) -> str:
     """The text of a block; RequestError for one that is not text."""
     kind = block.get("type")
     if kind == "text":
-        return str(_field(block, "text", str, place))
+        return text_field(block, "text", place)
     text = _document_text(block)
     if text is None:
         raise RequestError(
@@ -277,12 +276,12 @@ def _document_text(block: dict[str, Any]) -> str | None:
     return f"{title}\n{text}" if isinstance(title, str) else text
 
 
-def _field(block: dict[str, Any], name: str, kind: type, place: str) -> Any:
-    value = block.get(name)
-    if not isinstance(value, kind):
-        expected = "an object" if kind is dict else "a text"
-        path = f"{place}.{name}"
-        raise RequestError(f"{path} must be {expected}.", param=path)
+def _input(block: dict[str, Any], place: str) -> dict[str, Any]:
+    """The arguments of a call."""
+    value = block.get("input")
+    if not isinstance(value, dict):
+        path = f"{place}.input"
+        raise RequestError(f"{path} must be an object.", param=path)
     return value
 
 
@@ -292,14 +291,7 @@ def _functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if unknown:
         logger.warning("Tools of type %s are left out: no such tool here.", ", ".join(unknown))
     return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.get("name"),
-                "description": tool.get("description"),
-                "parameters": tool.get("input_schema"),
-            },
-        }
+        function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
         for tool in tools
         if _is_function(tool)
     ]

@@ -15,12 +15,11 @@ from pydantic_core import from_json
 from engine.errors import RequestError
 from engine.logger import get_logger
 from engine.server.http.body_limits import MAX_MESSAGES, MAX_TOOLS, CheckedList
-from engine.server.protocol import AgentChat, Body, ReasoningEffort, make_body
-from engine.server.turns import Turns
+from engine.server.protocol import AgentChat, Body, Count, Int32, ReasoningEffort, make_body
+from engine.server.turns import Turns, function_tool, left_out, text_field
 
 logger = get_logger(__name__)
 
-_LEFT_OUT = "[{kind} left out: this model reads text alone]"
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _OUTPUT_PARTS = ("input_image", "input_file")
 
@@ -101,8 +100,8 @@ class ResponsesBody(Body):
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
-    top_logprobs: int = Field(0, ge=0, le=2**31 - 1)
+    top_k: Int32 | None = None
+    top_logprobs: Count = 0
     include: CheckedList[str] = Field(default_factory=list)
     reasoning: ReasoningParam = Field(default_factory=ReasoningParam)
     text: TextParam = Field(default_factory=TextParam)
@@ -114,7 +113,7 @@ class ResponsesBody(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    priority: Int32 = 0
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def chat(self, functions: Functions) -> ResponsesChat:
@@ -250,16 +249,7 @@ class Functions:
         if own in self._names or origin in self._names.values():
             raise RequestError(f"tools: the function {own!r} is there twice.", param="tools")
         self._names[own] = origin
-        self.definitions.append(
-            {
-                "type": "function",
-                "function": {
-                    "name": own,
-                    "description": tool.get("description"),
-                    "parameters": tool.get("parameters"),
-                },
-            }
-        )
+        self.definitions.append(function_tool(own, tool.get("description"), tool.get("parameters")))
 
     def _keep_allowed(self, choice: str | Item) -> None:
         """Of `allowed_tools`, the others are not shown to the model."""
@@ -283,12 +273,12 @@ def _read_item(turns: Turns, item: Item, place: str, functions: Functions) -> No
         parts = item.get("content") or item.get("summary") or []
         turns.thought(_joined_text(parts, f"{place}.content"))
     elif kind == "function_call":
-        name = FunctionName(_text_field(item, "name", place), item.get("namespace"))
-        call_id = _text_field(item, "call_id", place)
+        name = FunctionName(text_field(item, "name", place), item.get("namespace"))
+        call_id = text_field(item, "call_id", place)
         turns.call(call_id, functions.known_as(name), _arguments(item, place))
     elif kind == "function_call_output":
         text = _joined_text(item.get("output") or "", f"{place}.output", is_output=True)
-        turns.result(_text_field(item, "call_id", place), text)
+        turns.result(text_field(item, "call_id", place), text)
     elif kind == "item_reference":
         raise RequestError(
             f"{place}: no items are stored here, so none can be referred to; send the item itself.",
@@ -327,11 +317,11 @@ def _joined_text(content: object, place: str, *, is_output: bool = False) -> str
     for number, part in enumerate(content):
         kind, here = part.get("type"), f"{place}.{number}"
         if kind in _TEXT_PARTS:
-            texts.append(_text_field(part, "text", here))
+            texts.append(text_field(part, "text", here))
         elif kind == "refusal":
-            texts.append(_text_field(part, "refusal", here))
+            texts.append(text_field(part, "refusal", here))
         elif is_output and kind in _OUTPUT_PARTS:
-            texts.append(_LEFT_OUT.format(kind=kind))
+            texts.append(left_out(kind))
         else:
             raise RequestError(
                 f"{here}: parts of type {kind!r} are not supported; this model reads text.",
@@ -341,17 +331,9 @@ def _joined_text(content: object, place: str, *, is_output: bool = False) -> str
     return "\n".join(texts)
 
 
-def _text_field(item: Item, name: str, place: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        path = f"{place}.{name}"
-        raise RequestError(f"{path} must be a text.", param=path)
-    return value
-
-
 def _arguments(item: Item, place: str) -> str:
     """The JSON of a call's arguments; what is none is named here, in the client's own terms."""
-    text = _text_field(item, "arguments", place)
+    text = text_field(item, "arguments", place)
     try:
         is_object = isinstance(from_json(text or "{}", allow_inf_nan=False), dict)
     except (ValueError, ValidationError):

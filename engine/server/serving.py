@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 
 import uvicorn
 from fastapi import FastAPI
 
+from engine.core.together import wait_any
 from engine.errors import EngineError
 from engine.logger import get_logger
 from engine.machine.heap import Heap
@@ -184,12 +184,3 @@ async def saying_so(serving: contextlib.AbstractAsyncContextManager[None]) -> As
         finally:
             logger.info("[shutdown] API server: shutting down FastAPI HTTP server")
             http_event("Shutting down")
-
-
-async def wait_any(*waits: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None:
-    """Return when the first of them is done; coroutines that are not are cancelled."""
-    tasks = {wait: asyncio.ensure_future(wait) for wait in waits}
-    await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
-    for wait, task in tasks.items():
-        if wait is not task:
-            task.cancel()

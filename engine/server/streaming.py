@@ -83,6 +83,23 @@ class OpenAIStream:
         return b"data: " + error_body(error) + b"\n\n"
 
 
+class NamedEventStream:
+    """How the streams of the Responses and Messages APIs end: their last event has the counts, and
+    nothing stands behind it. A part of their AnswerFormats.
+    """
+
+    ending = b""
+
+    def usage_event(self, _usage: dict[str, object]) -> bytes:
+        """Nothing: every answer has its counts."""
+        return b""
+
+
+def named_event(kind: str, body: bytes) -> bytes:
+    """An event of these streams; `body` is its JSON."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), body)
+
+
 async def document(answer: AnswerFormat, choices: Sequence[Choice]) -> bytes:
     """The whole answer; a large one is written beside the event loop."""
     if sum(choice.num_logprobs for choice in choices) <= _INLINE_LOGPROBS:

@@ -7,9 +7,11 @@ system message, and later ones reach the model where they stand, as words of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from engine.errors import RequestError
 
 _BETWEEN = "\n\n"
 
@@ -88,6 +90,26 @@ class _Turn:
         if self.calls:
             message["tool_calls"] = self.calls
         return message
+
+
+def left_out(kind: str) -> str:
+    """What stands in a function's result for a picture or a file, so that the model knows of it."""
+    return f"[{kind} left out: this model reads text alone]"
+
+
+def text_field(item: Mapping[str, Any], name: str, place: str) -> str:
+    """A field that must be there as text; RequestError names it by its `place`."""
+    value = item.get(name)
+    if not isinstance(value, str):
+        path = f"{place}.{name}"
+        raise RequestError(f"{path} must be a text.", param=path)
+    return value
+
+
+def function_tool(name: object, description: object, parameters: object) -> dict[str, Any]:
+    """An entry of a chat's `tools`; what each field may be is checked with the chat."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def _joined(texts: Iterable[str]) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
-from pydantic import Field
 
 from engine.errors import RequestError
 from engine.frontend.embeddings import Embedding, TextPrompt, check_dimensions
@@ -20,7 +19,7 @@ from engine.logger import get_logger
 from engine.messages import EngineCoreRequest
 from engine.server.http.body_limits import CheckedList
 from engine.server.prompts import encode_all, text_allowance, truncated
-from engine.server.protocol import Body, PromptLimit, TokenIds
+from engine.server.protocol import Body, Int32, PromptLimit, TokenIds
 from engine.server.state import Services
 from engine.server.streaming import encode_json
 
@@ -40,11 +39,11 @@ class EmbeddingBody(Body):
     input: str | CheckedList[str] | TokenIds | CheckedList[TokenIds]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    dimensions: Int32 | None = None
     user: str | None = None
     add_special_tokens: bool = True
     cache_salt: str | None = None
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    priority: Int32 = 0
     prompt_name: str | None = None
     messages: None = None
     truncate_prompt_tokens: PromptLimit | None = None

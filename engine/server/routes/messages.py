@@ -12,12 +12,11 @@ from engine.frontend.request_traces import Marks
 from engine.server.blocks import Block, BlockKind, BlockReader, Step, StepKind
 from engine.server.errors import ApiError, messages_error_body
 from engine.server.generation import Choice, Job
-from engine.server.protocol import TokenizeBody, make_body
 from engine.server.protocol_messages import CountTokensBody, MessagesBody
 from engine.server.routes.chat import make_chat_job
 from engine.server.routes.introspection import chat_token_ids, json_response
 from engine.server.state import Services
-from engine.server.streaming import Delta, encode_json
+from engine.server.streaming import Delta, NamedEventStream, encode_json, named_event
 from engine.server.tools import ToolPlan
 
 
@@ -25,16 +24,7 @@ async def count_tokens(services: Services, body: CountTokensBody) -> Response:
     """How many tokens the prompt of a request has; it may be longer than the context."""
     chat = body.chat(can_think=services.thought_marks is not None)
     services.check_model(chat.model)
-    tokenized = make_body(
-        TokenizeBody,
-        {
-            "messages": [message.model_dump() for message in chat.messages],
-            "tools": [tool.model_dump() for tool in chat.tools],
-            "chat_template_kwargs": chat.template_args,
-            "continue_final_message": chat.continue_final_message,
-        },
-    )
-    return json_response({"input_tokens": len(await chat_token_ids(services, tokenized))})
+    return json_response({"input_tokens": len(await chat_token_ids(services, chat))})
 
 
 async def answer_messages(
@@ -46,10 +36,8 @@ async def answer_messages(
     return job, MessagesFormat(job, plan, body)
 
 
-class MessagesFormat:
+class MessagesFormat(NamedEventStream):
     """Message objects and events of one job."""
-
-    ending = b""
 
     def __init__(self, job: Job, plan: ToolPlan, body: MessagesBody) -> None:
         self._job = job
@@ -83,12 +71,8 @@ class MessagesFormat:
             (rest, _event("message_delta", delta=end, usage=usage), _event("message_stop"))
         )
 
-    def usage_event(self, _usage: dict[str, object]) -> bytes:
-        """Nothing: every message has its counts."""
-        return b""
-
     def failure(self, error: ApiError) -> bytes:
-        return b"event: error\ndata: " + messages_error_body(error) + b"\n\n"
+        return named_event("error", messages_error_body(error))
 
     def _message(self, choice: Choice, content: list[dict[str, object]]) -> dict[str, object]:
         return {
@@ -177,7 +161,7 @@ def _delta(block: Block, kind: str, name: str, text: str) -> bytes:
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode_json({"type": kind, **fields}))
+    return named_event(kind, encode_json({"type": kind, **fields}))
 
 
 def _as_object(text: str) -> dict[str, object] | None:

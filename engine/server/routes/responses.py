@@ -15,7 +15,7 @@ from engine.server.logprobs import chat_logprobs
 from engine.server.protocol_responses import Functions, ResponsesBody
 from engine.server.routes.chat import make_chat_job
 from engine.server.state import Services
-from engine.server.streaming import Delta, encode_json
+from engine.server.streaming import Delta, NamedEventStream, encode_json, named_event
 from engine.server.tools import ToolPlan
 
 
@@ -28,10 +28,8 @@ async def answer_response(
     return job, ResponsesFormat(job, plan, body, functions)
 
 
-class ResponsesFormat:
+class ResponsesFormat(NamedEventStream):
     """Response objects and events of one job."""
-
-    ending = b""
 
     def __init__(self, job: Job, plan: ToolPlan, body: ResponsesBody, functions: Functions) -> None:
         self._job = job
@@ -73,10 +71,6 @@ class ResponsesFormat:
         rest += self._written(self._reader.finish())
         response = self._response(self._reader, choice)
         return rest + self._event(f"response.{response['status']}", response=response)
-
-    def usage_event(self, _usage: dict[str, object]) -> bytes:
-        """Nothing: every response has its counts."""
-        return b""
 
     def failure(self, error: ApiError) -> bytes:
         response = self._response(self._reader, None) | {
@@ -230,7 +224,7 @@ class ResponsesFormat:
     def _event(self, kind: str, **fields: object) -> bytes:
         document = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode_json(document))
+        return named_event(kind, encode_json(document))
 
 
 _DELTAS = {

@@ -15,7 +15,7 @@ from pydantic import Field
 from engine.errors import RequestError
 from engine.frontend.embeddings import Embedding
 from engine.server.http.body_limits import CheckedList
-from engine.server.protocol import Body, PromptLimit, make_body
+from engine.server.protocol import Body, Count, Int32, PromptLimit, make_body
 from engine.server.routes.embeddings import EmbeddingBody, EmbeddingJob
 from engine.server.streaming import encode_json
 
@@ -28,7 +28,7 @@ class ComparedTexts(Body):
     model: str | None = None
     truncate_prompt_tokens: PromptLimit | None = None
     cache_salt: str | None = None
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    priority: Int32 = 0
     user: str | None = None
 
     def embeddings(self, texts: Sequence[str]) -> EmbeddingBody:
@@ -87,7 +87,7 @@ class RerankBody(ComparedTexts):
 
     query: str
     documents: _Texts = Field(min_length=1)
-    top_n: int = Field(0, ge=0, le=2**31 - 1)
+    top_n: Count = 0
     return_documents: bool = True
 
     @property

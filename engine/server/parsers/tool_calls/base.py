@@ -5,6 +5,7 @@ A parser gets an answer's text in pieces of any size; what it returns depends on
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from abc import ABC, abstractmethod
@@ -24,6 +25,11 @@ class ToolCall:
 
     name: str
     arguments: str
+
+    @classmethod
+    def of_values(cls, name: str, values: Mapping[str, Any]) -> ToolCall:
+        """A call whose arguments the model wrote in another form than JSON."""
+        return cls(name, json.dumps(values, ensure_ascii=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class GemmaToolParser(MarkedToolParser):
         if end is None:
             return None
         values = _Reader(self._held[self._start : self._place], self.QUOTE).arguments()
-        return Block([ToolCall(self._name, json.dumps(values, ensure_ascii=False))], end)
+        return Block([ToolCall.of_values(self._name, values)], end)
 
     def _reaches_end(self) -> bool:
         """Move to the bracket that closes the arguments; no character is looked at twice."""

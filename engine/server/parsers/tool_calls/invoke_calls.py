@@ -4,13 +4,12 @@ with the family's own mark before the word.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, ClassVar
 
 from engine.server.parsers.tool_calls.argument_types import typed_value
-from engine.server.parsers.tool_calls.base import NotACallError, ToolCall
-from engine.server.parsers.tool_calls.marked import Block, MarkedToolParser
+from engine.server.parsers.tool_calls.base import ToolCall
+from engine.server.parsers.tool_calls.marked import Block, MarkedToolParser, read_all
 
 
 def _head(mark: str) -> re.Pattern[str]:
@@ -35,33 +34,24 @@ class MiniMaxToolParser(MarkedToolParser):
     HEAD: ClassVar[re.Pattern[str]] = _head("")
     PARAMETER: ClassVar[re.Pattern[str]] = _parameter("")
 
-    def _forget(self) -> None:
-        super()._forget()
-        self._candidate = 0
-
     def _read(self, *, is_last: bool) -> Block | None:
         head = self._head(self.HEAD, ">")
         if head is None:
             return None
         start, closing = head.end() + 1, f"</{self.MARK}invoke>"
-        while (at := self._find(closing, max(start, self._candidate))) >= 0:
+        for at in self._candidates(closing, start):
             body = self._held[start:at]
             if not body.strip() or body.rstrip().endswith(f"</{self.MARK}parameter>"):
                 return Block([self._call(head[1].strip(), body)], at + len(closing))
-            self._candidate = at + len(closing)
         return None
 
     def _call(self, function: str, body: str) -> ToolCall:
         schemas = self._schemas.get(function, {})
         values: dict[str, Any] = {}
-        place = 0
-        while body[place:].strip():
-            found = self.PARAMETER.match(body, place)
-            if found is None:
-                raise NotACallError
-            name, place = found[1], found.end()
-            values[name] = self._value(found[3], found[2], schemas.get(name))
-        return ToolCall(function, json.dumps(values, ensure_ascii=False))
+        for found in read_all(self.PARAMETER, body):
+            name, is_text, text = found.groups()
+            values[name] = self._value(text, is_text, schemas.get(name))
+        return ToolCall.of_values(function, values)
 
     def _value(self, text: str, is_text: str | None, schema: Any) -> Any:
         if is_text == "true":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from engine.server.parsers.marks import num_begun
@@ -53,6 +53,7 @@ class MarkedToolParser(ToolParser):
     def _forget(self) -> None:
         """What was learnt about the held text no longer holds: it begins elsewhere."""
         self._searched: dict[str, int] = {}
+        self._candidate = 0
 
     def _step(self, *, is_last: bool) -> bool:
         mark = self._any_mark.match(self._held)
@@ -110,6 +111,15 @@ class MarkedToolParser(ToolParser):
             self._searched[mark] = len(self._held)
         return found
 
+    def _candidates(self, closing: str, start: int) -> Iterator[int]:
+        """Where `closing` stands behind `start`. Those that were passed over do not come again; the
+        last one that was looked at does.
+        """
+        while (at := self._find(closing, max(start, self._candidate))) >= 0:
+            self._candidate = at
+            yield at
+            self._candidate = at + len(closing)
+
     def _head(self, pattern: re.Pattern[str], first: str, start: int = 0) -> re.Match[str] | None:
         """All before the first `first` behind `start` as `pattern`; None while that is to come."""
         at = self._held.find(first, start, start + _LONGEST_HEAD)
@@ -139,6 +149,16 @@ class MarkedToolParser(ToolParser):
             elif mark == closing:
                 raise NotACallError
         return place
+
+
+def read_all(pattern: re.Pattern[str], text: str, start: int = 0) -> Iterator[re.Match[str]]:
+    """What matches `pattern`, one after the other; NotACallError where something else stands."""
+    while text[start:].strip():
+        found = pattern.match(text, start)
+        if found is None:
+            raise NotACallError
+        yield found
+        start = found.end()
 
 
 class HeadedJsonToolParser(MarkedToolParser):

@@ -12,8 +12,6 @@ from engine.server.parsers.tool_calls.base import JsonExtent, NotACallError, dec
 from engine.server.parsers.tool_calls.marked import Block, HeadedJsonToolParser
 
 _MARK = "[TOOL_CALLS]"
-_LIST = re.compile(rf"{re.escape(_MARK)}\s*(?=[\[{{])")
-_BLANK = re.compile(rf"{re.escape(_MARK)}\s*")
 _ID_LETTERS, _ID_LENGTH = string.ascii_letters + string.digits, 9
 
 
@@ -35,14 +33,11 @@ class MistralToolParser(HeadedJsonToolParser):
 
     def _read(self, *, is_last: bool) -> Block | None:
         if self._listed is None and self._extent is None:
-            found = _LIST.match(self._held)
-            if found is None:
-                blank = _BLANK.match(self._held)
-                assert blank is not None, "the held text begins with the mark"
-                if blank.end() == len(self._held):
-                    return None
-                return super()._read(is_last=is_last)
-            self._listed = JsonExtent(found.end())
+            inner = self._held[len(_MARK) :].lstrip()
+            if not inner:
+                return None
+            if inner.startswith(("[", "{")):
+                self._listed = JsonExtent(len(self._held) - len(inner))
         if self._listed is None:
             return super()._read(is_last=is_last)
         end = self._listed.scan(self._held)

@@ -6,8 +6,8 @@ Only an answer that begins with such a list holds calls; what follows it is cont
 from __future__ import annotations
 
 import ast
-import json
 import re
+from typing import Any
 
 from engine.server.parsers.tool_calls.base import (
     NotACallError,
@@ -168,8 +168,9 @@ def _calls_of(text: str) -> list[ToolCall]:
 def _call_of(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("no call with named arguments")
-    names = [word.arg for word in node.keywords]
-    if None in names:
-        raise ValueError("an argument without a name")
-    values = {word.arg: python_value(word.value) for word in node.keywords}
-    return ToolCall(ast.unparse(node.func), json.dumps(values, ensure_ascii=False))
+    values: dict[str, Any] = {}
+    for word in node.keywords:
+        if word.arg is None:
+            raise ValueError("an argument without a name")
+        values[word.arg] = python_value(word.value)
+    return ToolCall.of_values(ast.unparse(node.func), values)

@@ -6,13 +6,12 @@ Values are bare text; what they are stands in the function's schema.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from engine.server.parsers.tool_calls.argument_types import typed_value
 from engine.server.parsers.tool_calls.base import NotACallError, ToolCall, is_json_object
-from engine.server.parsers.tool_calls.marked import Block, MarkedToolParser
+from engine.server.parsers.tool_calls.marked import Block, MarkedToolParser, read_all
 
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _END_PARAMETER = "</parameter>"
@@ -33,25 +32,18 @@ class QwenXmlToolParser(MarkedToolParser):
     OPENINGS = (OUTER, _FUNCTION)
     _HEAD = re.compile(rf"(?:<(?:seed:)?tool_call>\s*)?{_FUNCTION}([^<>\n]+)")
 
-    def _forget(self) -> None:
-        super()._forget()
-        self._candidate = 0
-
     def _read(self, *, is_last: bool) -> Block | None:
         function = self._function_start()
         head = None if function is None else self._head(self._HEAD, ">", function)
         if head is None:
             return None
         start = head.end() + 1
-        while (at := self._find(_END_FUNCTION, max(start, self._candidate))) >= 0:
-            self._candidate = at
+        for at in self._candidates(_END_FUNCTION, start):
             end = self._end_of_call(start, at, is_last=is_last)
             if end is None:
                 return None
             if end:
-                arguments = self._arguments(head[1].strip(), self._held[start:at])
-                return Block([ToolCall(head[1].strip(), arguments)], end)
-            self._candidate = at + len(_END_FUNCTION)
+                return Block([self._call(head[1].strip(), self._held[start:at])], end)
         return None
 
     def _function_start(self) -> int | None:
@@ -83,20 +75,15 @@ class QwenXmlToolParser(MarkedToolParser):
         has_outer = self._held.startswith(self.OUTER)
         return behind if is_whole and not has_outer else 0
 
-    def _arguments(self, function: str, body: str) -> str:
+    def _call(self, function: str, body: str) -> ToolCall:
         if is_json_object(body):
-            return body.strip()
+            return ToolCall(function, body.strip())
         schemas = self._schemas.get(function, {})
         values: dict[str, Any] = {}
-        place = 0
-        while body[place:].strip():
-            found = _PARAMETER.match(body, place)
-            if found is None:
-                raise NotACallError
-            name, place = found[1].strip(), found.end()
-            text = found[2].removeprefix("\n").removesuffix("\n")
+        for found in read_all(_PARAMETER, body):
+            name, text = found[1].strip(), found[2].removeprefix("\n").removesuffix("\n")
             values[name] = typed_value(text, schemas.get(name), is_text_unless_told=True)
-        return json.dumps(values, ensure_ascii=False)
+        return ToolCall.of_values(function, values)
 
 
 class SeedOssToolParser(QwenXmlToolParser):
@@ -115,18 +102,16 @@ class GlmToolParser(MarkedToolParser):
 
     def _forget(self) -> None:
         super()._forget()
-        self._candidate = 0
         self._has_name = False
 
     def _read(self, *, is_last: bool) -> Block | None:
         start = len(self.OPENINGS[0])
         if not self._has_name:
             self._look_behind_name(start)
-        while (at := self._find(self._CLOSE, max(start, self._candidate))) >= 0:
+        for at in self._candidates(self._CLOSE, start):
             body = self._held[start:at]
             if "<arg_value>" not in body or body.rstrip().endswith(self._END_VALUE):
                 return Block([self._call(body)], at + len(self._CLOSE))
-            self._candidate = at + len(self._CLOSE)
         if is_last and self._held.rstrip().endswith(self._END_VALUE):
             return Block([self._call(self._held[start:])], len(self._held))
         return None
@@ -144,11 +129,7 @@ class GlmToolParser(MarkedToolParser):
             raise NotACallError
         schemas = self._schemas.get(name[1], {})
         values: dict[str, Any] = {}
-        place = name.end()
-        while body[place:].strip():
-            found = _GLM_ARGUMENT.match(body, place)
-            if found is None:
-                raise NotACallError
-            key, place = found[1].strip(), found.end()
+        for found in read_all(_GLM_ARGUMENT, body, name.end()):
+            key = found[1].strip()
             values[key] = typed_value(found[2], schemas.get(key), is_text_unless_told=False)
-        return ToolCall(name[1], json.dumps(values, ensure_ascii=False))
+        return ToolCall.of_values(name[1], values)
