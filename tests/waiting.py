@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,16 @@ def wait_for(
     while not condition():
         assert time.monotonic() < deadline, else_say()
         time.sleep(0.05)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """As `wait_for`, while the event loop goes on; fails with a TimeoutError."""
+
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.002)
+
+    await asyncio.wait_for(poll(), timeout_s)
 
 
 def is_running(process: psutil.Process) -> bool:

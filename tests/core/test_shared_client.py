@@ -31,6 +31,7 @@ from engine.messages import (
 )
 from engine.sampling_params import SamplingParams
 from tests.core.conftest import engine_config
+from tests.waiting import until
 
 READY = HandshakeReady(512, 65, 16, 1024, 2.0, "float32")
 SERVER = 1  # of the API servers; the client's number is one more
@@ -110,14 +111,6 @@ async def make(tiny_folder: Path) -> AsyncIterator[Make]:
         engines.context.destroy(linger=0)
     addresses.remove()
     assert not addresses.folder.exists()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async def met() -> None:
-        while not condition():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(met(), TIMEOUT_S)
 
 
 async def test_requests_carry_their_clients_number_and_outputs_come_back(make: Make) -> None:

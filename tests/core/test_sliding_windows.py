@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from engine.core.engine_core import EngineCore
 from tests.core.conftest import engine_config
 from tests.core.core_runs import assert_same_texts, request, run, run_all
 from tests.kernels.native_models import save_rounded
+from tests.worker.greedy import tokens_without_cache
 from tests.worker.kernel_choices import FLOAT32, KernelChoice
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -33,16 +33,6 @@ PROMPTS = [[*SHARED, 5, 6, 7], [(7 * i * i) % 190 for i in range(90)], SHARED, [
 NUM_TOKENS = 40
 
 
-@torch.inference_mode()
-def greedy(model: Any, prompt: list[int]) -> list[int]:
-    """Without transformers' own cache, which loses a token of the window after a long prompt."""
-    tokens = list(prompt)
-    for _ in range(NUM_TOKENS):
-        logits = model(torch.tensor([tokens]), use_cache=False).logits
-        tokens.append(int(logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tiny_cache_and_cached_prefixes_change_no_token(
     family: str, tmp_path: Path, choice: KernelChoice
@@ -53,7 +43,9 @@ def test_a_tiny_cache_and_cached_prefixes_change_no_token(
     roomy = EngineCore(engine_config(tmp_path, enable_prefix_caching=False, **flags))
     expected = {item.request_id: run_all(roomy, [item])[item.request_id] for item in requests}
     if choice == FLOAT32:
-        assert list(expected.values()) == [greedy(oracle, prompt) for prompt in PROMPTS]
+        assert list(expected.values()) == [
+            tokens_without_cache(oracle, prompt, NUM_TOKENS) for prompt in PROMPTS
+        ]
     for chunk in (24, 2048):
         tight = {"num_gpu_blocks_override": NUM_BLOCKS[family], "max_num_batched_tokens": chunk}
         core = EngineCore(engine_config(tmp_path, **tight, **flags))

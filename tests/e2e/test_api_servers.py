@@ -113,14 +113,13 @@ async def test_whichever_is_asked_answers_for_all_and_all_end_with_their_parent(
 
 
 async def test_what_dies_is_named_and_started_again_and_the_others_go_on(server: Server) -> None:
-    answered = 0
     with standing_engines(server):
         asked = await asked_of_both(server)
         owners = [owner for owner, _ in received(server)]
         process(server, "ApiServer_0").kill()
         await until(lambda: "1 of 2 API servers are left" in server.text)
     ends = await asyncio.gather(*asked)
-    answered += ends.count(200)
+    answered = ends.count(200)
     assert answered == owners.count("ApiServer_1")
     await until(lambda: re.search(r"ApiServer_0 \(pid \d+\) serves again", server.text) is not None)
     wait_for(lambda: metric(server, "vllm:num_requests_(running|waiting){") == 0)

@@ -39,8 +39,8 @@ def matrices(name: str, rank: int = 4, inputs: int = 64, outputs: int = 64) -> d
     }
 
 
-def read(folder: Path, max_rank: int = 16) -> list[AdapterModule]:
-    return read_adapter(folder, max_rank)
+def read(folder: Path) -> list[AdapterModule]:
+    return read_adapter(folder, 16)
 
 
 def test_a_plain_adapter(tmp_path: Path) -> None:

@@ -133,8 +133,6 @@ def test_plan_and_engine_see_the_same_cache_of_every_decoder(
 
 def _require_same_cache(architecture: str, folder: Path) -> None:
     """Over the config.json that transformers writes for the family."""
-    import transformers
-
     config_class = getattr(transformers, architecture).config_class
     known = config_class().to_dict()
     changes: dict[str, Any] = {k: v for k, v in _SMALL.items() if known.get(k) is not None}

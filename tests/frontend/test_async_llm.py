@@ -12,7 +12,8 @@ from engine.frontend.async_llm import AsyncLLM
 from engine.messages import EngineCoreRequest
 from engine.sampling_params import SamplingParams
 from tests.server.fake_core import FakeCore
-from tests.server.serving import make_llm, until
+from tests.server.serving import make_llm
+from tests.waiting import until
 
 
 @pytest.fixture

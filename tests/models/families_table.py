@@ -26,6 +26,7 @@ from engine.model_config import ModelConfig
 from engine.sampling_params import SamplingParams
 from tests.models.decoder_families import decoder_families, tiny_decoder
 from tests.places import ROOT
+from tests.worker.greedy import tokens_without_cache
 
 DOCUMENT = ROOT / "docs" / "models.md"
 HEADER = "| family | architecture | runs in | whole | chunked | preempted | batch and alone |"
@@ -72,7 +73,7 @@ def row_of(family: str) -> Row:
             core = _start(folder)
         except EngineError as error:
             return Row(family, architecture, _REFUSED, reason=str(error))
-        wanted = _greedy(oracle)
+        wanted = [tokens_without_cache(oracle, prompt, _NUM_TOKENS) for prompt in _PROMPTS]
         whole, _ = _run(core, _PROMPTS)
         core.reset_prefix_cache()
         alone = [_run(core, [prompt])[0][0] for prompt in _PROMPTS]
@@ -111,19 +112,6 @@ def _start(folder: Path, **flags: Any) -> EngineCore:
     )
     model = ModelConfig.from_folder(folder, "tiny")
     return EngineCore(args.create_engine_config(model, HostDevice("cpu", "cpu", None)))
-
-
-def _greedy(oracle: Any) -> list[list[int]]:
-    """transformers' tokens, without a cache that could be wrong."""
-    results = []
-    for prompt in _PROMPTS:
-        tokens = list(prompt)
-        with torch.inference_mode():
-            for _ in range(_NUM_TOKENS):
-                logits = oracle(input_ids=torch.tensor([tokens]), use_cache=False).logits
-                tokens.append(int(logits[0, -1].argmax()))
-        results.append(tokens[len(prompt) :])
-    return results
 
 
 def _run(core: EngineCore, prompts: Sequence[list[int]]) -> tuple[list[list[int]], bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.models.decoder_families import decoder_families, documented_release
 from tests.models.families_table import documented_rows, row_of
@@ -19,11 +18,7 @@ def test_every_family_has_a_row_and_none_differs() -> None:
 
 
 @documented_release
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("family", SAMPLE)
 def test_a_row_is_what_serving_the_family_gives(family: str) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert row_of(family).line == documented_rows()[family]
-    finally:
-        torch.set_num_threads(before)
+    assert row_of(family).line == documented_rows()[family]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from engine.core.engine_core import EngineCore
 from engine.env import HostDevice
 from engine.model_config import ModelConfig
 from engine.model_support import find_support
-from tests.worker.greedy import engine_tokens
+from tests.worker.greedy import engine_tokens, tokens_without_cache
 
 TEXT: dict[str, Any] = {
     "vocab_size": 160,
@@ -66,13 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def save_seeing(folder: Path, family: str, changes: dict[str, Any]) -> Any:
@@ -91,21 +84,12 @@ def save_seeing(folder: Path, family: str, changes: dict[str, Any]) -> Any:
     return model
 
 
-def text_tokens(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
-    tokens = list(prompt)
-    with torch.inference_mode():
-        for _ in range(num_tokens):
-            logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits
-            tokens.append(int(logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
-
-
 @pytest.mark.parametrize("family", MODELS)
 def test_text_is_that_of_the_whole_model(family: str, tmp_path: Path) -> None:
     implementation, changes = MODELS[family]
     oracle = save_seeing(tmp_path, family, changes)
     prompts = [list(range(3, 40)), list(range(50, 60))]
-    wanted = [text_tokens(oracle, prompt, 8) for prompt in prompts]
+    wanted = [tokens_without_cache(oracle, prompt, 8) for prompt in prompts]
     model = ModelConfig.from_folder(tmp_path, "tiny")
     args = EngineArgs(
         dtype="float32",

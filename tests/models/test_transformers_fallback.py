@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,9 @@ from engine.worker.kv_cache import cache_spec
 from tests.kernels.paged_sequences import PagedSequences, in_chunks
 from tests.models.tiny_models import save_tiny_llama, save_tiny_model
 from tests.worker.driver import engine_config
-from tests.worker.greedy import engine_tokens
+from tests.worker.greedy import engine_tokens, generated
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 GEMMA4: dict[str, Any] = {
@@ -146,15 +147,6 @@ def load(
     return step, spec
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny tensors are not worth threads, which cost a hundred times more on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("variant", [*VARIANTS, "gpt2"])
 def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
     oracle = (
@@ -190,15 +182,6 @@ def start(folder: Path, **flags: Any) -> EngineCore:
     return EngineCore(args.create_engine_config(model, HostDevice("cpu", "cpu", None)))
 
 
-def generated(oracle: Any, prompt: list[int], num_tokens: int) -> list[int]:
-    oracle.generation_config.eos_token_id = None
-    out = oracle.generate(
-        torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
-    )
-    tokens: list[int] = out[0, len(prompt) :].tolist()
-    return tokens
-
-
 @pytest.mark.parametrize("wrapped", [False, True], ids=["text", "with towers"])
 def test_gemma4_whole_chunked_preempted_cached_in_batches_and_alone(
     wrapped: bool, tmp_path: Path
@@ -208,7 +191,8 @@ def test_gemma4_whole_chunked_preempted_cached_in_batches_and_alone(
         save_seeing_gemma4(tmp_path, oracle)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, 199, n).tolist() for n in (5, 70, 33, 48)]
-    wanted = [generated(oracle, prompt, 12) for prompt in prompts]
+    oracle.generation_config.eos_token_id = None
+    wanted = [generated(oracle, [prompt], 12)[0] for prompt in prompts]
     core = start(tmp_path, kv_cache_memory_bytes=1 << 24)
     assert core.config.model.implementation == "transformers"
     assert engine_run(core, prompts, 12) == Run(wanted)

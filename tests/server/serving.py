@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -27,6 +30,7 @@ from engine.server.http.browsers import BrowserAccess
 from engine.server.metrics import EngineMetrics, create_registry
 from engine.server.parsers.thinking import thought_marks
 from engine.server.state import ApiState, ServerPhase, Services
+from tests.places import ROOT
 from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore
 from tests.tiny_model import EOS, VOCAB
 
@@ -150,12 +154,20 @@ async def _http_server(app: FastAPI) -> AsyncGenerator[str, None]:
         await task
 
 
-async def until(condition: object, timeout_s: float = 60.0) -> None:
-    """Wait for `condition()`; fails with a timeout instead of hanging."""
-    assert callable(condition)
+def prompt_of(served: Served) -> str:
+    """What the last request gave to the model, special tokens included."""
+    ids = served.core.requests[-1].prompt_token_ids
+    return served.llm.tokenizer.decode(ids, skip_special_tokens=False)
 
-    async def poll() -> None:
-        while not condition():
-            await asyncio.sleep(0.002)
 
-    await asyncio.wait_for(poll(), timeout_s)
+def named_events(text: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """A stream's event names and its documents, in order."""
+    kinds = re.findall(r"^event: (.*)$", text, re.MULTILINE)
+    return kinds, [json.loads(line) for line in re.findall(r"^data: (.*)$", text, re.MULTILINE)]
+
+
+def documented_words(title: str) -> set[str]:
+    """All names in code marks in the section of docs/api.md whose title begins so."""
+    text = (ROOT / "docs" / "api.md").read_text()
+    section = text.partition(f"## {title}")[2].partition("\n## ")[0]
+    return set(re.findall(r"`([a-z_]+)`", section))

@@ -16,7 +16,8 @@ from engine.messages import SchedulerStats
 from engine.server.admission import Admission, QueueLimits
 from engine.server.errors import ApiError
 from tests.server.fake_core import FakeCore
-from tests.server.serving import MODEL, Served, serving, until
+from tests.server.serving import MODEL, Served, serving
+from tests.waiting import until
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 BODIES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,8 @@ from engine.frontend.iteration_stats import IterationStats
 from engine.messages import GraphStats, SchedulerStats
 from engine.server.metrics import EngineMetrics, create_registry, token_buckets
 from tests.server.fake_core import NUM_BLOCKS, READY, FakeCore
-from tests.server.serving import MODEL, Served, serving, until
+from tests.server.serving import MODEL, Served, serving
+from tests.waiting import until
 
 # Families of vLLM for parts that this engine does not have.
 LEFT_OUT = {

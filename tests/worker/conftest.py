@@ -10,10 +10,11 @@ import torch
 
 from tests.kernels.conftest import logged
 from tests.kernels.native_models import native_library
+from tests.models.conftest import one_thread
 from tests.tiny_model import write_tiny_llama
 from tests.worker.kernel_choices import choice
 
-__all__ = ["choice", "logged"]
+__all__ = ["choice", "logged", "one_thread"]
 
 
 @pytest.fixture

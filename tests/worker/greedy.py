@@ -110,21 +110,34 @@ def oracle_tokens(oracle: Any, prompts: Tokens, num_tokens: int) -> Tokens:
     results: Tokens = [[] for _ in prompts]
     for is_long in (False, True):
         numbers = [n for n, prompt in enumerate(prompts) if (len(prompt) > LONG_TOKENS) == is_long]
-        generated = _generate(oracle, [prompts[n] for n in numbers], num_tokens)
-        for number, tokens in zip(numbers, generated, strict=True):
+        found = generated(oracle, [prompts[n] for n in numbers], num_tokens)
+        for number, tokens in zip(numbers, found, strict=True):
             results[number] = tokens
     return results
 
 
-def _generate(oracle: Any, prompts: Tokens, num_tokens: int) -> Tokens:
+def generated(oracle: Any, prompts: Tokens, num_tokens: int) -> Tokens:
+    """generate() on one left-padded batch."""
     width = max(len(prompt) for prompt in prompts)
     tokens = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     out = oracle.generate(
         tokens, attention_mask=mask, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
     )
-    generated: Tokens = out[:, width:].tolist()
-    return generated
+    found: Tokens = out[:, width:].tolist()
+    return found
+
+
+@torch.inference_mode()
+def tokens_without_cache(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
+    """The greedy continuation, without transformers' own cache, which loses a token of a sliding
+    window after a long prompt.
+    """
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
 
 
 def start_engine(

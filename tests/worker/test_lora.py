@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,12 @@ from engine.worker.lora_slots import reserved_bytes
 from tests.kernels.native_models import random_prompts, save_rounded
 from tests.models.peft_adapters import save_adapter
 from tests.models.tiny_models import save_tiny_model
+from tests.worker.greedy import generated
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors are not worth more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -122,16 +115,7 @@ def test_all_in_one_batch_equal_peft_one_by_one(
 
 
 def _alone(oracle: Any, prompt: list[int]) -> list[int]:
-    text = torch.tensor([prompt])
-    out = oracle.generate(
-        input_ids=text,
-        attention_mask=torch.ones_like(text),
-        max_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    answer: list[int] = out[0, len(prompt) :].tolist()
-    return answer
+    return generated(oracle, [prompt], NUM_TOKENS)[0]
 
 
 def test_no_more_adapters_run_at_once_than_may(folder: Path, oracles: list[Any]) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from engine.worker.standstill import StandstillWatch
+from tests.fakes.hidden_children import hide_children
 from tests.waiting import wait_for
 
 
 def test_a_sleeper_is_found_where_its_children_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hidden(process: psutil.Process, **_: object) -> list[psutil.Process]:
-        raise psutil.AccessDenied(process.pid)
-
-    monkeypatch.setattr(psutil.Process, "children", hidden)
+    hide_children(monkeypatch)
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     watch = StandstillWatch(sleeping_looks=2)
     try:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 
-import psutil
 import pytest
 
 from app.supervise.process_tree import ProcessTree
+from tests.fakes.hidden_children import hide_children
 
 
 def test_where_children_are_hidden_the_first_process_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hidden(process: psutil.Process, **_: object) -> list[psutil.Process]:
-        raise psutil.AccessDenied(process.pid)
-
-    monkeypatch.setattr(psutil.Process, "children", hidden)
+    hide_children(monkeypatch)
     tree = ProcessTree(os.getpid())
     tree.refresh()
     assert os.getpid() in tree.pids()

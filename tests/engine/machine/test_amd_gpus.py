@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.machine.amd_gpus import first_amd_gpu
-
-GIB = 1 << 30
+from engine.machine.sizes import GIB
 
 
 def card(folder: Path, number: int, *, vendor: str = "0x1002", vram: int, name: str = "") -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from engine.machine.device_starts import MEASURING, RUNNING, DeviceStart, DeviceStarts, own_start
 from engine.machine.processes import SERVER_MARK, process_identity
+from tests.fakes.hidden_children import hide_children
 from tests.places import ROOT
 from tests.waiting import wait_for
 
@@ -207,9 +208,6 @@ def test_a_start_counts_with_its_supervisor(
 def test_where_children_are_hidden_a_start_counts_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hidden(process: psutil.Process, **_: object) -> list[psutil.Process]:
-        raise psutil.AccessDenied(process.pid)
-
-    monkeypatch.setattr(psutil.Process, "children", hidden)
+    hide_children(monkeypatch)
     monkeypatch.delenv(SERVER_MARK, raising=False)
     assert own_start(tmp_path).members == (os.getpid(),)

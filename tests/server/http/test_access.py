@@ -11,7 +11,8 @@ import pytest
 from engine.server.state import ServerPhase
 from engine.version import __version__
 from tests.server.fake_core import FakeCore
-from tests.server.serving import MODEL, serving, until
+from tests.server.serving import MODEL, serving
+from tests.waiting import until
 
 
 async def test_key_guards_v1_only(tiny_folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -10,18 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.server.parsers.reasoning import REASONING_PARSERS, Start, start_of
+from tests.server.parsers.pieces import cut, split
 
 TAGS = REASONING_PARSERS["openai_gptoss"]
 THOUGHT = "<|channel|>analysis<|message|>Hm < so.\n<|end|>"
 ANSWER = "<|start|>assistant<|channel|>final<|message|>Four <b>.<|return|>"
 PREAMBLE = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
 CALL = "<|start|>assistant<|channel|>commentary to=functions.f json<|message|>{}<|call|>"
-
-
-def split(start: Start, pieces: list[str], *, keeps_calls: bool = False) -> tuple[str, str]:
-    splitter = TAGS.splitter(start, keeps_calls=keeps_calls)
-    parts = [*map(splitter.feed, pieces), splitter.finish()]
-    return "".join(p.reasoning for p in parts), "".join(p.content for p in parts)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +37,15 @@ def split(start: Start, pieces: list[str], *, keeps_calls: bool = False) -> tupl
     ],
 )  # fmt: skip
 def test_channels(start: Start, text: str, reasoning: str, content: str) -> None:
-    assert split(start, [text]) == (reasoning, content)
-    assert split(start, list(text)) == (reasoning, content)
+    assert split(TAGS, start, [text]) == (reasoning, content)
+    assert split(TAGS, start, list(text)) == (reasoning, content)
 
 
 def test_a_call_keeps_its_marks_for_the_parser_alone() -> None:
     kept = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     text = THOUGHT + CALL
-    assert split(Start.OPEN_QUESTION, [text], keeps_calls=True) == ("Hm < so.\n", kept)
-    assert split(Start.OPEN_QUESTION, [text]) == ("Hm < so.\n", "{}")
+    assert split(TAGS, Start.OPEN_QUESTION, [text], keeps_calls=True) == ("Hm < so.\n", kept)
+    assert split(TAGS, Start.OPEN_QUESTION, [text]) == ("Hm < so.\n", "{}")
 
 
 def test_the_prompt_tells_the_start() -> None:
@@ -68,8 +62,8 @@ def test_no_cut_changes_a_message_and_no_mark_is_shown(data: st.DataObject) -> N
     )
     text = "".join(data.draw(st.lists(words, max_size=14)))
     start = data.draw(st.sampled_from(Start))
-    whole = split(start, [text])
-    assert split(start, list(text)) == whole
+    whole = split(TAGS, start, [text])
+    assert split(TAGS, start, list(text)) == whole
     for part in whole:
         assert not [mark for mark in marks if mark in part]
 
@@ -77,8 +71,7 @@ def test_no_cut_changes_a_message_and_no_mark_is_shown(data: st.DataObject) -> N
 def test_a_thousand_cuts_of_a_long_answer() -> None:
     dice = random.Random(7)
     text = (THOUGHT + PREAMBLE) * 4 + CALL + ANSWER
-    whole = split(Start.OPEN_QUESTION, [text])
+    whole = split(TAGS, Start.OPEN_QUESTION, [text])
     for _ in range(1000):
-        places = sorted(dice.randrange(len(text)) for _ in range(dice.randrange(1, 9)))
-        pieces = [text[a:b] for a, b in itertools.pairwise([0, *places, len(text)])]
-        assert split(Start.OPEN_QUESTION, pieces) == whole
+        places = [dice.randrange(len(text)) for _ in range(dice.randrange(1, 9))]
+        assert split(TAGS, Start.OPEN_QUESTION, cut(text, places)) == whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -12,25 +11,14 @@ from hypothesis import strategies as st
 from engine.server.parsers.reasoning import (
     REASONING_PARSERS,
     HarmonyTags,
-    ReasoningTags,
     Start,
     start_of,
 )
+from tests.server.parsers.pieces import cut, split
 
 PARSERS = pytest.mark.parametrize(
     "name", [name for name, tags in REASONING_PARSERS.items() if not isinstance(tags, HarmonyTags)]
 )
-
-
-def split(tags: ReasoningTags, start: Start, pieces: list[str]) -> tuple[str, str]:
-    splitter = tags.splitter(start)
-    parts = [splitter.feed(piece) for piece in pieces] + [splitter.finish()]
-    return "".join(p.reasoning for p in parts), "".join(p.content for p in parts)
-
-
-def cut(text: str, places: list[int]) -> list[str]:
-    ends = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[a:b] for a, b in itertools.pairwise(ends)]
 
 
 @PARSERS
@@ -115,7 +103,5 @@ def test_a_call_ends_a_thought_that_was_not_closed(name: str) -> None:
                 (True, ("Ask < him.", f"{mark}f")),
                 (False, (f"Ask < him.\n{mark}f", "")),
             ):
-                splitter = tags.splitter(Start.OPEN_QUESTION, keeps_calls=keeps)
-                parts = [*map(splitter.feed, pieces), splitter.finish()]
-                found = "".join(p.reasoning for p in parts), "".join(p.content for p in parts)
+                found = split(tags, Start.OPEN_QUESTION, pieces, keeps_calls=keeps)
                 assert found == expected

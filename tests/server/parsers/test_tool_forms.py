@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from engine.parser_choice import TOOL_PARSER_NAMES
 from engine.server.parsers.reasoning import REASONING_PARSERS, Start
 from engine.server.parsers.tool_calls import TOOL_PARSERS, tool_parser_class
 from engine.server.parsers.tool_calls.base import ToolCall, join_calls
+from tests.server.parsers.pieces import cut
 from tests.server.parsers.tool_forms import (
     CALLS,
     FILE,
@@ -42,10 +42,6 @@ def read(name: str, pieces: Sequence[str]) -> tuple[str, list[ToolCall]]:
 
 def values_of(calls: Sequence[ToolCall]) -> list[Call]:
     return [(call.name, json.loads(call.arguments)) for call in calls]
-
-
-def pieces_of(text: str, places: Sequence[int]) -> list[str]:
-    return [text[a:b] for a, b in itertools.pairwise([0, *sorted(places), len(text)])]
 
 
 def test_every_name_has_a_parser_and_a_form() -> None:
@@ -82,7 +78,7 @@ def test_a_thousand_cuts_change_nothing(name: str, write: Writer) -> None:
     assert values_of(whole[1]) == list(CALLS)
     for _ in range(1000):
         places = [dice.randrange(len(text)) for _ in range(dice.randrange(1, 9))]
-        assert read(name, pieces_of(text, places)) == whole
+        assert read(name, cut(text, places)) == whole
     assert read(name, list(text)) == whole
 
 
@@ -128,7 +124,7 @@ def test_a_thousand_cuts_of_a_thought_and_calls(reasoning: str, name: str) -> No
     dice = random.Random(reasoning)
     for _ in range(1000):
         places = [dice.randrange(len(text)) for _ in range(dice.randrange(1, 9))]
-        assert read_both(pieces_of(text, places)) == whole
+        assert read_both(cut(text, places)) == whole
 
 
 FRAGMENTS = [
@@ -157,7 +153,7 @@ def test_no_cut_of_anything_changes_it(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(FRAGMENTS), max_size=14)))
     places = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
     whole = read(name, [text])
-    assert read(name, pieces_of(text, places)) == whole
+    assert read(name, cut(text, places)) == whole
     assert read(name, list(text)) == whole
     for call in whole[1]:
         assert call.name

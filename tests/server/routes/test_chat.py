@@ -11,7 +11,8 @@ import pytest
 
 from tests.server.conftest import ANSWER
 from tests.server.fake_core import FakeCore
-from tests.server.serving import MODEL, Served, serving, until
+from tests.server.serving import MODEL, Served, serving
+from tests.waiting import until
 
 ASK: Any = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPT = "<s>user: What is the capital of France?</s><s>assistant: "

@@ -16,7 +16,8 @@ from engine.server.routes import debug
 from engine.server.routes.debug import check_debug_access
 from tests.server.fake_core import FakeCore
 from tests.server.scheduling_core import CoreWithScheduler
-from tests.server.serving import MODEL, serving, until
+from tests.server.serving import MODEL, serving
+from tests.waiting import until
 from tui.state.engine_state import EngineActivity, EngineState, after_failure
 
 PATHS = ("/debug/scheduler", "/debug/requests", "/debug/blocks")

@@ -19,8 +19,9 @@ from engine.model_files.sentence_files import SentenceFiles
 from engine.pooling_params import PoolingParams
 from engine.server.routes.embeddings import MAX_INPUTS
 from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore, fake_vector
-from tests.server.serving import MODEL, Served, serving, until
+from tests.server.serving import MODEL, Served, serving
 from tests.tiny_model import VOCAB
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,15 @@ from anthropic.types.beta import message_create_params as beta_params
 
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.protocol_messages import CountTokensBody, MessagesBody
-from tests.places import ROOT
 from tests.server.fake_core import READY, FakeCore
-from tests.server.serving import MODEL, Served, serving
+from tests.server.serving import (
+    MODEL,
+    Served,
+    documented_words,
+    named_events,
+    prompt_of,
+    serving,
+)
 from tests.tiny_model import EOS
 
 ASK: Any = [{"role": "user", "content": "Weather?"}]
@@ -68,11 +72,6 @@ async def whole_and_streamed(client: anthropic.AsyncAnthropic, **options: Any) -
     return whole
 
 
-def prompt_of(served: Served) -> str:
-    ids = served.core.requests[-1].prompt_token_ids
-    return served.llm.tokenizer.decode(ids, skip_special_tokens=False)
-
-
 async def test_a_text_whole_and_streamed(tiny_folder: Path) -> None:
     async with answering(tiny_folder, "Paris. 🗼") as (served, client):
         message = await whole_and_streamed(
@@ -96,8 +95,7 @@ async def test_events_come_in_the_order_of_the_api(tiny_folder: Path) -> None:
     ):
         body = {"messages": ASK, "max_tokens": 400, "tools": TOOLS, "stream": True}
         text = (await served.http.post("/v1/messages", json=body)).text
-    kinds = re.findall(r"^event: (.*)$", text, re.MULTILINE)
-    events = [json.loads(line) for line in re.findall(r"^data: (.*)$", text, re.MULTILINE)]
+    kinds, events = named_events(text)
     assert kinds == [event["type"] for event in events]
     assert "DONE" not in text
     assert kinds[0] == "message_start"
@@ -394,12 +392,6 @@ async def test_a_stream_that_fails_ends_with_an_error_event(tiny_folder: Path) -
                 pass
 
 
-def documented_words() -> set[str]:
-    text = (ROOT / "docs" / "api.md").read_text()
-    section = text.partition("## The Messages API")[2].partition("\n## ")[0]
-    return set(re.findall(r"`([a-z_]+)`", section))
-
-
 @pytest.mark.parametrize(
     "part",
     [
@@ -411,11 +403,11 @@ def documented_words() -> set[str]:
     ],
 )
 def test_every_field_of_the_official_parts_is_documented(part: Any) -> None:
-    assert set(part.__annotations__) - documented_words() == set()
+    assert set(part.__annotations__) - documented_words("The Messages API") == set()
 
 
 def test_every_official_field_is_honoured_refused_or_documented() -> None:
-    documented = documented_words()
+    documented = documented_words("The Messages API")
     for kind, body in (
         (message_create_params.MessageCreateParamsBase, MessagesBody),
         (beta_params.MessageCreateParamsBase, MessagesBody),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,15 @@ from engine.errors import RequestError
 from engine.frontend.tokenizer import Tokenizer
 from engine.server.protocol import ChatBody
 from engine.server.protocol_responses import Functions, ResponsesBody
-from tests.places import ROOT
 from tests.server.fake_core import READY, FakeCore
-from tests.server.serving import MODEL, Served, serving
+from tests.server.serving import (
+    MODEL,
+    Served,
+    documented_words,
+    named_events,
+    prompt_of,
+    serving,
+)
 from tests.tiny_model import EOS
 
 PARAMETERS = {
@@ -80,11 +85,6 @@ async def whole_and_streamed(served: Served, **options: Any) -> Any:
     return whole
 
 
-def prompt_of(served: Served) -> str:
-    ids = served.core.requests[-1].prompt_token_ids
-    return served.llm.tokenizer.decode(ids, skip_special_tokens=False)
-
-
 async def test_a_text_whole_and_streamed(tiny_folder: Path) -> None:
     async with answering(tiny_folder, "Paris. 🗼") as served:
         response = await whole_and_streamed(
@@ -109,8 +109,7 @@ async def test_events_come_in_the_order_of_the_api(tiny_folder: Path) -> None:
     ) as served:
         body = {"input": "Weather?", "tools": TOOLS, "stream": True}
         text = (await served.http.post("/v1/responses", json=body)).text
-    kinds = re.findall(r"^event: (.*)$", text, re.MULTILINE)
-    events = [json.loads(line) for line in re.findall(r"^data: (.*)$", text, re.MULTILINE)]
+    kinds, events = named_events(text)
     assert kinds == [event["type"] for event in events]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     order = [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before]
@@ -405,19 +404,13 @@ async def test_a_stream_that_fails_ends_with_a_failed_response(tiny_folder: Path
     ],
 )
 def test_every_field_of_the_official_parts_is_documented(part: Any) -> None:
-    text = (ROOT / "docs" / "api.md").read_text()
-    section = text.partition("## The Responses API")[2].partition("\n## ")[0]
-    documented = set(re.findall(r"`([a-z_]+)`", section))
-    assert set(part.__annotations__) - documented == set()
+    assert set(part.__annotations__) - documented_words("The Responses API") == set()
 
 
 def test_every_official_field_is_honoured_refused_or_documented() -> None:
-    text = (ROOT / "docs" / "api.md").read_text()
     for kind, body, title in (
         (response_create_params.ResponseCreateParamsBase, ResponsesBody, "The Responses API"),
         (completion_create_params.CompletionCreateParamsBase, ChatBody, "What is taken without"),
     ):
-        section = text.partition(f"## {title}")[2].partition("\n## ")[0]
-        documented = set(re.findall(r"`([a-z_]+)`", section))
-        known = body.model_fields.keys() | body.UNSUPPORTED.keys() | documented
+        known = body.model_fields.keys() | body.UNSUPPORTED.keys() | documented_words(title)
         assert set(kind.__annotations__) - known == set(), kind
