@@ -208,6 +208,11 @@ class EngineArgs:
         "Requests are refused with 429 while this many prompt tokens wait. Default: no limit.",
         parse=human_readable_int,
     )
+    ttft_target_ms: float | None = _flag(
+        None,
+        "Requests are refused with 429 when their first token is expected later than this. "
+        "Default: no limit.",
+    )
     enable_chunked_prefill: bool = _flag(True, "Split long prompts over several steps.")
     async_scheduling: bool = _flag(True, "Plan the next step while a GPU runs the last one.")
     long_prefill_token_threshold: int = _flag(
@@ -610,6 +615,7 @@ class EngineArgs:
             ("--max-num-seqs", self.max_num_seqs, 1, _MOST_COUNTED),
             ("--max-num-queued-reqs", self.max_num_queued_reqs, 0, _MOST),
             ("--max-num-queued-tokens", self.max_num_queued_tokens, 1, _MOST),
+            ("--ttft-target-ms", self.ttft_target_ms, 1, _MOST),
             ("--data-parallel-size", self.data_parallel_size, 1, MOST_REPLICAS),
             ("--api-server-count", self.api_server_count, 1, MOST_REPLICAS),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, _MOST_COUNTED),
@@ -629,6 +635,11 @@ class EngineArgs:
             ("--shutdown-timeout", self.shutdown_timeout, 0, _LONGEST_TIMEOUT_S),
         ):
             _require_within(flag, value, low, high)
+        if self.ttft_target_ms is not None and self.num_api_servers > 1:
+            raise ConfigError(
+                "--ttft-target-ms needs one API server, which sees every step; add "
+                "--api-server-count 1."
+            )
         if self.data_parallel_routing == "prefix" and not self.enable_prefix_caching:
             raise ConfigError(
                 "--data-parallel-routing prefix needs the prefix cache, which "

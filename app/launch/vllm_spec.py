@@ -29,6 +29,7 @@ _OURS_ALONE = {
     "allowed_hosts": "leave it out; vLLM answers under every name",
     "show_prompts": "leave it out; vLLM has no /debug",
     "data_parallel_routing": "leave it out; vLLM sends requests to the least loaded copy",
+    "ttft_target_ms": "bound the queue itself: --max-num-queued-reqs N",
     "kernels": "choose one of vLLM's own: -- --attention-backend NAME",
 }
 _OUR_VALUES = {

@@ -75,6 +75,7 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_output_placeholders",
+        "num_passes",
         "num_preemptions",
         "num_prompt_tokens",
         "place",
@@ -116,6 +117,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
+        self.num_passes = 0  # of later requests, while there was no room for its adapter
         self.can_run_ahead = not (
             grammar
             or message.pooling

@@ -20,6 +20,7 @@ from engine.messages import (
     PrefillStats,
     SchedulerStats,
 )
+from engine.sched.adapter_turns import AdapterTurns
 from engine.sched.drafts import Drafter
 from engine.sched.grammar import Grammar
 from engine.sched.kv_cache_manager import KVCacheManager
@@ -87,7 +88,7 @@ class Scheduler:
         self._num_micro_batches = num_micro_batches
         self._is_async = is_async
         self._has_overlap = is_async or num_micro_batches > 1
-        self._max_loras = max_loras
+        self._adapters = AdapterTurns(max_loras)
         self._num_in_flight: Counter[str] = Counter()  # steps under way that a request is in
         self._logprobs_budget = LogprobsBudget()
         self._prefix_history = PrefixHistory(cache.block_size)
@@ -242,9 +243,10 @@ class Scheduler:
         """
         manager, threshold = self.kv_cache_manager, self.config.long_prefill_token_threshold
         skipped: list[Request] = []
+        self._adapters.begin(self.running)
         while budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
-            if self._has_one_adapter_too_many(request):
+            if not self._adapters.has_room(request):
                 skipped.append(self.waiting.pop())
                 continue
             hits = None if request.needs_whole_prompt else manager.get_computed_blocks(request)
@@ -264,6 +266,7 @@ class Scheduler:
             if manager.allocate_slots(request, count, hits, must_fit_tokens=must_fit) is None:
                 break
             self.waiting.pop()
+            self._adapters.note_admitted(request)
             self._admit(request, num_hit_tokens)
             output.new_requests.append(self._new_request_data(request))
             output.num_scheduled_tokens[request.request_id] = count
@@ -271,13 +274,6 @@ class Scheduler:
         for request in reversed(skipped):
             self.waiting.put_back(request)
         return budget
-
-    def _has_one_adapter_too_many(self, request: Request) -> bool:
-        """Whether the running ones have as many other adapters as may be in a step."""
-        if not request.lora_id or self._max_loras is None:
-            return False
-        running = {item.lora_id for item in self.running if item.lora_id}
-        return request.lora_id not in running and len(running) >= self._max_loras
 
     def _cap_logprobs(self, request: Request, count: int) -> int:
         """Fewer tokens, or none, for a request whose log probabilities exceed the step's share."""

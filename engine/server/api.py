@@ -21,6 +21,7 @@ from engine.errors import EngineError
 from engine.frontend.embeddings import embed_all
 from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
+from engine.server.admission import AdmissionGate
 from engine.server.errors import ApiError, error_response, to_api_error
 from engine.server.generation import Job, collect_job
 from engine.server.http.auth import BearerAuth
@@ -136,6 +137,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(_ClientGone, _on_client_gone)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
+    app.add_middleware(AdmissionGate, admission=lambda: state.admission)
     app.add_middleware(_LastResort)
     if api_key:
         app.add_middleware(BearerAuth, api_key=api_key)
@@ -216,16 +218,19 @@ class _Routes:
     async def _generate(
         self, request: Request, kind: type[StreamedBodyT], answer: MakeAnswer[StreamedBodyT]
     ) -> Response:
-        """Read, let in, prepare, run. Whoever is not let in has cost no more than its reading."""
+        """Read, let in, prepare, run. Whoever is not let in has cost no more than its reading, and
+        mostly not that (AdmissionGate).
+        """
         services = self._state.require_ready()
         services.require_generation()
         marks = _arrival(request)
         raw = await read_json_body(request)
-        seat = services.admission.enter()
+        seat = services.admission.enter(len(raw))
         try:
             body = parse_body(kind, raw)
             marks.note("read")
             job, form = await _unless_client_goes(request, answer(services, body, marks))
+            services.admission.note_prompt(seat, job.num_prompt_tokens)
         except BaseException:
             seat.leave()
             raise
@@ -256,7 +261,7 @@ class _Routes:
         services = self._state.require_ready()
         services.require_embeddings()
         raw = await read_json_body(request)
-        seat = services.admission.enter()
+        seat = services.admission.enter(len(raw))
         try:
             body = parse_body(kind, raw)
             work = make_embedding_job(services, body.embedding_body)

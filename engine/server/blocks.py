@@ -82,7 +82,7 @@ class BlockReader:
         if reasoning:
             yield from self._grow(BlockKind.THOUGHT, reasoning)
         if text:
-            yield from self._read(self._tools.read(text) if self._tools else Parsed(text))
+            yield from self._read(self._tools.read(text) if self._tools else Parsed([text]))
 
     def finish(self) -> Iterator[Step]:
         """What the end of the answer lets out, and the last block closed."""
@@ -91,13 +91,14 @@ class BlockReader:
         yield from self._close()
 
     def _read(self, parsed: Parsed) -> Iterator[Step]:
-        if parsed.content:
-            yield from self._grow(BlockKind.TEXT, parsed.content)
-        for call in parsed.calls:
-            if call.name is not None:
-                yield from self._open(BlockKind.CALL, call.name)
-            if call.arguments:
-                yield from self._grow(BlockKind.CALL, call.arguments)
+        for part in parsed.parts:
+            if isinstance(part, str):
+                yield from self._grow(BlockKind.TEXT, part)
+                continue
+            if part.name is not None:
+                yield from self._open(BlockKind.CALL, part.name)
+            if part.arguments:
+                yield from self._grow(BlockKind.CALL, part.arguments)
 
     def _grow(self, kind: BlockKind, text: str) -> Iterator[Step]:
         if not self._is_open or self.blocks[-1].kind is not kind:

@@ -136,10 +136,13 @@ def _signs_of(started: StartedEngine) -> ModelSigns:
 
 
 def _queue_limits(args: EngineArgs, started: StartedEngine) -> QueueLimits:
+    scheduler, target_ms = started.config.scheduler, args.ttft_target_ms
     return QueueLimits(
         max_reqs=args.max_num_queued_reqs,
         max_tokens=args.max_num_queued_tokens,
-        num_places=started.config.scheduler.max_num_seqs * started.llm.num_engines,
+        num_places=scheduler.max_num_seqs * started.llm.num_engines,
+        ttft_target_s=None if target_ms is None else target_ms / 1e3,
+        step_tokens=scheduler.max_num_batched_tokens,
     )
 
 

@@ -142,6 +142,12 @@ class ApiState:
         return self._services.llm.num_unfinished if self._services else 0
 
     @property
+    def admission(self) -> Admission | None:
+        """Who decides on newcomers; None in every phase in which none are served."""
+        is_ready = self.phase is ServerPhase.READY and self._services is not None
+        return self._services.admission if is_ready and self._services else None
+
+    @property
     def peers(self) -> Peers:
         """The other API servers, once there are any."""
         return self._services.peers if self._services else NO_PEERS

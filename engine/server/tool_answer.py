@@ -54,11 +54,14 @@ class ToolAnswer:
         limit = self._plan.max_calls
         if limit is None:
             return parsed
-        return Parsed(parsed.content, [call for call in parsed.calls if call.index < limit])
+        kept = [part for part in parsed.parts if isinstance(part, str) or part.index < limit]
+        return Parsed(kept)
 
     def _deltas(self, parsed: Parsed) -> list[dict[str, object]]:
-        content: list[dict[str, object]] = [{"content": parsed.content}] if parsed.content else []
-        return content + [{"tool_calls": [self._call_delta(call)]} for call in parsed.calls]
+        return [
+            {"content": part} if isinstance(part, str) else {"tool_calls": [self._call_delta(part)]}
+            for part in parsed.parts
+        ]
 
     def _call_delta(self, call: ToolCallDelta) -> dict[str, object]:
         if call.name is None:

@@ -34,7 +34,7 @@ _OWN_FLAG_TEXT = """
 --quantization --reasoning-parser --runner
 --scheduling-policy --seed --served-model-name --show-prompts --shutdown-timeout
 --speculative-config
---tensor-parallel-size --tool-call-parser --uds
+--tensor-parallel-size --tool-call-parser --ttft-target-ms --uds
 """
 OWN_FLAGS = frozenset(_OWN_FLAG_TEXT.split())
 # Those of vLLM that people mistype.

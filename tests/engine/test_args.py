@@ -99,6 +99,9 @@ def test_without_chunked_prefill_a_step_holds_a_whole_prompt() -> None:
         (("--max-num-seqs", "0"), "--max-num-seqs 0 is out of range"),
         (("--max-num-queued-reqs", "-1"), "--max-num-queued-reqs -1 is out of range"),
         (("--max-num-queued-tokens", "0"), "--max-num-queued-tokens 0 is out of range"),
+        (("--ttft-target-ms", "0"), "--ttft-target-ms 0.0 is out of range; it must be at least 1"),
+        (("--ttft-target-ms", "nan"), "--ttft-target-ms nan is out of range"),
+        (("--ttft-target-ms", "200", "-dp", "2"), "add --api-server-count 1"),
         (("--api-server-count", "0"), "--api-server-count 0 is out of range"),
         (("-dp", "2", "-asc", "300"), "300 is out of range; it must be from 1 to 256"),
         (

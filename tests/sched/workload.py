@@ -31,6 +31,7 @@ def make_scheduler(
     reserve: bool = True,
     groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
     speculative: SpeculativeConfig | None = None,
+    max_loras: int | None = None,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
@@ -46,6 +47,7 @@ def make_scheduler(
         CacheConfig(block_size=block_size, enable_prefix_caching=caching),
         num_blocks,
         groups,
+        max_loras=max_loras,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -143,21 +144,71 @@ async def test_official_clients_know_the_refusal(tiny_folder: Path) -> None:
 )
 def test_what_counts_as_queued(running: int, waiting_reqs: int, inside: int, queued: int) -> None:
     admission = Admission()
-    seats = [admission.enter() for _ in range(inside)]
+    seats = [admission.enter(0) for _ in range(inside)]
     admission._limits = QueueLimits(max_reqs=queued, num_places=4)
     stats = SchedulerStats(num_running_reqs=running, num_waiting_reqs=waiting_reqs)
     admission.record(stats, IterationStats())
     assert admission.num_queued == queued
     if inside >= 4:
         with pytest.raises(ApiError):
-            admission.enter()
+            admission.enter(0)
     seats.pop().leave()
-    assert admission.enter()
+    assert admission.enter(0)
+
+
+async def test_a_burst_is_let_in_up_to_the_limit_on_tokens(tiny_folder: Path) -> None:
+    """Before any of their prompts is tokenised."""
+    async with serving(tiny_folder, standing_core(), in_process=True) as served:
+        limit(served, max_tokens=100, num_places=8)
+        posts = [
+            asyncio.create_task(served.http.post("/v1/completions", json={"prompt": "x" * 60}))
+            for _ in range(40)
+        ]
+        await until(lambda: sum(post.done() for post in posts) + served.core.num_running == 40)
+        assert 2 <= served.core.num_running <= 6
+        assert {post.result().status_code for post in posts if post.done()} == {429}
+        served.core.resume()
+        await asyncio.gather(*posts)
+
+
+async def test_a_full_queue_refuses_without_reading_the_body(tiny_folder: Path) -> None:
+    async with serving(tiny_folder, standing_core()) as served:
+        limit(served, max_reqs=0, num_places=1)
+        tasks = await waiting(served, 1)
+        host, port = served.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 2\r\n\r\n"
+        )
+        for _ in range(2):  # the connection goes on behind the body that comes after its answer
+            writer.write(head)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 429 ")
+            length = int(re.search(rb"content-length: (\d+)", answer.lower())[1])  # type: ignore[index]
+            assert b"queue_full" in await reader.readexactly(length)
+            writer.write(b"{}")
+        writer.close()
+        await writer.wait_closed()
+        served.core.resume()
+        await asyncio.gather(*tasks)
+
+
+async def test_a_refusal_needs_the_key_and_is_counted(tiny_folder: Path) -> None:
+    async with serving(tiny_folder, standing_core(), api_key="k", in_process=True) as served:
+        limit(served, max_reqs=0, num_places=0)
+        key = {"Authorization": "Bearer k"}
+        path = "/v1/completions"
+        assert (await served.http.post(path, json={}, headers={})).status_code == 401
+        assert (await served.http.post(path, json={}, headers=key)).status_code == 429
+        assert (await served.http.get("/v1/models", headers=key)).status_code == 200
+        metrics = (await served.http.get("/metrics")).text
+        assert f'http_requests_total{{handler="{path}",method="POST",status="4xx"}} 2.0' in metrics
 
 
 def test_a_seat_that_is_forgotten_is_free() -> None:
     admission = Admission()
-    seats = [admission.enter(), admission.enter()]
+    seats = [admission.enter(0), admission.enter(0)]
     assert admission.num_queued == 2
     seats.clear()
     assert admission.num_queued == 0
@@ -167,14 +218,14 @@ def test_what_other_api_servers_let_in_counts_too() -> None:
     admission = Admission()
     admission._limits = QueueLimits(max_reqs=3, max_tokens=50, num_places=4)
     admission.note_elsewhere(5, 20)
-    seats = [admission.enter() for _ in range(2)]
+    seats = [admission.enter(0) for _ in range(2)]
     assert (admission.num_queued, admission.num_queued_tokens) == (3, 20)
     with pytest.raises(ApiError, match="--max-num-queued-reqs allows 3"):
-        admission.enter()
+        admission.enter(0)
     admission.note_elsewhere(1, 60)
     with pytest.raises(ApiError, match="--max-num-queued-tokens allows 50"):
-        admission.enter()
+        admission.enter(0)
     for seat in seats:
         seat.leave()
     admission.note_elsewhere(1, 49)
-    admission.enter()
+    admission.enter(0)

@@ -39,6 +39,10 @@ TOOLS: Any = [
     },
     {"name": "now", "input_schema": {"type": "object", "properties": {}}},
 ]
+CHAT_TOOLS: Any = [
+    {"type": "function", "function": {"name": tool["name"], "parameters": tool["input_schema"]}}
+    for tool in TOOLS
+]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris 🗼"}}\n</tool_call>'
 TWO_CALLS = f'I look.\n{CALL}\n<tool_call>{{"name": "now", "arguments": {{}}}}</tool_call>'
 THOUGHT = "<think>\nTwo and two.\n</think>\n\n"
@@ -124,6 +128,19 @@ async def test_calls_come_as_tool_use(tiny_folder: Path) -> None:
             client, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}
         )
         assert [block.type for block in one.content] == ["text", "tool_use"]
+
+
+async def test_text_stands_where_it_was_written(tiny_folder: Path) -> None:
+    async with answering(tiny_folder, f"One.{CALL} Two.\n{CALL}\nThree.") as (served, client):
+        message = await whole_and_streamed(client, tools=TOOLS)
+        kinds = [block.type for block in message.content]
+        assert kinds == ["text", "tool_use", "text", "tool_use", "text"]
+        texts = [block.text for block in message.content if block.type == "text"]
+        assert texts == ["One.", " Two.\n", "\nThree."]
+        chat = await served.openai.chat.completions.create(
+            model=MODEL, messages=ASK, tools=CHAT_TOOLS, max_tokens=400
+        )
+        assert chat.choices[0].message.content == "One. Two.\n\nThree."
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ A parser gets an answer's text in pieces of any size; what it returns depends on
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import uuid
@@ -43,10 +44,18 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What became certain with one piece of text."""
+    """What became certain with one piece of text: content and pieces of calls, in their order."""
 
-    content: str
-    calls: Sequence[ToolCallDelta] = ()
+    parts: Sequence[str | ToolCallDelta] = ()
+
+    @property
+    def content(self) -> str:
+        """All content, as if no call stood between."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[ToolCallDelta]:
+        return [part for part in self.parts if isinstance(part, ToolCallDelta)]
 
 
 class ToolParser(ABC):
@@ -63,8 +72,7 @@ class ToolParser(ABC):
         self.num_calls = 0
         self._schemas = schemas or {}
         self._held = ""
-        self._content: list[str] = []
-        self._deltas: list[ToolCallDelta] = []
+        self._parts: list[str | ToolCallDelta] = []
         # White space since the last call (or the start); None once other content followed it.
         self._blank: str | None = ""
 
@@ -80,7 +88,7 @@ class ToolParser(ABC):
         while self._step(is_last=True):
             pass
         if self._blank and not self.num_calls:
-            self._content.append(self._blank)
+            self._parts.append(self._blank)
         return self._take()
 
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
@@ -99,9 +107,12 @@ class ToolParser(ABC):
         """Decide on some of `_held`; False when that takes more text."""
 
     def _take(self) -> Parsed:
-        parsed = Parsed("".join(self._content), self._deltas)
-        self._content, self._deltas = [], []
-        return parsed
+        parts, self._parts = self._parts, []
+        joined: list[str | ToolCallDelta] = []
+        for is_text, group in itertools.groupby(parts, lambda part: isinstance(part, str)):
+            found = list(group)
+            joined += ["".join(map(str, found))] if is_text else found
+        return Parsed(joined)
 
     def _add_content(self, text: str) -> None:
         if self._blank is not None:
@@ -110,16 +121,17 @@ class ToolParser(ABC):
                 self._blank = text
                 return
             self._blank = None
-        self._content.append(text)
+        if text:
+            self._parts.append(text)
 
     def _begin_call(self, name: str) -> None:
-        self._deltas.append(ToolCallDelta(self.num_calls, name))
+        self._parts.append(ToolCallDelta(self.num_calls, name))
         self.num_calls += 1
         self._blank = ""
 
     def _add_arguments(self, text: str) -> None:
         if text:
-            self._deltas.append(ToolCallDelta(self.num_calls - 1, arguments=text))
+            self._parts.append(ToolCallDelta(self.num_calls - 1, arguments=text))
 
     def _add_call(self, call: ToolCall) -> None:
         self._begin_call(call.name)
