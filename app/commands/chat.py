@@ -41,7 +41,8 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     attach: Annotated[
-        list[Path] | None, typer.Option(help="Text file that goes with the question; repeatable.")
+        list[Path] | None,
+        typer.Option(help="Image or text file that goes with the question; repeatable."),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", "-n", min=1, help="Longest answer, in tokens.")

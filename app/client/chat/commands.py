@@ -189,7 +189,7 @@ def _attach(session: ChatSession, rest: str) -> Reply:
         names = ", ".join(attachment.name for attachment in session.attachments)
         return Reply(names or "nothing attached; `/attach FILE` does it")
     attachment = session.attach(Path(rest))
-    return Reply(f"{attachment.name} ({len(attachment.text):,} characters) goes with the next")
+    return Reply(f"{attachment.name} ({attachment.size}) goes with the next")
 
 
 def _detach(session: ChatSession, _rest: str) -> Reply:
@@ -270,7 +270,7 @@ COMMANDS = (
     Command("set", "[NAME [VALUE|default]]", "show or set a parameter: /set temperature 0.2", _set),
     Command("json", "[on|off|FILE]", "ask for JSON; FILE holds a JSON schema", _json),
     Command("model", "[NAME]", "show or choose the model", _model),
-    Command("attach", "FILE", "send a text file with the next question", _attach),
+    Command("attach", "FILE", "send an image or a text file with the next question", _attach),
     Command("detach", "", "send no file", _detach),
     Command("result", "TEXT", "answer a tool call of the model", _result, needs_idle=True),
     Command("list", "[TEXT]", "saved conversations, those that hold TEXT", _list, ("search",)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.client.chat.turns import Conversation, Turn
@@ -14,6 +15,7 @@ from app.client.chat.turns import Conversation, Turn
 _NEAR_SHARE = 0.8
 _CHARS_PER_TOKEN = 3.5  # before the server has counted anything; English has about 4, code 3
 _TOKENS_PER_TURN = 8  # what chat templates put around a turn, roughly
+_TOKENS_PER_IMAGE = 256  # of Gemma 3; other models make fewer or more of one
 
 
 class ContextLevel(enum.Enum):
@@ -62,15 +64,18 @@ class ContextUse:
         return "overflows: shorten it, /edit or /new"
 
 
-def context_use(conversation: Conversation, draft: str, limit: int | None) -> ContextUse:
-    """What the conversation and `draft` take together."""
+def context_use(
+    conversation: Conversation, draft: str, limit: int | None, num_images: int = 0
+) -> ContextUse:
+    """What the conversation and `draft` take together; `num_images` go with the draft."""
     conversation = replace(conversation, turns=tuple(conversation.answered_turns()))
     exact, rest = _counted(conversation)
     chars = sum(_chars(turn) for turn in rest) + len(draft)
     if not exact:
         chars += len(conversation.system)
-    num_new = len(rest) + bool(draft)
+    num_new = len(rest) + bool(draft or num_images)
     estimate = math.ceil(chars / _chars_per_token(conversation)) + num_new * _TOKENS_PER_TURN
+    estimate += _image_tokens(rest) + num_images * _TOKENS_PER_IMAGE
     return ContextUse(
         tokens=exact + estimate,
         limit=limit,
@@ -94,9 +99,14 @@ def _chars_per_token(conversation: Conversation) -> float:
     exact, rest = _counted(conversation)
     counted = conversation.turns[: len(conversation.turns) - len(rest)]
     chars = sum(_chars(turn) for turn in counted) + len(conversation.system)
+    exact -= _image_tokens(counted)
     # A template's own text makes short conversations look dense; more than one token a
     # character is no property of the text.
-    return max(chars / exact, 1.0) if exact and chars > 400 else _CHARS_PER_TOKEN
+    return max(chars / exact, 1.0) if exact > 0 and chars > 400 else _CHARS_PER_TOKEN
+
+
+def _image_tokens(turns: Sequence[Turn]) -> int:
+    return sum(len(turn.images) for turn in turns) * _TOKENS_PER_IMAGE
 
 
 def _chars(turn: Turn) -> int:

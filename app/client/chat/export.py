@@ -27,7 +27,7 @@ def as_json(conversation: Conversation) -> str:
 
 
 def as_markdown(conversation: Conversation) -> str:
-    """For people: reasoning folded away as a quotation, files named and included."""
+    """For people: reasoning folded away as a quotation, files named, texts included."""
     parts = [f"# {conversation.shown_title() or 'Conversation'}"]
     facts = [
         f"- model: {conversation.model}" if conversation.model else "",
@@ -45,7 +45,7 @@ def _turn_parts(turn: Turn) -> list[str]:
     parts = []
     if turn.reasoning:
         parts += ["\n".join(f"> {line}".rstrip() for line in turn.reasoning.splitlines())]
-    parts += [str(turn.message()["content"])]
+    parts += [turn.whole_text, *(f"Image `{one.name}` ({one.size})" for one in turn.images)]
     parts += [_call(call) for call in turn.tool_calls]
     if turn.stats:
         notes = " · ".join(part for part in (turn.stats.text(), turn.stats.problem) if part)

@@ -177,7 +177,9 @@ class ChatSession:
         if self.editing is not None:
             conversation = replace(conversation, turns=conversation.turns[: self.editing])
         files = "".join(attachment.text for attachment in self.attachments)
-        return context_use(conversation, draft + files, self.target.model.max_model_len)
+        num_images = sum(attachment.is_image for attachment in self.attachments)
+        limit = self.target.model.max_model_len
+        return context_use(conversation, draft + files, limit, num_images)
 
     def save(self) -> None:
         """Write the conversation; a failure is kept in `save_problem`."""

@@ -20,10 +20,31 @@ _LONGEST_TITLE = 60
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A text file that goes to the model with a question."""
+    """A file that goes to the model with a question: a text, or an image with its media type and
+    its content in base64.
+    """
 
     name: str
     text: str
+    media_type: str = ""
+    data: str = ""
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is an image, which has no text."""
+        return bool(self.data)
+
+    @property
+    def size(self) -> str:
+        """How much it is, for people."""
+        if self.is_image:
+            return f"{self.media_type}, {len(self.data) * 3 // 4 / 1024:,.0f} KiB"
+        return f"{len(self.text):,} characters"
+
+    def part(self) -> dict[str, object]:
+        """An image as a part of a message."""
+        url = f"data:{self.media_type};base64,{self.data}"
+        return {"type": "image_url", "image_url": {"url": url}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +118,25 @@ class Turn:
         """True for an answer that says nothing; servers refuse to have one sent back."""
         return self.role == "assistant" and not (self.text or self.tool_calls)
 
+    @property
+    def whole_text(self) -> str:
+        """The text with that of its files."""
+        return self.text + "".join(_fenced(one) for one in self.attachments if not one.is_image)
+
+    @property
+    def images(self) -> tuple[Attachment, ...]:
+        """The attached images."""
+        return tuple(one for one in self.attachments if one.is_image)
+
     def message(self) -> dict[str, object]:
-        """The turn as the chat endpoint wants it; reasoning is not sent back."""
-        files = "".join(_fenced(attachment) for attachment in self.attachments)
-        message: dict[str, object] = {"role": self.role, "content": self.text + files}
+        """The turn as the chat endpoint wants it; reasoning is not sent back.
+
+        Images come before the text, where models have learnt to expect them.
+        """
+        message: dict[str, object] = {"role": self.role, "content": self.whole_text}
+        if self.images:
+            text = {"type": "text", "text": self.whole_text}
+            message["content"] = [*(image.part() for image in self.images), text]
         if self.tool_calls:
             message["tool_calls"] = [
                 {

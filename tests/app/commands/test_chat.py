@@ -309,6 +309,28 @@ def test_files_tools_and_formats_reach_the_server(
     assert "milk" in str(body["messages"])
 
 
+def test_an_image_goes_along_and_what_is_none_is_refused_before_anything_is_sent(
+    server: LocalServer,
+    behaviour: ChatServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "b.jpg").write_text("no image")
+    (tmp_path / "c.txt").write_text("milk")
+    files = [f"--attach={tmp_path / name}" for name in ("a.png", "c.txt")]
+    assert run(["chat", server.url, "-m", "hi", *files]) == 0
+    (body,) = behaviour.bodies
+    (message,) = json.loads(json.dumps(body["messages"]))
+    image, text = message["content"]
+    assert image["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgo="
+    assert text["text"].startswith('hi\n\nFile "c.txt"')
+    capsys.readouterr()
+    assert run(["chat", server.url, "-m", "hi", "--attach", f"{tmp_path}/b.jpg"]) == 2
+    assert "b.jpg is no image" in capsys.readouterr().err
+    assert len(behaviour.bodies) == 1
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from app.client.chat.export import as_markdown, free_name, write_export
 from app.client.chat.parameters import ChatParameters
-from app.client.chat.turns import AnswerStats, Conversation, ToolCall, Turn
+from app.client.chat.turns import AnswerStats, Attachment, Conversation, ToolCall, Turn
 
 CONVERSATION = Conversation(
     (
@@ -35,6 +35,13 @@ def test_markdown_holds_everything() -> None:
         '```json\n{"a": 1}\n```\n\n'
         "*7 prompt + 3 tokens · first token 250 ms · stop · stopped by you*\n"
     )
+
+
+def test_an_image_is_named_and_left_out_of_markdown() -> None:
+    files = (Attachment("a.md", "x"), Attachment("b.png", "", "image/png", "A" * 4096))
+    text = as_markdown(Conversation((Turn("user", "What?", attachments=files),)))
+    assert text.endswith('File "a.md":\n```\nx\n```\n\nImage `b.png` (image/png, 3 KiB)\n')
+    assert "AAAA" not in text
 
 
 def test_json_holds_everything_and_no_file_is_replaced(tmp_path: Path) -> None:

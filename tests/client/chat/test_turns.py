@@ -4,7 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.client.chat.turns import NOT_RUN, AnswerStats, Attachment, Conversation, ToolCall, Turn
+from app.client.chat.turns import (
+    NOT_RUN,
+    AnswerStats,
+    Attachment,
+    Conversation,
+    ToolCall,
+    Turn,
+    turn_from_document,
+)
+
+
+def test_images_are_parts_before_the_text() -> None:
+    files = (Attachment("a.md", "x"), Attachment("b.png", "", "image/png", "QUJD"))
+    turn = Turn("user", "What?", attachments=files)
+    url = "data:image/png;base64,QUJD"
+    assert turn.message()["content"] == [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": 'What?\n\nFile "a.md":\n```\nx\n```'},
+    ]
+    assert turn_from_document(turn.document()) == turn
 
 
 def test_messages_leave_failed_questions_out_and_answer_open_calls() -> None:

@@ -191,7 +191,7 @@ class TurnView(Vertical):
 
 
 def _question(turn: Turn) -> str:
-    files = [f"+ {one.name} ({len(one.text):,} characters)" for one in turn.attachments]
+    files = [f"+ {one.name} ({one.size})" for one in turn.attachments]
     return "\n".join([turn.text, *files])
 
 
