@@ -6,21 +6,15 @@ Owns that process (`grammar_worker`), started with the first structured request,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import itertools
 from collections import OrderedDict
 
 import msgspec
 
 from engine.core.grammar import MAX_GRAMMAR_CHARS, GrammarModel
-from engine.core.grammar_worker import CheckReply, CheckRequest, FrameReader, write_frame
-from engine.logger import get_logger
-from engine.machine.children import engine_command
-from engine.machine.secrets import child_environment
+from engine.core.grammar_worker import CheckReply, reply_of
+from engine.core.job_process import JobProcess, JobProcessEnded
 from engine.sampling_params import StructuredOutputsParams
-
-logger = get_logger(__name__)
 
 _SMALL_CHARS = 16_384
 _SMALL_AT_A_TIME = 2
@@ -44,17 +38,12 @@ class GrammarChecker:
     """Checks the grammars of one model; equal ones once, as long as they are remembered."""
 
     def __init__(self, model: GrammarModel) -> None:
-        self._model = model
         self._known: OrderedDict[StructuredOutputsParams, CheckReply] = OrderedDict()
         self._known_chars = 0
         self._checks: dict[StructuredOutputsParams, _Check] = {}
         self._seats = asyncio.Semaphore(_SMALL_AT_A_TIME)
         self._large_seats = asyncio.Semaphore(_LARGE_AT_A_TIME)
-        self._starting = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._numbers = itertools.count()
-        self._answers: dict[int, asyncio.Future[CheckReply]] = {}
+        self._process = JobProcess("grammars", model, "compiles grammars")
 
     async def check(self, spec: StructuredOutputsParams) -> StructuredOutputsParams:
         """`spec` with the size that it has once compiled; ValueError says why it is unusable.
@@ -73,14 +62,8 @@ class GrammarChecker:
         return dataclasses.replace(spec, compiled_bytes=reply.num_bytes)
 
     async def close(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        if self._reader is not None:
-            await self._reader
+        """End the process that tries them."""
+        await self._process.close()
 
     async def _join(self, spec: StructuredOutputsParams) -> CheckReply:
         check = self._checks.get(spec)
@@ -106,46 +89,7 @@ class GrammarChecker:
 
     async def _ask(self, spec: StructuredOutputsParams) -> CheckReply:
         async with self._seats if spec.num_chars <= _SMALL_CHARS else self._large_seats:
-            process = await self._running()
-            number = next(self._numbers)
-            answer: asyncio.Future[CheckReply] = asyncio.get_running_loop().create_future()
-            self._answers[number] = answer
-            assert process.stdin is not None, "a pipe"
             try:
-                process.stdin.write(write_frame(CheckRequest(number, spec)))
-                return await answer
-            except asyncio.CancelledError:
-                process.stdin.write(write_frame(CheckRequest(number)))
-                raise
-            finally:
-                self._answers.pop(number, None)
-
-    async def _running(self) -> asyncio.subprocess.Process:
-        async with self._starting:
-            if self._process is None or self._process.returncode is not None:
-                self._process = process = await asyncio.create_subprocess_exec(
-                    *engine_command("grammars"),
-                    env=child_environment(),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                )
-                assert process.stdin is not None, "a pipe"
-                process.stdin.write(write_frame(self._model))
-                self._reader = asyncio.create_task(self._read(process), name="grammar-answers")
-            return self._process
-
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        frames = FrameReader()
-        assert process.stdout is not None, "a pipe"
-        while data := await process.stdout.read(1 << 16):
-            for payload in frames.feed(data):
-                reply = msgspec.msgpack.decode(payload, type=CheckReply)
-                answer = self._answers.get(reply.number)
-                if answer is not None and not answer.done():
-                    answer.set_result(reply)
-        code = await process.wait()
-        if self._process is process:
-            logger.error("The process that compiles grammars ended with code %d.", code)
-        for number, answer in list(self._answers.items()):
-            if not answer.done():
-                answer.set_result(CheckReply(number, _ENDED))
+                return reply_of(await self._process.do(msgspec.msgpack.encode(spec)))
+            except JobProcessEnded:
+                return CheckReply(_ENDED)

@@ -19,13 +19,7 @@ from engine.core.grammar import (
     load_tokenizer,
 )
 from engine.core.grammar_checker import GrammarChecker
-from engine.core.grammar_worker import (
-    LIMIT_CPU_S,
-    CheckReply,
-    CheckRequest,
-    FrameReader,
-    write_frame,
-)
+from engine.core.grammar_worker import LIMIT_CPU_S
 from engine.sampling_params import StructuredOutputsParams
 from tests.tiny_model import EOS, VOCAB
 
@@ -133,14 +127,15 @@ async def test_who_leaves_takes_the_check_along(checker: GrammarChecker) -> None
 async def test_equal_grammars_are_checked_once(checker: GrammarChecker) -> None:
     await asyncio.gather(*(checker.check(GOOD) for _ in range(5)))
     await checker.check(GOOD)
-    assert next(checker._numbers) == 1
+    assert next(checker._process._numbers) == 1
 
 
 async def test_another_process_takes_over_when_one_is_killed(checker: GrammarChecker) -> None:
     await checker.check(GOOD)
-    assert checker._process is not None
-    os.kill(checker._process.pid, signal.SIGKILL)
-    await checker._process.wait()
+    process = checker._process._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
     await checker.check(StructuredOutputsParams(regex="[0-9]"))
 
 
@@ -150,19 +145,6 @@ async def test_a_damaged_tokenizer_is_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tokenizer cannot be used"):
         await checker.check(GOOD)
     await checker.close()
-
-
-def test_messages_arrive_however_the_pipe_cuts_them() -> None:
-    sent = [CheckRequest(7, GOOD), CheckRequest(8), CheckReply(7, "x" * 100, 5)]
-    data = b"".join(map(write_frame, sent))
-    for size in (1, 3, 50, len(data)):
-        reader = FrameReader()
-        found = [
-            payload
-            for start in range(0, len(data), size)
-            for payload in reader.feed(data[start : start + size])
-        ]
-        assert [write_frame(message)[4:] for message in sent] == found
 
 
 @pytest.mark.parametrize("choices", [("a/b", 'q"', "é\\d", "x\ny"), ("", "a.b*c#d&e~f-g h", "$^|")])
