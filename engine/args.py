@@ -26,6 +26,7 @@ from engine.config import (
     DeviceConfig,
     EngineConfig,
     LoraConfig,
+    MultiModalConfig,
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -37,6 +38,7 @@ from engine.env import HostDevice, cpu_has_bf16
 from engine.errors import ConfigError
 from engine.lora_adapters import MOST_LORA_RANK, LoraRequest, absolute_folder, parse_lora_module
 from engine.model_config import ModelConfig
+from engine.multimodal_limits import DEFAULT_IMAGES, parse_image_limit
 from engine.parser_choice import AUTO, NONE, REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 from engine.pooling_params import parse_pooler_config
 from engine.rank_layout import MOST_RANKS, require_layout_fits
@@ -278,6 +280,11 @@ class EngineArgs:
     pooler_config: str | None = _flag(
         None, 'How embeddings are pooled: {"pooling_type": "LAST"} (default) or "MEAN".'
     )
+    limit_mm_per_prompt: str | None = _flag(
+        None,
+        'Most images of one prompt: {"image": 4}; with 0 the model\'s tower is not loaded. '
+        f"Default: {DEFAULT_IMAGES}.",
+    )
     chat_template: str | None = _flag(
         None, "File with a Jinja chat template, or chatml for that plain form."
     )
@@ -436,6 +443,7 @@ class EngineArgs:
             ),
             tasks=self._tasks(model),
             lora=self._lora(model),
+            multimodal=self._multimodal(model, tokens),
             seed=self.seed,
             shutdown_timeout_s=self.shutdown_timeout,
         )
@@ -544,6 +552,26 @@ class EngineArgs:
             ),
             has_text_model=model.has_head,
         )
+
+    def _multimodal(self, model: ModelConfig, max_num_batched_tokens: int) -> MultiModalConfig:
+        """An image is computed in one step: its tokens see each other."""
+        asked, vision = parse_image_limit(self.limit_mm_per_prompt), model.vision
+        max_images = DEFAULT_IMAGES if asked is None else asked
+        if vision is None or model.implementation != "stoker" or not max_images:
+            return MultiModalConfig()
+        alone = "with --limit-mm-per-prompt '{\"image\": 0}' for text alone"
+        if max_num_batched_tokens < vision.tokens_per_image:
+            raise ConfigError(
+                f"--max-num-batched-tokens {max_num_batched_tokens} is below the "
+                f"{vision.tokens_per_image} tokens of an image, which are computed in one step; "
+                f"give at least {vision.tokens_per_image}, or start {alone}."
+            )
+        if self.likely_parallel.world_size > 1:
+            raise ConfigError(
+                "Images work on one rank only; leave out --tensor-parallel-size and "
+                f"--pipeline-parallel-size, or start {alone}."
+            )
+        return MultiModalConfig(max_images=max_images)
 
     def _lora(self, model: ModelConfig) -> LoraConfig | None:
         if not self.enable_lora:

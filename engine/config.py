@@ -164,6 +164,13 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MultiModalConfig:
+    """What prompts may hold besides text."""
+
+    max_images: int = 0  # of one prompt; 0: the model's tower is not loaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything EngineCore needs; travels to it as msgpack in the handshake."""
 
@@ -176,5 +183,6 @@ class EngineConfig:
     observability: ObservabilityConfig = ObservabilityConfig()
     tasks: TaskConfig = TaskConfig()
     lora: LoraConfig | None = None  # None: no adapters
+    multimodal: MultiModalConfig = MultiModalConfig()
     seed: int = 0
     shutdown_timeout_s: float = 5.0

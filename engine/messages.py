@@ -46,13 +46,33 @@ class EventType(enum.IntEnum):
     PREEMPTED = 3
 
 
+class ImageInput(msgspec.Struct, array_like=True, frozen=True):
+    """One image of a prompt: its soft tokens' place among the prompt's, and what the tower sees.
+
+    `pixels` are little-endian float32 in the order of `shape` (channels, height, width), as the
+    model's processor leaves them. `digest` is SHA-256 of both: equal images have equal ones.
+    """
+
+    offset: int  # of the first soft token in `prompt_token_ids`
+    num_tokens: int
+    digest: bytes
+    pixels: bytes
+    shape: tuple[int, int, int]
+
+    @property
+    def end(self) -> int:
+        """Place behind its last soft token."""
+        return self.offset + self.num_tokens
+
+
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """One request as EngineCore sees it. `sampling_params.max_tokens` is already resolved (never
     None).
 
     `eos_token_ids` is empty when the request ignores EOS. `arrival_time` is wall clock, seconds.
     With `pooling` the prompt becomes a vector; nothing is generated, so there is no `max_tokens`.
-    `message_digests`, one per message of a chat, tell the same messages from others.
+    `message_digests`, one per message of a chat, tell the same messages from others. `images` stand
+    in the order of the prompt, and do not overlap.
     """
 
     request_id: str
@@ -66,6 +86,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, fro
     message_digests: tuple[bytes, ...] = ()
     client_index: int = 0  # which of EngineCore's clients gets the outputs
     lora: LoraRequest | None = None
+    images: tuple[ImageInput, ...] = ()
 
     @property
     def prefix_salt(self) -> str | None:
@@ -88,6 +109,7 @@ class MissCause(str, enum.Enum):
 
     NO_PREDECESSOR = "no_predecessor"  # no earlier request that is remembered begins alike
     OTHER_TEXT = "other_text"
+    OTHER_IMAGE = "other_image"
     REWRITTEN_ANSWER = "rewritten_answer"  # it differs inside what the model had answered
     RENDERED_ANEW = "rendered_anew"  # the same messages, and the template made other text of them
     PARTIAL_BLOCK = "partial_block"  # only full blocks can be found, and the last token never

@@ -15,6 +15,7 @@ from typing import Any
 from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
 from engine.model_families import (
     NOT_CARRIED,
+    VisionConfig,
     encoder_positions,
     family_fields,
     is_encoder,
@@ -113,6 +114,7 @@ class ModelConfig:
     keeps_own_cache: bool = False  # in transformers' cache, not in blocks of ours
     is_encoder: bool = False  # every token sees all others
     has_head: bool = True
+    vision: VisionConfig | None = None  # of a tower that our decoder can take images from
     sentence: SentenceFiles = field(default_factory=SentenceFiles)
 
     def __post_init__(self) -> None:

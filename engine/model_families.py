@@ -7,11 +7,31 @@ checkpoints leave out are those of transformers' configuration class. Standard l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ModelError
 
 Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """What a prompt's images are to a model with a tower: square pictures that become tokens.
+
+    Each is `tokens_per_image` tokens of the id `image_token_id`, which see each other whole.
+    """
+
+    image_token_id: int
+    tokens_per_image: int
+    image_size: int  # pixels of a side
+    num_channels: int = 3
+
+    @property
+    def pixel_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of what the tower takes."""
+        return self.num_channels, self.image_size, self.image_size
+
 
 _GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 262_208,
@@ -257,13 +277,26 @@ def _gemma3(raw: Mapping[str, Any]) -> Fields:
     }
 
 
+def _seeing_gemma3(raw: Mapping[str, Any]) -> Fields:
+    tower = raw.get("vision_config")
+    if not tower:
+        return _gemma3(raw)
+    vision = VisionConfig(
+        image_token_id=int(raw.get("image_token_index") or raw.get("image_token_id") or 262_144),
+        tokens_per_image=int(raw.get("mm_tokens_per_image") or 256),
+        image_size=int(tower.get("image_size") or 224),
+        num_channels=int(tower.get("num_channels") or 3),
+    )
+    return {**_gemma3(raw), "vision": vision}
+
+
 _FAMILIES: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "Gemma3ForCausalLM": _gemma3,
-    "Gemma3ForConditionalGeneration": _gemma3,
+    "Gemma3ForConditionalGeneration": _seeing_gemma3,
 }
 
 

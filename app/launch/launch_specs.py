@@ -44,6 +44,7 @@ _FLAG_WORDS = {
     "max_model_len": "N|auto",
     "kv_cache_memory_bytes": "SIZE",
     "cudagraph_capture_sizes": "N...",
+    "limit_mm_per_prompt": "JSON",
     "pooler_config": "JSON",
     **dict.fromkeys(("allowed_origins", "allowed_methods", "allowed_headers"), "JSON"),
     "allowed_hosts": "JSON",

@@ -56,6 +56,7 @@ _HINTS = {
     "gpu_memory_utilization": "limit --max-model-len, or choose the layers on the GPU: -- -ngl 20",
     "enable_auto_tool_choice": "leave it out, llama-server offers tools by itself",
     "tool_call_parser": "leave it out, llama-server knows the format from the chat template",
+    "limit_mm_per_prompt": "leave it out; its projector for images is a file: -- --mmproj FILE",
     "pooler_config": "use its own: -- --pooling mean",
     "shutdown_timeout": "leave it and --drain out, llama-server ends its requests at once",
     "enable_log_requests": "use its own: -- --verbose",

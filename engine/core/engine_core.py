@@ -15,6 +15,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core.executor import Executor, create_executor
+from engine.core.image_checks import image_error
 from engine.core.lora import LoraAdapters
 from engine.core.memory_turn import leave_memory, memory_turn
 from engine.core.request_traces import CallTimer, RequestTraces, StepClock
@@ -153,6 +154,9 @@ class EngineCore:
     def add_request(self, message: EngineCoreRequest) -> None:
         if self._traces is not None:
             self._traces.begin(message.request_id)
+        if (error := image_error(message, self.config)) is not None:
+            self.scheduler.reject(message.request_id, error)
+            return
         if message.lora is not None and (error := self.loras.load(message.lora)) is not None:
             self.scheduler.reject(message.request_id, error)
             return

@@ -180,10 +180,12 @@ def _prefill(batch: StepBatch, index: int, tables: _Tables) -> PrefillSequence:
     first_key = int(first[0]) * tables.spec.block_size
     num_blocks = tables.spec.blocks_for(num_context) - int(first[0])
     mask = None
-    if num_computed or (tables.window is not None and num_context > tables.window):
+    has_window = tables.window is not None and num_context > tables.window
+    if num_computed or has_window or batch.images is not None:
         queries = np.arange(num_computed, num_context)[:, None]
         keys = np.arange(first_key, num_context)
-        mask = tables.bias((keys > queries) | (keys < tables.first_key(queries)))
+        ends = queries + 1 if batch.images is None else batch.images.key_ends[start:end, None]
+        mask = tables.bias((keys >= ends) | (keys < tables.first_key(queries)))
     rows = tables.cache_rows(np.array([index]), first, num_blocks)
     return PrefillSequence(start, end, num_context - first_key, rows, mask)
 

@@ -27,6 +27,18 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """What the tokens of images in a step are: rows of their own, that see their image whole.
+
+    `embeddings` [I, hidden] stand for their embeddings as they are, without the family's factor.
+    """
+
+    embeddings: FloatArray
+    rows: IntArray  # [T] of each token in `embeddings`, -1 for one of text
+    key_ends: IntArray  # [T] place behind the last key that each token sees
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """The tokens of S sequences, one behind the other (T in all), R of which need logits.
 
@@ -47,3 +59,4 @@ class StepBatch:
     adapters: IntArray | None = (
         None  # [T] slot of each token's adapter, -1 for none; None: no one has
     )
+    images: ImageTokens | None = None  # None: each token sees the keys up to its own

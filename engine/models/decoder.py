@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.kernel_set import KernelSet, KVCache, PackedLinear, most_likely
 from engine.kernels.low_rank import Adapter
-from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.step_batch import ImageTokens, IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
 from engine.layers.attention import Attention, StepContext
 from engine.layers.lora import LoraTable
@@ -153,7 +154,14 @@ class DecoderModel:
             residual = self._ranks.sum(rows.masked_fill_(is_elsewhere.unsqueeze(1), 0.0))
         if self._embedding_scale != 1:
             residual *= self._embedding_scale
+        if batch.images is not None:
+            self._place_images(residual, batch.images)
         return residual
+
+    def _place_images(self, residual: Tensor, images: ImageTokens) -> None:
+        rows = np.flatnonzero(images.rows >= 0)
+        given = torch.from_numpy(images.embeddings[images.rows[rows]])
+        residual.index_copy_(0, self._tensor(rows), given.to(self._device))
 
     def _contexts(self, batch: StepBatch) -> list[StepContext]:
         """What the layers of each KV group share in this step."""

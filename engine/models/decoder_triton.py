@@ -2,6 +2,7 @@
 
 A step is `start`, then for every layer `attend` and `proceed`. Between two calls of `attend`
 nothing depends on where sequences begin and end, so those pieces are the same for every batch.
+Of a step with images the attention is the reference set's, whose cache has the same layout.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.kernel_set import KernelSet, KVCache
+from engine.kernels.reference import ReferenceKernels
 from engine.kernels.step_batch import IntArray, StepBatch
 from engine.kernels.triton.decode_attention import AttentionShape
 from engine.kernels.triton.heads import Rotation
@@ -212,7 +214,33 @@ class TritonDecoder(DecoderModel):
         else:  # from the stage before, or summed over the ranks' parts of the embedding
             residual = self._residual_before(batch)
             x = self._first_products(residual)
-        return residual, self._run_from(x, step, kv_cache, residual, attended)
+        if batch.images is None:
+            return residual, self._run_from(x, step, kv_cache, residual, attended)
+        if batch.residual is None:
+            self._place_images(residual, batch.images)
+            x = self._first_products(residual)
+        return residual, self._run_seeing(x, batch, step, kv_cache, residual, attended)
+
+    def _run_seeing(
+        self,
+        x: Tensor,
+        batch: StepBatch,
+        step: StepInputs,
+        kv_cache: KVCache,
+        residual: Tensor,
+        attended: Tensor,
+    ) -> Tensor:
+        """`_run_from` with tokens that see to the end of their image."""
+        reference = ReferenceKernels()
+        plans = reference.plan_attention(batch, self._spec, self._dtype, self._device)
+        for number, layer in enumerate(self._layers):
+            heads, page = x.view(len(x), -1, self._spec.head_dim), kv_cache[layer.page]
+            rotation = self._rotations[number]
+            self._triton.rotate_and_store(heads, page, step, layer.group, rotation)
+            scale = layer.attention.scale
+            attended.copy_(reference.attention(heads, page, plans[layer.group], scale))
+            x = self.proceed(number, attended, residual)
+        return x
 
     def _inputs_of(self, batch: StepBatch) -> StepInputs:
         size = StepSize(

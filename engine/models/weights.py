@@ -267,9 +267,14 @@ def _norms(layer: LayerWeights) -> dict[str, Tensor]:
     return found
 
 
+def is_of_tower(name: str) -> bool:
+    """Whether a parameter belongs to what turns images into soft tokens."""
+    return name.removeprefix("model.").startswith(_VISION)
+
+
 def _text_name(name: str) -> str | None:
     """The text decoder's name of a parameter; None for the parts of a model that sees."""
-    if name.removeprefix("model.").startswith(_VISION):
+    if is_of_tower(name):
         return None
     for nested in ("language_model.model.", "model.language_model.", "model.text_model."):
         if name.startswith(nested):

@@ -1,6 +1,7 @@
 """Why a request was not served from the prefix cache: compared with what was asked before it.
 
-Keeps the token ids of the newest requests. Decides nothing: the scheduler tells it what it did.
+Keeps the token ids of the newest requests; those of an image, which are all the same, stand for it
+with the numbers of its digest. Decides nothing: the scheduler tells it what it did.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.messages import MissCause, PrefixMiss
+from engine.messages import ImageInput, MissCause, PrefixMiss
 from engine.sched.request import Request
 
 MAX_REQUESTS = 64
@@ -27,6 +28,7 @@ class _Earlier:
     message_digests: tuple[bytes, ...]
     request: Request | None
     lora_id: int
+    images: tuple[range, ...]  # places of their tokens
 
     @property
     def num_tokens(self) -> int:
@@ -50,7 +52,7 @@ class PrefixHistory:
 
         None where nothing was lost: all that an earlier request had was there.
         """
-        tokens = _packed(request.token_ids)
+        tokens = _packed(request.token_ids, request.images)
         nearest, matched = self._nearest(tokens, request.cache_salt)
         miss = self._explain(request, nearest, matched, num_cached_tokens)
         self._remember(
@@ -62,6 +64,7 @@ class PrefixHistory:
                 request.message_digests,
                 request,
                 request.lora_id,
+                _places(request.images),
             ),
         )
         return miss
@@ -71,7 +74,8 @@ class PrefixHistory:
         earlier = self._earlier.get(request.request_id)
         if earlier is not None:
             self._num_tokens -= earlier.num_tokens
-            earlier.token_bytes, earlier.request = _packed(request.token_ids), None
+            earlier.token_bytes = _packed(request.token_ids, request.images)
+            earlier.request = None
             self._num_tokens += earlier.num_tokens
 
     def _remember(self, request_id: str, earlier: _Earlier) -> None:
@@ -125,6 +129,8 @@ class PrefixHistory:
         if matched < min(nearest.num_tokens, request.num_tokens):
             if matched >= nearest.num_prompt_tokens:
                 return MissCause.REWRITTEN_ANSWER
+            if _is_image(matched, nearest.images) and _is_image(matched, _places(request.images)):
+                return MissCause.OTHER_IMAGE
             return MissCause.RENDERED_ANEW if _goes_on(request, nearest) else MissCause.OTHER_TEXT
         return MissCause.PARTIAL_BLOCK if num_cached_tokens < matched else None
 
@@ -135,8 +141,21 @@ def _goes_on(request: Request, earlier: _Earlier) -> bool:
     return bool(messages) and request.message_digests[: len(messages)] == messages
 
 
-def _packed(token_ids: Sequence[int]) -> bytes:
-    return array("i", token_ids).tobytes()
+def _packed(token_ids: Sequence[int], images: Sequence[ImageInput]) -> bytes:
+    packed = array("i", token_ids)
+    for image in images:
+        words = array("i", image.digest)
+        repeated = words * (image.num_tokens // len(words) + 1)
+        packed[image.offset : image.end] = repeated[: image.num_tokens]
+    return packed.tobytes()
+
+
+def _places(images: Sequence[ImageInput]) -> tuple[range, ...]:
+    return tuple(range(image.offset, image.end) for image in images)
+
+
+def _is_image(place: int, images: Sequence[range]) -> bool:
+    return any(place in image for image in images)
 
 
 def _num_equal(left: bytes, right: bytes) -> int:

@@ -13,7 +13,7 @@ from engine.messages import (
     PrefixMiss,
 )
 from engine.sampling_params import SamplingParams
-from engine.sched.block_hash import BlockHash, hash_block
+from engine.sched.block_hash import BlockHash, hash_block, image_keys
 from engine.sched.grammar import Grammar
 
 
@@ -69,6 +69,7 @@ class Request:
         "events",
         "first_token_time",
         "grammar",
+        "images",
         "lora_id",
         "max_tokens",
         "message_digests",
@@ -107,6 +108,7 @@ class Request:
         self.lora_id = message.lora.lora_id if message.lora else 0  # 0: without an adapter
         self.cache_salt = message.prefix_salt
         self.message_digests = message.message_digests
+        self.images = message.images
         self.token_ids = list(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         params = message.sampling_params
@@ -158,6 +160,20 @@ class Request:
         """Order under the priority policy; smaller is served sooner."""
         return (self.priority, self.arrival_time, self.request_id)
 
+    def without_cut_images(self, start: int, count: int, most: int) -> int:
+        """How many tokens from `start` on a step may take in place of `count`, so that no image's
+        end is cut off: up to the image, or all of it if it comes first and is within `most`.
+
+        The tokens of an image see each other, so they are computed in one step.
+        """
+        end = start + count
+        for image in self.images:
+            if image.offset < end < image.end:
+                if image.offset > start:
+                    return image.offset - start
+                return image.end - start if image.end - start <= most else 0
+        return count
+
     def append_output(self, token_id: int) -> None:
         """Add a generated token and hash the block that it fills."""
         self.token_ids.append(token_id)
@@ -185,4 +201,5 @@ class Request:
         for start in range(len(hashes) * size, len(tokens) - size + 1, size):
             parent = hashes[-1] if hashes else None
             salt = self.cache_salt if start == 0 else None
-            hashes.append(hash_block(parent, tokens[start : start + size], salt))
+            images = image_keys(self.images, start, size) if self.images else b""
+            hashes.append(hash_block(parent, tokens[start : start + size], salt, images))

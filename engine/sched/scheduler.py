@@ -198,6 +198,8 @@ class Scheduler:
             count = min(count, budget, end - request.num_computed_tokens)
             if request.asks_logprobs and count > 0:
                 count = self._cap_logprobs(request, count)
+            if request.images and count > 0:
+                count = request.without_cut_images(request.num_computed_tokens, count, budget)
             if count <= 0:
                 index += 1
                 continue
@@ -262,6 +264,10 @@ class Scheduler:
             if count == 0:  # the step's share of log probabilities is taken: others need none
                 skipped.append(self.waiting.pop())
                 continue
+            if request.images:
+                count = request.without_cut_images(num_hit_tokens, count, budget)
+                if count == 0:  # the next step has room for an image, or one soon
+                    break
             must_fit = request.num_tokens if self.config.reserve_full_isl else 0
             if manager.allocate_slots(request, count, hits, must_fit_tokens=must_fit) is None:
                 break
@@ -304,6 +310,9 @@ class Scheduler:
             eos_token_ids=request.eos_token_ids,
             pooling=request.pooling,
             lora_id=request.lora_id,
+            images=tuple(
+                image for image in request.images if image.end > request.num_computed_tokens
+            ),
         )
 
     # ---- structured output ---------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.messages import GraphStats, PackedLogprobs, TokenLogprobs
+from engine.messages import GraphStats, ImageInput, PackedLogprobs, TokenLogprobs
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams
 
@@ -25,8 +25,7 @@ class NewRequestData:
     """A request that the runner does not hold: first admission, or resumed after a preemption.
 
     `token_ids` is prompt plus output so far; the KV of the first `num_computed_tokens` already lies
-    in `block_ids` (prefix-cache hits). `num_output_tokens` says how many of `token_ids` were
-    generated.
+    in `block_ids` (prefix-cache hits). `images` are those with tokens that are to be computed.
     """
 
     req_id: str
@@ -38,6 +37,7 @@ class NewRequestData:
     eos_token_ids: tuple[int, ...] = ()
     pooling: PoolingParams | None = None
     lora_id: int = 0  # 0: without an adapter
+    images: tuple[ImageInput, ...] = ()
 
 
 @dataclass(slots=True)

@@ -228,7 +228,13 @@ class GraphedDecoder:
         yield functools.partial(_proceed, model, last, attended, residual, hidden)
 
     def _run(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
-        """Float32 [R, hidden] of the rows that need logits, in memory that the next step reuses."""
+        """Float32 [R, hidden] of the rows that need logits, in memory that the next step reuses.
+
+        Images are in no graph: what their tokens see depends on them.
+        """
+        if batch.images is not None:
+            self.counts[CUDAGraphMode.NONE] += 1
+            return self._model.hidden_states(batch, kv_cache)
         choice = self.choose(batch)
         recorded = self._graphs.get(choice) if kv_cache is self._kv_cache else None
         if recorded is None or choice.size is None:

@@ -26,8 +26,10 @@ from engine.kernels.kernel_set import (
     most_likely,
 )
 from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
+from engine.models.vision_tower import VisionTower
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.draft_check import DraftCheck
+from engine.worker.image_encoder import ImageEncoder
 from engine.worker.input_batch import InputBatch
 from engine.worker.logprobs import PromptLogprobs, token_logprobs
 from engine.worker.pooler import Head, Pooler
@@ -56,6 +58,7 @@ class ModelRunner:
         head: Head | None = None,
         ahead: AheadStep | None = None,
         slot_of: Callable[[int], int] = lambda _: -1,
+        tower: VisionTower | None = None,
     ) -> None:
         """With `ahead`, the same model, steps that can be are launched without a wait."""
         self._draw = draw
@@ -74,6 +77,7 @@ class ModelRunner:
         self._kv_cache: KVCache = []
         self._prompt_logprobs = PromptLogprobs()
         self._pooler = Pooler(head)
+        self._images = ImageEncoder(tower)
         self._batch = InputBatch(
             scheduler.max_num_seqs,
             scheduler.max_model_len,
@@ -220,6 +224,7 @@ class ModelRunner:
             self._batch.put_drafts(req_ids, drafts) if drafts else None,
         )
         self._links.note_batch(batch)
+        batch = self._images.with_images(batch, req_ids)
         if not self._place.is_first_stage:
             residual = self._links.receive_states(len(batch.token_ids))
             batch = dataclasses.replace(batch, residual=residual)
@@ -321,10 +326,12 @@ class ModelRunner:
         self._batch.remove(step.finished_req_ids)
         self._prompt_logprobs.remove(step.finished_req_ids)
         self._pooler.remove(step.finished_req_ids)
+        self._images.remove(step.finished_req_ids)
         for request in step.new_requests:
             self._batch.add(request, self._slot_of(request.lora_id))
             self._prompt_logprobs.add(request)
             self._pooler.add(request)
+            self._images.add(request)
         self._batch.update(step.cached_requests)
 
 

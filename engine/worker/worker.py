@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.config import EngineConfig
+from engine.env import cpu_has_bf16
 from engine.errors import MemoryBudgetError
 from engine.kernels.kernel_set import Draw, KernelSet, ModelStep
 from engine.kernels.native.model_step import NativeKernels
@@ -32,6 +33,7 @@ from engine.models.transformers_own_cache import (
     counted_spec,
     load_own_cache_model,
 )
+from engine.models.vision_tower import VisionTower, load_vision_tower
 from engine.models.weights import DecoderWeights
 from engine.rank_layout import require_devices
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
@@ -73,6 +75,7 @@ class Worker:
         self._free_at_init = 0
         self.max_concurrent_batches = 1  # steps that may be launched before the first is waited for
         self._loras: LoraSlots | None = None
+        self._tower: VisionTower | None = None
         self._state_bytes = 0  # of all requests that can run at once, beside the KV cache
 
     def init_device(self) -> None:
@@ -95,6 +98,7 @@ class Worker:
         try:
             self._model = self._build_model(kernels)
             self._graphed = self._with_graphs(kernels)
+            self._tower = self._load_tower()
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise MemoryBudgetError(
                 f"The weights of {self._config.model.served_name} do not fit into the memory of "
@@ -102,7 +106,7 @@ class Worker:
             ) from error
         logger.info(
             "Model loading took %s GiB memory and %.6f seconds",
-            format_gib(self._model.weight_bytes),
+            format_gib(self._weight_bytes),
             time.monotonic() - start,
         )
         model = self._graphed or self._model
@@ -124,17 +128,40 @@ class Worker:
             load_sentence_head(self._config.model, self._device),
             ahead,
             slot_of=self._slot_of,
+            tower=self._tower,
         )
 
+    @property
+    def _weight_bytes(self) -> int:
+        """Of the decoder, and of the tower beside it."""
+        tower = 0 if self._tower is None else self._tower.weight_bytes
+        return self._model.weight_bytes + tower
+
+    def _load_tower(self) -> VisionTower | None:
+        """None where prompts have no images. A CPU computes it in the decoder's format only where
+        it does so fast.
+        """
+        if not self._config.multimodal.max_images:
+            return None
+        start = time.monotonic()
+        is_slow = self._device.type == "cpu" and not cpu_has_bf16()
+        dtype = torch.float32 if is_slow else self._dtype
+        tower = load_vision_tower(self._config.model, self._device, dtype, self._num_threads())
+        size, seconds = format_gib(tower.weight_bytes), time.monotonic() - start
+        logger.info("Loading the image tower (%s GiB) took %.2f seconds", size, seconds)
+        return tower
+
     def warm_up(self) -> int:
-        """On a CPU run a small step, so that all is there that steps need; bytes of the weights and
-        of the adapters that there may be.
+        """On a CPU run a small step, so that all is there that steps need; bytes of the weights, of
+        the adapters that there may be, and of the work on images.
         """
         if self._device.type == "cpu":
             self._runner.run_dummy(_WARM_UP_TOKENS, 2)
             trim_heap()
         reserved = reserved_bytes(self._config.lora, self._config.model, self._place)
-        return self._model.weight_bytes + reserved
+        if self._tower is not None:
+            reserved += self._tower.working_bytes(self._config.scheduler.max_num_batched_tokens)
+        return self._weight_bytes + reserved
 
     def determine_available_memory(self, ram_bytes: int) -> int:
         """Bytes for the KV cache, on a CPU at most `ram_bytes`. On a GPU a full-size forward is
@@ -343,6 +370,8 @@ class Worker:
         scheduler = self._config.scheduler
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
+        if self._tower is not None:
+            self._tower.run_dummy()
         self._runner.run_dummy(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_allocated(self._device)

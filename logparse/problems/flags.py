@@ -23,7 +23,8 @@ _OWN_FLAG_TEXT = """
 --enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-lora
 --enable-prefix-caching --lora-modules --max-cpu-loras --max-lora-rank --max-loras --no-enable-lora
 --enable-tokenizer-info-endpoint --enforce-eager --generation-config --gpu-memory-utilization
---host --kernels --kv-cache-dtype --kv-cache-memory-bytes --long-prefill-token-threshold
+--host --kernels --kv-cache-dtype --kv-cache-memory-bytes --limit-mm-per-prompt
+--long-prefill-token-threshold
 --max-cudagraph-capture-size --max-logprobs --max-model-len --max-num-batched-tokens
 --max-num-queued-reqs --max-num-queued-tokens
 --max-num-seqs --model-impl --no-allow-credentials --no-disable-log-stats

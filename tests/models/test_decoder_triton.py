@@ -28,6 +28,7 @@ from engine.rank_layout import RankPlace, rank_places
 from engine.worker.kv_cache import cache_spec, torch_dtype
 from tests.kernels.native_models import group_windows, reference_model
 from tests.kernels.paged_sequences import PagedSequences
+from tests.kernels.seeing_sequences import SeeingSequences
 from tests.models.rank_threads import ThreadRank, ThreadRanks, run_stages, two_prompts
 from tests.models.tiny_models import save_tiny_model
 from tests.worker.driver import engine_config
@@ -170,6 +171,21 @@ def test_the_sets_single_operations_make_the_same_decoder(tmp_path: Path) -> Non
         ),
         strict=True,
     ):
+        torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_a_step_with_images_gives_the_logits_of_the_reference(tmp_path: Path) -> None:
+    """An image beside chunks and decodes, then steps of text behind it."""
+    save(tmp_path, "Gemma3")
+    model, reference = triton_model(tmp_path, block_size=4), reference_model(tmp_path, block_size=4)
+    prompts = np.random.default_rng(5).integers(0, 199, (3, 30)).tolist()
+    images, windows = [[range(2, 22)], [], [range(5, 9), range(10, 17)]], group_windows(tmp_path)
+    steps = [[0, 29, 5], [25, 1, 12], [1, 0, 1], [4, 0, 12]]
+    found, wanted = (
+        SeeingSequences(each, prompts, images, 64, 4, windows=windows).run(steps)
+        for each in (model, reference)
+    )
+    for logits, expected in zip(found, wanted, strict=True):
         torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
 
 

@@ -50,20 +50,24 @@ def save_tiny_model(folder: Path, family: str, **changes: Any) -> Any:
     return _save(folder, model_class, config)
 
 
-def save_seeing_gemma(folder: Path, **changes: Any) -> Any:
-    """A Gemma 3 with a vision tower; `changes` are settings of its text decoder."""
+def save_seeing_gemma(
+    folder: Path, *, image_size: int = 28, tokens_per_image: int = 4, **changes: Any
+) -> Any:
+    """A Gemma 3 with a vision tower; `changes` are settings of its text decoder. Images are tokens
+    of the id 198.
+    """
     vision = {
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
-        "image_size": 28,
+        "image_size": image_size,
         "patch_size": 14,
     }
     config = transformers.Gemma3Config(
         text_config={**_SETTINGS, **changes},
         vision_config=vision,
-        mm_tokens_per_image=4,
+        mm_tokens_per_image=tokens_per_image,
         image_token_index=198,
     )
     return _save(folder, transformers.Gemma3ForConditionalGeneration, config)

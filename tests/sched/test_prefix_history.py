@@ -11,7 +11,7 @@ from engine.sched import prefix_history
 from engine.sched.prefix_history import PrefixHistory
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
-from tests.sched.workload import Run, make_request, make_scheduler
+from tests.sched.workload import Run, make_request, make_scheduler, picture
 
 SIZE = 4
 
@@ -38,6 +38,27 @@ def test_other_text() -> None:
     served(run, "a", list(range(50)))
     prompt = [*range(37), 999, *range(38, 50)]
     assert served(run, "b", prompt).prefix_miss == PrefixMiss(MissCause.OTHER_TEXT, 37, 1)
+
+
+def test_another_image() -> None:
+    """The tokens of all images are the same; the place is where the image begins."""
+    run = Run(caching())
+    prompt = [*range(9), *[500] * 6, *range(9, 20)]
+
+    def seen(name: str, image: str) -> Request:
+        request = make_request(run.scheduler, name, prompt, 4, images=(picture(9, 6, image),))
+        run.scheduler.add_request(request)
+        run.finish()
+        return request
+
+    seen("a", "cat")
+    other = seen("b", "dog")
+    assert other.prefix_miss == PrefixMiss(MissCause.OTHER_IMAGE, 9, 1)
+    assert other.num_cached_tokens == 8
+    # Of the two before it the one with the same image is the nearest.
+    assert seen("c", "cat").prefix_miss == PrefixMiss(MissCause.PARTIAL_BLOCK, 26, 2)
+    text = served(run, "d", prompt)
+    assert text.prefix_miss == PrefixMiss(MissCause.OTHER_TEXT, 9, 1)
 
 
 def test_an_answer_that_comes_back_in_other_tokens() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -9,7 +10,7 @@ from itertools import accumulate
 from engine.config import CacheConfig, SchedulerConfig
 from engine.kv_sizing import FULL_ATTENTION, KVCacheGroup
 from engine.lora_adapters import LoraRequest
-from engine.messages import EngineCoreOutput, EngineCoreRequest
+from engine.messages import EngineCoreOutput, EngineCoreRequest, ImageInput
 from engine.sampling_params import SamplingParams
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
@@ -63,6 +64,7 @@ def make_request(
     params: SamplingParams | None = None,
     eos: tuple[int, ...] = (),
     lora: LoraRequest | None = None,
+    images: tuple[ImageInput, ...] = (),
 ) -> Request:
     token_ids = (
         prompt
@@ -78,9 +80,16 @@ def make_request(
         cache_salt=salt,
         priority=priority,
         lora=lora,
+        images=images,
     )
     manager = scheduler.kv_cache_manager
     return Request(message, scheduler.block_size, hash_blocks=manager.enable_caching)
+
+
+def picture(offset: int, num_tokens: int, name: str) -> ImageInput:
+    """An image without pixels, told from others by its name."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return ImageInput(offset, num_tokens, digest, b"", (3, 0, 0))
 
 
 def next_token(request: Request) -> int:

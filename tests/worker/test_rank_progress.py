@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,8 +37,9 @@ def noted(*batches: StepBatch) -> StepNote:
 def test_any_difference_is_seen(batch: StepBatch, field: str) -> None:
     other = np.array(getattr(batch, field))
     other.flat[-1] += 1
+    changes: dict[str, Any] = {field: other}
     assert noted(batch) == noted(batch)
-    assert noted(batch) != noted(dataclasses.replace(batch, **{field: other}))
+    assert noted(batch) != noted(dataclasses.replace(batch, **changes))
 
 
 def test_the_one_that_differs_is_found(batch: StepBatch) -> None:

@@ -6,6 +6,7 @@
 // are folded in order. Long contexts may be split over threads at tile borders: the partials and
 // the order of folding stay the same, so a row's result depends on nothing but its own sequence.
 //
+// A token sees the keys up to its own; one of an image, which is whole in a step, all of the image.
 // With a sliding window a unit begins at the first key that its first token sees: blocks before it
 // belong to others, and their entries in the block table mean nothing.
 #pragma once
@@ -50,11 +51,11 @@ struct Unit {
   std::int64_t sequence, token;  // `token` is its first row in the flat batch
   std::int64_t tokens, position;
   std::int64_t first_key;  // that its first token sees
+  std::int64_t keys;       // end of those that its tokens see
   std::int64_t partials;   // where its split results start, in floats
 
-  std::int64_t keys() const { return position + tokens; }  // end of those its last token sees
   std::int64_t first_tile() const { return first_key / kTileKeys; }
-  std::int64_t last_tile() const { return (keys() + kTileKeys - 1) / kTileKeys; }  // exclusive
+  std::int64_t last_tile() const { return (keys + kTileKeys - 1) / kTileKeys; }  // exclusive
   std::int64_t tiles() const { return last_tile() - first_tile(); }
 };
 
@@ -175,6 +176,7 @@ struct AttentionInput {
   RotaryTable rotary;
   char* cache;
   const std::int64_t* positions;
+  const std::int64_t* key_ends;  // of each token, null where all see up to their own key
   const std::int64_t* slots;
   const std::int64_t* block_table;
   std::int64_t table_width;
@@ -198,17 +200,21 @@ class Attention {
     return std::max<std::int64_t>(0, position + 1 - window_);
   }
 
-  // Cuts the batch into units and tasks, once per step.
+  // Cuts the batch into units and tasks, once per step. `key_ends` as in AttentionInput.
   void plan(const std::int64_t* query_start, const std::int64_t* num_computed,
-            std::int64_t sequences, int num_threads) {
+            const std::int64_t* key_ends, std::int64_t sequences, int num_threads) {
     units_.clear();
     const std::int64_t tokens = std::max<std::int64_t>(1, kUnitRows / group_);
     for (std::int64_t sequence = 0; sequence < sequences; ++sequence) {
       const std::int64_t start = query_start[sequence], end = query_start[sequence + 1];
       for (std::int64_t token = start; token < end; token += tokens) {
         const std::int64_t position = num_computed[sequence] + token - start;
-        units_.push_back({sequence, token, std::min(tokens, end - token), position,
-                          first_key(position), 0});
+        const std::int64_t count = std::min(tokens, end - token);
+        std::int64_t keys = position + count;
+        for (std::int64_t i = token; key_ends != nullptr && i < token + count; ++i) {
+          keys = std::max(keys, key_ends[i]);
+        }
+        units_.push_back({sequence, token, count, position, first_key(position), keys, 0});
       }
     }
     std::stable_sort(units_.begin(), units_.end(),
@@ -327,11 +333,11 @@ class Attention {
         next = locate(input, units_[next_task->unit], next_task->head, next_task->first_tile);
       }
       if (!is_whole) {
-        run_tile(unit, tile, here, next, scratch, split_partial(unit, task.head, tile));
+        run_tile(input, unit, tile, here, next, scratch, split_partial(unit, task.head, tile));
       } else if (tile == task.first_tile) {
-        run_tile(unit, tile, here, next, scratch, total);
+        run_tile(input, unit, tile, here, next, scratch, total);
       } else {
-        run_tile(unit, tile, here, next, scratch, part);
+        run_tile(input, unit, tile, here, next, scratch, part);
         fold(total, part, rows, head_dim());
       }
       here = next;
@@ -390,7 +396,7 @@ class Attention {
   TileAddress locate(const AttentionInput& input, const Unit& unit, std::int64_t head,
                      std::int64_t tile) const {
     const std::int64_t* table = input.block_table + unit.sequence * input.table_width;
-    const std::int64_t first = unit.first_key / kKeyGroup, last = (unit.keys() - 1) / kKeyGroup;
+    const std::int64_t first = unit.first_key / kKeyGroup, last = (unit.keys - 1) / kKeyGroup;
     TileAddress address;
     address.key_stride = 2 * cache_.block_size;
     address.is_fp8 = cache_.is_fp8;
@@ -431,12 +437,19 @@ class Attention {
     return result;
   }
 
-  void run_tile(const Unit& unit, std::int64_t tile, TileAddress address, const TileAddress& next,
-                Scratch& scratch, Partial out) const {
+  // Place behind the last key that a token of the unit sees.
+  static std::int64_t key_end(const AttentionInput& input, const Unit& unit, std::int64_t token) {
+    const std::int64_t own = unit.position + token + 1;
+    return input.key_ends == nullptr ? own : input.key_ends[unit.token + token];
+  }
+
+  void run_tile(const AttentionInput& input, const Unit& unit, std::int64_t tile,
+                TileAddress address, const TileAddress& next, Scratch& scratch,
+                Partial out) const {
     const std::int64_t rows = rows_of(unit), start = tile * kTileKeys;
     // Numbers in this tile: what any row sees, from an even key on.
     const Span keys{std::max<std::int64_t>(0, unit.first_key - start) / 2 * 2,
-                    std::min<std::int64_t>(kTileKeys, unit.keys() - start)};
+                    std::min<std::int64_t>(kTileKeys, unit.keys - start)};
     const Span groups{keys.begin / kKeyGroup, (keys.end + kKeyGroup - 1) / kKeyGroup};
     if (kHasAllFormats && address.is_fp8 && rows > kPassRows) {
       address = widen(address, next, groups, scratch.widened.data());
@@ -450,8 +463,9 @@ class Attention {
                  address, ahead, scratch.scores.data() + row * kTileKeys);
     }
     for (std::int64_t row = 0; row < rows; ++row) {
-      const std::int64_t end = unit.position + row / group_ + 1 - start;
-      const Span visible{end - window_, end};
+      const std::int64_t token = row / group_;
+      const std::int64_t end = key_end(input, unit, token) - start;
+      const Span visible{unit.position + token + 1 - window_ - start, end};
       const bool all = visible.begin <= groups.begin * kKeyGroup && end >= groups.end * kKeyGroup;
       (all ? soften<true> : soften<false>)(
           scratch.scores.data() + row * kTileKeys, visible, groups,

@@ -110,6 +110,10 @@ class Batch(Structure):
         ("num_blocks", c_int64),
         ("residual", c_void_p),
         ("adapters", c_void_p),
+        ("key_ends", c_void_p),
+        ("embedded", c_void_p),
+        ("embeddings", c_void_p),
+        ("num_embeddings", c_int64),
     )
 
 

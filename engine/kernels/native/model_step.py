@@ -29,7 +29,7 @@ from engine.kernels.native.library import (
     Shape,
 )
 from engine.kernels.native.packed_cache import PackedFile
-from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.step_batch import ImageTokens, IntArray, StepBatch
 from engine.kernels.weight_formats import WeightFormats
 from engine.kv_sizing import KVCacheSpec
 
@@ -45,6 +45,8 @@ _REFUSALS = {  # the other values of Status in step.cpp
     8: "it has more tokens than the ranks have shared memory for",
     9: "the ranks of a layer do not agree about how many tokens it has",
     10: "a token has an adapter in a slot that is empty",
+    11: "a token of an image sees keys that the step does not have",
+    12: "a token has an embedding that the step does not bring",
 }
 _LORA_PLACES = ("qkv", "output", "gate_up", "down")  # LoraPlace in step.cpp
 
@@ -230,6 +232,7 @@ class NativeModelStep:
             num_blocks=len(kv_cache[0]),
             residual=None if batch.residual is None else batch.residual.ctypes.data,
             adapters=None if batch.adapters is None else batch.adapters.ctypes.data,
+            **_image_addresses(batch.images),
         )
         status = self._library.stoker_model_forward(
             self._open_handle(), ctypes.byref(step), output, target
@@ -257,6 +260,18 @@ class NativeModelStep:
             vocab=shape.vocab, num_positions=shape.num_positions, num_blocks=num_blocks
         )
         return IndexError(f"Step refused: {reason}.")
+
+
+def _image_addresses(images: ImageTokens | None) -> dict[str, int]:
+    """Fields of Batch; the arrays must outlive the step."""
+    if images is None:
+        return {}
+    return {
+        "key_ends": images.key_ends.ctypes.data,
+        "embedded": images.rows.ctypes.data,
+        "embeddings": images.embeddings.ctypes.data,
+        "num_embeddings": len(images.embeddings),
+    }
 
 
 def _lora_tensors(low_rank: LowRank | None) -> LoraTensors:

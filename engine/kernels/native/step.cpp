@@ -62,6 +62,11 @@ struct Batch {
   std::int64_t num_blocks;
   const float* residual;  // [num_tokens, hidden] from the stage before; null in the first
   const std::int64_t* adapters;  // [num_tokens] slot or -1; null: no token has an adapter
+  // Of images, null without any: the place behind the last key that each token sees, and the row of
+  // `embeddings` that stands for it, -1 where its id does.
+  const std::int64_t *key_ends, *embedded;  // [num_tokens]
+  const float* embeddings;                  // [num_embeddings, hidden], not scaled
+  std::int64_t num_embeddings;
 };
 
 // What a step yields for the rows asked for.
@@ -84,6 +89,8 @@ enum Status : std::int32_t {
   kTooManyTokens = 8,
   kRanksDisagree = 9,
   kBadAdapter = 10,
+  kBadKeyEnd = 11,
+  kBadEmbedding = 12,
 };
 
 namespace {
@@ -195,7 +202,8 @@ class Model {
     pool_.settle();
     first_meeting_ = next_meeting_;
     for (Attention& attention : attentions_) {
-      attention.plan(batch.query_start, batch.num_computed, batch.num_sequences, pool_.size());
+      attention.plan(batch.query_start, batch.num_computed, batch.key_ends, batch.num_sequences,
+                     pool_.size());
     }
     residual_.reserve(batch.num_tokens * shape_.hidden);
     normed_.reserve(std::max(batch.num_tokens, batch.num_logits) * hidden_stride());
@@ -494,6 +502,7 @@ class Model {
             is_local ? local_rotary_ : rotary_,
             caches_[layer.page],
             batch_.positions,
+            batch_.key_ends,
             batch_.slot_mapping + layer.group * batch_.num_tokens,
             batch_.block_table + layer.group * table_size,
             batch_.table_width,
@@ -678,13 +687,27 @@ class Model {
     const bool are_several = ranks_.are_several();
     float* target = are_several ? ranks_.own_part(first_meeting_) : residual_.data();
     share_rows(team, batch_.num_tokens, [=](std::int64_t row) {
-      embed_token(batch_.token_ids[row] - shape_.vocab_first, target + row * shape_.hidden);
+      const std::int64_t place = batch_.embedded == nullptr ? -1 : batch_.embedded[row];
+      if (place >= 0) {
+        embed_image(batch_.embeddings + place * shape_.hidden, target + row * shape_.hidden);
+      } else {
+        embed_token(batch_.token_ids[row] - shape_.vocab_first, target + row * shape_.hidden);
+      }
     });
     if (!are_several) return;
     meet(team);
     share_rows(team, batch_.num_tokens, [this](std::int64_t row) {
       sum_ranks(first_meeting_, row, residual_row(row));
     });
+  }
+
+  // Of several ranks, which add up what they have, one has it.
+  void embed_image(const float* source, float* target) const {
+    if (shape_.rank == 0) {
+      std::memcpy(target, source, shape_.hidden * sizeof(float));
+    } else {
+      std::memset(target, 0, shape_.hidden * sizeof(float));
+    }
   }
 
   // Zeros for a token that another rank has.
@@ -775,6 +798,10 @@ Status Model::check(const Batch& batch) const {
     if (added < 0 || batch.query_start[i + 1] > tokens) return kBadQueryStart;
     if (!all_below(batch.num_computed + i, 1, shape_.num_positions)) return kBadPosition;
     const std::int64_t keys = batch.num_computed[i] + added;
+    for (std::int64_t n = 0; batch.key_ends != nullptr && n < added; ++n) {
+      const std::int64_t end = batch.key_ends[batch.query_start[i] + n];
+      if (end <= batch.num_computed[i] + n || end > keys) return kBadKeyEnd;
+    }
     const std::int64_t blocks = (keys + shape_.block_size - 1) / shape_.block_size;
     if (blocks > batch.table_width) return kBadBlockTable;
     for (std::int64_t group = 0; group < shape_.num_groups; ++group) {
@@ -787,6 +814,9 @@ Status Model::check(const Batch& batch) const {
   }
   for (std::int64_t i = 0; batch.adapters != nullptr && i < tokens; ++i) {
     if (batch.adapters[i] >= 0 && !has_adapter(batch.adapters[i])) return kBadAdapter;
+  }
+  for (std::int64_t i = 0; batch.embedded != nullptr && i < tokens; ++i) {
+    if (batch.embedded[i] >= batch.num_embeddings) return kBadEmbedding;
   }
   return batch.query_start[batch.num_sequences] == tokens ? kDone : kBadQueryStart;
 }
