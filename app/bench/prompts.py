@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -48,12 +49,14 @@ class LengthRange:
 class Prompt:
     """One request's content: the field to send, how long it is, how long the answer shall be.
 
-    `num_tokens` is None where the length is not known before the server counts it.
+    `num_tokens` is None where the length is not known before the server counts it. `due_s` counts
+    from the beginning of a replay; elsewhere the load says when a request is due.
     """
 
     content: str | list[dict[str, Any]]
     num_tokens: int | None
     output_tokens: int
+    due_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +102,24 @@ def _one_token_each() -> WordCosts:
 
 
 class PromptMaker:
-    """Prompts that never repeat within one maker; the same seed makes the same ones."""
+    """Prompts that never repeat within one maker; the same seed makes the same ones.
+
+    With `turns`, prompts belong to sessions, each beginning with the one before and growing evenly
+    from the shortest length to the longest. `sessions` of them take turns, so that one turn is
+    over when the next is sent.
+    """
+
+    num_repeated = 0
 
     def __init__(
-        self, costs: WordCosts, lengths: LengthRange, outputs: LengthRange, share: float, seed: str
+        self,
+        costs: WordCosts,
+        lengths: LengthRange,
+        outputs: LengthRange,
+        share: float,
+        seed: str,
+        turns: int = 1,
+        sessions: int = 1,
     ) -> None:
         self._costs, self._lengths, self._outputs, self._share = costs, lengths, outputs, share
         self._prefix_chance = random.Random(f"{seed} prefix")
@@ -110,19 +127,47 @@ class PromptMaker:
         self._seen: set[str] = set()
         self._cheapest = min(costs.later.values())
         self._prefix = self._words(round(lengths.high * share), self._prefix_chance)
+        self._turns, self._sessions = turns, sessions
+        self._waiting: deque[Prompt] = deque()  # turns that are still to be sent
+
+    @property
+    def repeated_share(self) -> float:
+        """Share of the prompt tokens that an earlier prompt began with."""
+        if self._turns == 1:
+            return self._share
+        lengths = self._turn_lengths()
+        return (sum(lengths[:-1]) + self._share * lengths[0]) / sum(lengths)
 
     def take(self, num: int) -> list[Prompt]:
-        return [self._make() for _ in range(num)]
+        if self._turns == 1:
+            return [self._prompt(self._make(self._lengths.draw(self._chance))) for _ in range(num)]
+        while len(self._waiting) < num:
+            self._begin_sessions()
+        return [self._waiting.popleft() for _ in range(num)]
 
-    def _make(self) -> Prompt:
-        wanted = self._lengths.draw(self._chance)
+    def _begin_sessions(self) -> None:
+        first, *later = self._turn_lengths()
+        sessions = [self._make(first) for _ in range(self._sessions)]
+        self._waiting += map(self._prompt, sessions)
+        for length in later:
+            sessions = [self._words(length, self._chance, words) for words in sessions]
+            self._waiting += map(self._prompt, sessions)
+
+    def _turn_lengths(self) -> list[int]:
+        low, high = self._lengths.low, self._lengths.high
+        return [low + (high - low) * turn // (self._turns - 1) for turn in range(self._turns)]
+
+    def _prompt(self, words: Sequence[str]) -> Prompt:
+        return Prompt(" ".join(words), self._cost(words), self._outputs.draw(self._chance))
+
+    def _make(self, wanted: int) -> list[str]:
         for _ in range(1000):
             words = self._cut_prefix(round(wanted * self._share))
             words = self._words(wanted, self._chance, words)
             text = " ".join(words)
             if text not in self._seen:
                 self._seen.add(text)
-                return Prompt(text, self._cost(words), self._outputs.draw(self._chance))
+                return words
         raise UsageError(
             f"there are not enough different prompts of {wanted} tokens",
             hint="ask for longer ones with --prompt-tokens, for fewer, or for less --prefix-share",
@@ -160,9 +205,15 @@ class PromptMaker:
 
 
 class DatasetPrompts:
-    """The prompts of a file in a shuffled order; begins again at the end, and counts that."""
+    """The prompts of a file in a shuffled order; begins again at the end, and counts that.
 
-    def __init__(self, contents: Sequence[Any], outputs: LengthRange, seed: str) -> None:
+    `repeated_share` is what the user expects to be cached: the file does not tell.
+    """
+
+    def __init__(
+        self, contents: Sequence[Any], outputs: LengthRange, repeated_share: float, seed: str
+    ) -> None:
+        self.repeated_share = repeated_share
         self._contents = list(contents)
         self._outputs = outputs
         self._chance = random.Random(seed)

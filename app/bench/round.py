@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,14 +27,18 @@ _SETTLE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`kind` is "concurrency" (streams at once) or "rate" (requests per second)."""
+    """`kind` is "concurrency" (streams at once), "rate" (requests per second) or "replay" (the
+    prompts know when they are due; the value says how much faster).
+    """
 
     kind: str
     value: float
 
     def __str__(self) -> str:
-        unit = "/s" if self.kind == "rate" else ""
-        return f"{self.kind} {self.value:g}{unit}"
+        return f"{self.kind} {self.value:g}{_UNITS.get(self.kind, '')}"
+
+
+_UNITS = {"rate": "/s", "replay": "x"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,9 @@ class Amount:
     duration_s: float | None = None
 
     def num_for(self, load: Load) -> int | None:
-        """Requests of a round, None when time decides."""
+        """Requests of a round, None when time decides. A trace has an end of its own."""
+        if load.kind == "replay":
+            return self.num_prompts or sys.maxsize
         if self.num_prompts is not None or self.duration_s is not None:
             return self.num_prompts
         if load.kind == "rate":
@@ -161,10 +168,10 @@ class Loader:
 
         cpu_s = time.process_time()
         end_s = time.monotonic() + (math.inf if duration_s is None else duration_s)
-        if load.kind == "rate":
-            await _open_loop(send, prompts, load.value, end_s, random.Random(seed))
-        else:
+        if load.kind == "concurrency":
             await _closed_loop(send, prompts, int(load.value), end_s)
+        else:
+            await _open_loop(send, _arrivals(load, prompts, random.Random(seed)), end_s)
         cpu_s = time.process_time() - cpu_s
         after = await _settled(target)
         return Round(target, load, tuple(outcomes), cpu_s, before, after)
@@ -183,18 +190,29 @@ async def _closed_loop(send: _Send, prompts: Iterator[Prompt], streams: int, end
     await asyncio.gather(*(stream() for _ in range(streams)))
 
 
-async def _open_loop(
-    send: _Send, prompts: Iterator[Prompt], rate: float, end_s: float, chance: random.Random
-) -> None:
-    """Poisson arrivals. A request is due whether or not the client is in time for it."""
-    due_s = time.monotonic()
-    running = []
+def _arrivals(
+    load: Load, prompts: Iterator[Prompt], chance: random.Random
+) -> Iterator[tuple[float, Prompt]]:
+    """Each prompt and when it is due, in seconds: Poisson arrivals, or those of a trace."""
+    due_s = 0.0
     for prompt in prompts:
-        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        running.append(asyncio.ensure_future(send(prompt, due_s)))
-        due_s += chance.expovariate(rate)
+        if load.kind == "replay":
+            yield prompt.due_s / load.value, prompt
+        else:
+            yield due_s, prompt
+            due_s += chance.expovariate(load.value)
+
+
+async def _open_loop(send: _Send, arrivals: Iterator[tuple[float, Prompt]], end_s: float) -> None:
+    """A request is due whether or not the client is in time for it."""
+    start_s = time.monotonic()
+    running = []
+    for after_s, prompt in arrivals:
+        due_s = start_s + after_s
         if due_s >= end_s:
             break
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        running.append(asyncio.ensure_future(send(prompt, due_s)))
     await asyncio.gather(*running)
 
 

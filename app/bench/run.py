@@ -26,7 +26,9 @@ from app.bench.prompts import (
 )
 from app.bench.report import ratio_documents, result_document
 from app.bench.round import Amount, BenchTarget, Link, Load, Loader, Round
+from app.bench.saved import require_same_work, saved_result, write_result
 from app.bench.server import fingerprint, token_counter
+from app.bench.trace import Trace, TracePrompts
 from app.errors import ExitCode, StokerError, UsageError
 
 # Shares of the saturated request rate; the knee lies between them for any server.
@@ -37,12 +39,12 @@ _KNEE_SHARE = 0.9  # of the requests within --slo
 _KNEE_GROWTH = 2.0  # of the median end-to-end latency, without --slo
 
 OnProgress = Callable[[str, int, int | None], None]
-PromptSource = PromptMaker | DatasetPrompts
+PromptSource = PromptMaker | DatasetPrompts | TracePrompts
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What was asked. No loads means a sweep of rates."""
+    """What was asked. No loads means a sweep of rates; `save` is written after each load."""
 
     targets: tuple[BenchTarget, ...]
     loads: tuple[Load, ...]
@@ -54,6 +56,10 @@ class BenchPlan:
     output_tokens: LengthRange
     dataset: Path | None = None
     prefix_share: float = 0.0
+    turns: int = 1
+    preset: str | None = None
+    trace: Trace | None = None
+    save: Path | None = None
     slo: dict[str, float] = field(default_factory=dict)
 
 
@@ -120,10 +126,11 @@ class _Bench:
         self._results: list[dict[str, Any]] = []
         self._ratios: list[dict[str, Any]] = []
         self._links = {target: Link(target) for target in plan.targets}
-        contents = read_dataset(plan.dataset) if plan.dataset else None
-        self._dataset_hash = _content_hash(contents)
-        self._costs = self._measure() if contents is None else WordCosts({}, {}, 0, False)
-        self._source = self._make_source(contents)
+        self._contents = read_dataset(plan.dataset) if plan.dataset else None
+        self._costs = WordCosts({}, {}, 0, False)
+        self._is_sweep = not plan.loads
+        self._loads: tuple[Load, ...] = plan.loads
+        self._num_resumed = 0
 
     async def run(self) -> BenchResult:
         try:
@@ -135,23 +142,72 @@ class _Bench:
     async def _run(self) -> BenchResult:
         plan = self._plan
         environment = fingerprint(plan.targets)
+        if self._contents is None:
+            self._costs = self._measure()
+        if plan.save and (saved := saved_result(plan.save)):
+            self._go_on(plan.save, saved)
+        done = {result["load"] for result in self._results}
+        if self._loads and all(str(load) in done for load in self._loads):
+            return self._result(environment, is_complete=True)
         self._note_busy(environment)
+        self._source = self._make_source(environment)
         for target in plan.targets:
             await self._warm_up(target)
-        loads = plan.loads or await self._sweep_loads()
-        for load in loads:
+        self._loads = self._loads or await self._sweep_loads()
+        for load in self._loads:
+            if str(load) in done:
+                continue
             await self._measure_load(load)
+            self._write(environment, is_complete=False)
+            if self._is_sweep and is_saturated(self._results, bool(plan.slo)):
+                self._note_saturated(load)
+                break
         self._note_refused()
-        document = {
+        return self._result(environment, is_complete=True)
+
+    def _go_on(self, path: Path, saved: dict[str, Any]) -> None:
+        """Take over what was measured before; its loads are not measured again."""
+        require_same_work(path, saved, self._workload())
+        self._results, self._ratios = saved["results"], saved["ratios"]
+        self._findings = [Finding(item["id"], item["text"]) for item in saved["findings"]]
+        self._notes = list(saved["notes"])
+        self._num_resumed = saved.get("resumed", 0) + 1
+        self._loads = tuple(Load(kind, value) for kind, value in saved["loads"])
+        if saved.get("is_complete"):
+            known = {result["load"] for result in self._results}
+            self._loads = tuple(load for load in self._loads if str(load) in known)
+
+    def _result(self, environment: dict[str, Any], *, is_complete: bool) -> BenchResult:
+        self._write(environment, is_complete=is_complete)
+        return BenchResult(self._document(environment), tuple(self._findings))
+
+    def _document(self, environment: dict[str, Any]) -> dict[str, Any]:
+        knees = find_knees(self._results, bool(self._plan.slo)) if self._is_sweep else []
+        return {
             "fingerprint": environment,
             "workload": self._workload(),
             "results": self._results,
-            "knees": [] if plan.loads else find_knees(self._results, bool(plan.slo)),
+            "knees": knees,
             "ratios": self._ratios,
             "findings": [{"id": item.id, "text": item.text} for item in self._findings],
             "notes": list(dict.fromkeys(self._notes)),
         }
-        return BenchResult(document, tuple(self._findings))
+
+    def _write(self, environment: dict[str, Any], *, is_complete: bool) -> None:
+        if self._plan.save:
+            progress = {
+                "loads": [(load.kind, load.value) for load in self._loads],
+                "resumed": self._num_resumed,
+                "is_complete": is_complete,
+            }
+            write_result(self._plan.save, {**self._document(environment), **progress})
+
+    def _note_saturated(self, last: Load) -> None:
+        if left := self._loads[self._loads.index(last) + 1 :]:
+            text = (
+                f"the sweep ended at {last}: more requests a second were not answered, only later"
+            )
+            self._notes.append(f"{text} ({', '.join(map(str, left))} left out)")
 
     def _note_busy(self, environment: dict[str, Any]) -> None:
         load = environment["load_average"]
@@ -178,12 +234,29 @@ class _Bench:
             )
         return costs
 
-    def _make_source(self, contents: list[Any] | None) -> PromptSource:
+    def _make_source(self, environment: dict[str, Any]) -> PromptSource:
         plan = self._plan
-        if contents is not None:
-            return DatasetPrompts(contents, plan.output_tokens, str(plan.seed))
+        # A run that goes on must not send again what the server may have in its cache.
+        seed = f"{plan.seed}" + (f" {self._num_resumed}" if self._num_resumed else "")
         lengths, outputs = plan.prompt_tokens, plan.output_tokens
-        return PromptMaker(self._costs, lengths, outputs, plan.prefix_share, str(plan.seed))
+        if self._contents is not None:
+            return DatasetPrompts(self._contents, outputs, plan.prefix_share, seed)
+        if plan.trace is not None:
+            return self._replayed(plan.trace, environment, seed)
+        streams = [int(load.value) for load in plan.loads if load.kind == "concurrency"]
+        sessions = max(streams, default=_WARMUP_STREAMS)
+        return PromptMaker(
+            self._costs, lengths, outputs, plan.prefix_share, seed, plan.turns, sessions
+        )
+
+    def _replayed(self, trace: Trace, environment: dict[str, Any], seed: str) -> TracePrompts:
+        known = [server["max_model_len"] for server in environment["servers"]]
+        limit = min((length for length in known if length), default=None)
+        prompts = TracePrompts(trace, self._costs, limit, seed)
+        if prompts.num_too_long:
+            text = f"{prompts.num_too_long} of {len(trace.requests)} requests of {trace.name} need "
+            self._notes.append(f"{text}more than {limit:,} tokens and were left out")
+        return prompts
 
     async def _warm_up(self, target: BenchTarget) -> None:
         if self._plan.warmup:
@@ -245,7 +318,7 @@ class _Bench:
             yield from self._source.take(1)
 
     def _conclude(self, load: Load, rounds: list[list[Round]]) -> None:
-        expected = Expected(self._expected_share(), getattr(self._source, "num_repeated", 0))
+        expected = Expected(self._expected_share(), self._source.num_repeated)
         results = [result_document(part, self._plan.slo) for part in rounds]
         self._results += results
         for part in rounds:
@@ -257,31 +330,63 @@ class _Bench:
             self._ratios.append({"load": str(load), **ratios})
 
     def _expected_share(self) -> float:
-        shortest = self._plan.prompt_tokens.low
-        return min(1.0, self._plan.prefix_share + self._costs.template_tokens / shortest)
+        trace = self._plan.trace
+        lengths = [one.input_tokens for one in trace.requests] if trace else ()
+        shortest = min(lengths, default=self._plan.prompt_tokens.low)
+        return min(1.0, self._source.repeated_share + self._costs.template_tokens / shortest)
 
     def _workload(self) -> dict[str, Any]:
-        plan = self._plan
-        is_synthetic = plan.dataset is None
+        plan, trace = self._plan, self._plan.trace
+        is_made_up = plan.dataset is None and trace is None
         return {
             "endpoint": plan.targets[0].path,
-            "prompt_tokens": str(plan.prompt_tokens) if is_synthetic else None,
+            "preset": plan.preset,
+            "prompt_tokens": str(plan.prompt_tokens) if is_made_up else None,
             "are_lengths_measured": self._costs.is_measured,
-            "output_tokens": str(plan.output_tokens),
+            "output_tokens": str(plan.output_tokens) if trace is None else None,
             "prefix_share": plan.prefix_share,
+            "turns": plan.turns,
             "dataset": plan.dataset.name if plan.dataset else None,
-            "dataset_sha256": self._dataset_hash,
+            "dataset_sha256": _content_hash(self._contents),
+            "trace": trace.name if trace else None,
+            "trace_sha256": trace.sha256 if trace else None,
+            "num_prompts": plan.amount.num_prompts,
+            "duration_s": plan.amount.duration_s,
             "seed": plan.seed,
             "repeats": plan.repeats,
             "warmup": plan.warmup,
             "slo_ms": plan.slo,
+            "servers": [target.url for target in plan.targets],
+            "asked": [str(load) for load in plan.loads] or "sweep",
         }
+
+
+def is_saturated(results: list[dict[str, Any]], has_slo: bool) -> bool:
+    """Whether more requests a second bring no server more answers, only later ones.
+
+    The last two rates must lie behind the knee, and the last one's throughput must not be above
+    the interval of the one before.
+    """
+    return all(_is_flat(results, server, has_slo) for server in _servers(results))
+
+
+def _is_flat(results: list[dict[str, Any]], server: str, has_slo: bool) -> bool:
+    points = [result for result in results if result["server"] == server]
+    if len(points) < 3 or any(_is_before_knee(one, points[0], has_slo) for one in points[-2:]):
+        return False
+    interval = points[-2]["intervals"]["request_throughput"] or {}
+    limit = interval.get("high") or points[-2]["request_throughput"]
+    return bool(points[-1]["request_throughput"] <= limit)
+
+
+def _servers(results: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(result["server"] for result in results))
 
 
 def find_knees(results: list[dict[str, Any]], has_slo: bool) -> list[dict[str, Any]]:
     """For each server of a sweep, the highest rate before latency grows out of hand."""
     knees = []
-    for server in dict.fromkeys(result["server"] for result in results):
+    for server in _servers(results):
         points = sorted(
             (result for result in results if result["server"] == server),
             key=lambda result: float(result["request_rate"]),

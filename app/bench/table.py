@@ -52,8 +52,9 @@ def comparison_text(report: ComparisonReport) -> str:
         ratio = item.ratio
         interval = _interval(ratio.low, ratio.high, 3)
         rows.append((item.load, item.figure, f"{ratio.value:.3f}", interval, item.verdict))
+    notes = [f"note: {note}" for note in report.notes]
     obstacles = [f"finding: {obstacle}" for obstacle in report.obstacles]
-    return "\n".join([_table(rows), *obstacles])
+    return "\n".join([_table(rows), *notes, *obstacles])
 
 
 def _header(document: Mapping[str, Any]) -> str:

@@ -51,9 +51,24 @@ def bench(
             min=0.1, help="Seconds in which a round sends new requests.", rich_help_panel=_LOAD
         ),
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            help="Open loop with a trace's arrivals and lengths (Mooncake JSONL, Azure CSV).",
+            metavar="TRACE",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    speed: Annotated[
+        float,
+        typer.Option(min=0.001, help="How much faster --replay is.", rich_help_panel=_LOAD),
+    ] = 1.0,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Rounds of each load.", rich_help_panel=_LOAD)
-    ] = 3,
+        int | None,
+        typer.Option(
+            min=1, help="Rounds of each load. Default: 3, of a replay 1.", rich_help_panel=_LOAD
+        ),
+    ] = None,
     warmup: Annotated[
         int, typer.Option(min=0, help="Requests before the first round.", rich_help_panel=_LOAD)
     ] = 8,
@@ -65,14 +80,26 @@ def bench(
             rich_help_panel=_LOAD,
         ),
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Lengths, shared beginnings and turns of typical work.",
+            metavar="chat|rag|code|agent",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = None,
     prompt_tokens: Annotated[
-        str,
-        typer.Option(help="Length of the prompts.", metavar="N|A:B", rich_help_panel=_CONTENT),
-    ] = "60",
+        str | None,
+        typer.Option(
+            help="Length of the prompts. Default: 60.", metavar="N|A:B", rich_help_panel=_CONTENT
+        ),
+    ] = None,
     output_tokens: Annotated[
-        str,
-        typer.Option(help="Length of the answers.", metavar="N|A:B", rich_help_panel=_CONTENT),
-    ] = "128",
+        str | None,
+        typer.Option(
+            help="Length of the answers. Default: 128.", metavar="N|A:B", rich_help_panel=_CONTENT
+        ),
+    ] = None,
     dataset: Annotated[
         Path | None,
         typer.Option(
@@ -82,11 +109,22 @@ def bench(
         ),
     ] = None,
     prefix_share: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0.0, max=0.95, help="Share that all prompts begin with.", rich_help_panel=_CONTENT
+            min=0.0,
+            max=0.95,
+            help="Share that all prompts begin with. Default: 0.",
+            rich_help_panel=_CONTENT,
         ),
-    ] = 0.0,
+    ] = None,
+    turns: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Prompts of a session, each beginning with the one before. Default: 1.",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -106,6 +144,14 @@ def bench(
         typer.Option(
             help="Count only requests within these milliseconds as goodput.",
             metavar="ttft:500,tpot:50",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the result load by load; the same command goes on where it stopped.",
+            metavar="FILE.json",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -141,7 +187,9 @@ def bench(
     Examples:
       stoker bench --concurrency 1,8,32
       stoker bench :8000 --vs :8001 --repeat 5
-      stoker bench --rate sweep --slo ttft:500,tpot:50
+      stoker bench --rate sweep --slo ttft:500,tpot:50 --save sweep.json
+      stoker bench --preset agent --concurrency 4
+      stoker bench --replay conversation_trace.jsonl --speed 0.1
       stoker bench --json > A.json
       stoker bench compare A.json B.json
     """
@@ -149,35 +197,82 @@ def bench(
     words = what or []
     if words[:1] == ["compare"]:
         return _compare(words[1:], tolerance, as_json, plain)
+    from app.bench.presets import find_preset
     from app.bench.prompts import parse_range
     from app.bench.report import parse_slo
-    from app.bench.round import Amount
+    from app.bench.round import Amount, Load
     from app.bench.run import BenchPlan, parse_loads
+    from app.bench.saved import saved_result
     from app.bench.server import proved_target
+    from app.bench.trace import read_trace
     from app.targets.servers import find_target
 
+    _require_one_source(replay, dataset, preset, concurrency or rate, prompt_tokens, turns)
+    shape = find_preset(preset)
     found = [find_target(word) for word in (_one_word(words), *([vs] if vs else []))]
     loads, limits = parse_loads(concurrency, rate), parse_slo(slo)
-    lengths = parse_range("--prompt-tokens", prompt_tokens)
-    outputs = parse_range("--output-tokens", output_tokens)
-    is_chat = chat or (dataset is not None and _holds_messages(dataset))
+    lengths, outputs = shape.prompt_tokens, shape.output_tokens
+    if prompt_tokens is not None:
+        lengths = parse_range("--prompt-tokens", prompt_tokens)
+    if output_tokens is not None:
+        outputs = parse_range("--output-tokens", output_tokens)
+    trace = read_trace(replay) if replay else None
+    is_chat = chat or shape.is_chat or (dataset is not None and _holds_messages(dataset))
+    if save and seed is None and (begun := saved_result(save)):
+        seed = begun["workload"]["seed"]
     plan = BenchPlan(
         targets=tuple(
             proved_target(one.url, model, one.api_key(api_key_file), is_chat, timeout)
             for one in found
         ),
-        loads=loads,
+        loads=(Load("replay", speed),) if trace else loads,
         amount=Amount(num_prompts, duration),
-        repeats=repeat,
+        repeats=repeat or (1 if trace else 3),
         warmup=warmup,
         seed=int.from_bytes(os.urandom(3), "big") if seed is None else seed,
         prompt_tokens=lengths,
         output_tokens=outputs,
         dataset=dataset,
-        prefix_share=prefix_share,
+        prefix_share=shape.prefix_share if prefix_share is None else prefix_share,
+        turns=turns or shape.turns,
+        preset=preset,
+        trace=trace,
+        save=save,
         slo=limits,
     )
     return _measure(plan, as_json, plain)
+
+
+def _require_one_source(
+    replay: Path | None,
+    dataset: Path | None,
+    preset: str | None,
+    load: str | None,
+    prompt_tokens: str | None,
+    turns: int | None,
+) -> None:
+    """Raise UsageError for options that say twice what is sent, or when."""
+    from app.errors import UsageError
+
+    given = {
+        "--replay": replay,
+        "--dataset": dataset,
+        "--preset": preset,
+        "--prompt-tokens": prompt_tokens,
+        "--turns": turns,
+        "--concurrency or --rate": load,
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if replay is not None and len(named) > 1:
+        raise UsageError(
+            f"--replay says when and how long requests are; {named[1]} says it too",
+            hint="leave one of them out; --speed makes a replay faster or slower",
+        )
+    if dataset is not None and (others := {"--preset", "--prompt-tokens", "--turns"} & {*named}):
+        raise UsageError(
+            f"--dataset brings its own prompts; {min(others)} describes made-up ones",
+            hint="leave one of them out",
+        )
 
 
 def _measure(plan: BenchPlan, as_json: bool, plain: bool) -> int:
@@ -208,10 +303,14 @@ def _compare(files: list[str], tolerance: float, as_json: bool, plain: bool) -> 
 
     if len(files) != 2:
         raise UsageError("compare needs two results", hint="stoker bench compare A.json B.json")
-    report = compare_files(Path(files[0]), Path(files[1]), tolerance)
+    report = compare_files(files[0], files[1], tolerance)
     items = [item.document() for item in report.comparisons]
     if as_json:
-        payload = {"comparisons": items, "obstacles": list(report.obstacles)}
+        payload = {
+            "comparisons": items,
+            "obstacles": list(report.obstacles),
+            "notes": list(report.notes),
+        }
         output.print_json("stoker.bench.compare", payload)
     elif plain:
         output.print_plain(

@@ -111,7 +111,7 @@ def test_ranges() -> None:
 def test_a_dataset_is_shuffled_and_says_when_it_repeats(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     path.write_text("".join(f'{{"prompt": "p{number}"}}\n' for number in range(9)) + "\n")
-    prompts = DatasetPrompts(read_dataset(path), OUTPUTS, "1")
+    prompts = DatasetPrompts(read_dataset(path), OUTPUTS, 0.0, "1")
 
     first = [prompt.content for prompt in prompts.take(9)]
     assert sorted(map(str, first)) == [f"p{number}" for number in range(9)]

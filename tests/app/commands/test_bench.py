@@ -141,6 +141,64 @@ def test_a_dataset_of_messages(server: Server, capsys: Capture, tmp_path: Path) 
     assert re.fullmatch("[0-9a-f]{64}", document["workload"]["dataset_sha256"])
 
 
+def test_a_replay_sends_a_trace(server: Server, capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lengths = [(0, 300), (40, 300), (90, 100), (95, 100_000)]
+    records = [
+        {"timestamp": at, "input_length": length, "output_length": 3, "hash_ids": [1]}
+        for at, length in lengths
+    ]
+    path.write_text("\n".join(map(json.dumps, records)))
+
+    code, document = bench(capsys, server.url, "--replay", str(path), "--warmup", "0")
+
+    result = document["results"][0]
+    assert (code, document["findings"]) == (0, [])
+    assert (result["load"], result["completed"]) == ("replay 1x", 3)
+    assert result["total_input_tokens"] == 700
+    assert result["server_counters"]["prefix_hits"] > 0  # two of them are of the same block
+    assert any("1 of 4 requests of trace.jsonl need more than" in n for n in document["notes"])
+    assert document["workload"]["trace"] == "trace.jsonl"
+
+
+def test_turns_of_a_session_are_explained_cache_hits(server: Server, capsys: Capture) -> None:
+    code, document = bench(
+        capsys,
+        *(server.url, "--preset", "agent", "--prompt-tokens", "100:400", "--turns", "4"),
+        *("--concurrency", "2", "--num-prompts", "8", "--repeat", "1", "--output-tokens", "3"),
+    )
+
+    result = document["results"][0]
+    assert (code, document["findings"]) == (0, [])
+    assert result["total_input_tokens"] == 2 * (100 + 200 + 300 + 400)
+    assert result["server_counters"]["prefix_hits"] > 0
+    assert document["workload"]["preset"] == "agent"
+    assert document["workload"]["endpoint"] == "/v1/chat/completions"
+
+
+def test_a_run_that_was_stopped_goes_on(server: Server, capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "saved.json"
+    arguments = [server.url, "--concurrency", "1,2", "--num-prompts", "4", "--repeat", "1"]
+    arguments += ["--output-tokens", "2", "--warmup", "1", "--save", str(path)]
+    bench(capsys, *arguments)
+    whole = json.loads(path.read_text())
+    stopped = {**whole, "results": whole["results"][:1], "is_complete": False}
+    path.write_text(json.dumps(stopped))
+
+    code, document = bench(capsys, *arguments)
+
+    assert (code, document["findings"]) == (0, [])  # nothing was sent again: no cached prompts
+    assert document["results"][0] == whole["results"][0]
+    assert [result["load"] for result in document["results"]] == ["concurrency 1", "concurrency 2"]
+    assert document["results"][1] != whole["results"][1]
+    assert document["workload"]["seed"] == whole["workload"]["seed"]
+    complete = path.read_text()
+    assert bench(capsys, *arguments)[1]["results"] == document["results"]
+    assert json.loads(path.read_text())["results"] == json.loads(complete)["results"]
+    assert run(["bench", *arguments, "--num-prompts", "5"]) == 2
+    assert "its num_prompts is 4, asked is 5" in capsys.readouterr().err
+
+
 # ---- scripted servers ---------------------------------------------------------------------------
 
 
@@ -287,6 +345,10 @@ def test_no_server(capsys: Capture) -> None:
         ["--prompt-tokens", "0"],
         ["--slo", "speed:1"],
         ["--dataset", "none.jsonl"],
+        ["--dataset", "none.jsonl", "--preset", "chat"],
+        ["--replay", "none.jsonl"],
+        ["--replay", "none.jsonl", "--rate", "2"],
+        ["--preset", "video"],
         ["a:1", "b:2"],
     ],
 )

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.bench.prompts import measure_words
+from app.bench.trace import BLOCK_TOKENS, Trace, TracePrompts, TraceRequest, read_trace
+from app.errors import ExitCode, StokerError, UsageError
+
+
+def words_only(text: str) -> int:
+    return len(text.split())
+
+
+COSTS = measure_words(words_only)
+
+
+def mooncake(timestamp: float, inputs: int, outputs: int, blocks: list[int]) -> str:
+    record = {"timestamp": timestamp, "input_length": inputs, "output_length": outputs}
+    return json.dumps({**record, "hash_ids": blocks})
+
+
+def trace_of(path: Path, *lines: str) -> Trace:
+    path.write_text("\n".join(lines) + "\n")
+    return read_trace(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+def test_mooncakes_lines(path: Path) -> None:
+    trace = trace_of(path, mooncake(3000, 700, 9, [1, 2]), "", mooncake(1000, 512, 4, [1]))
+
+    assert trace.requests == (
+        TraceRequest(0.0, 512, 4, ("1",)),
+        TraceRequest(2.0, 700, 9, ("1", "2")),
+    )
+    assert trace.repeated_share == 512 / 1212
+
+
+def test_azures_table(path: Path) -> None:
+    trace = trace_of(
+        path,
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2023-11-16 18:15:46.6805900,374,44",
+        "2023-11-16 18:15:50.9951690,396,109",
+    )
+
+    assert [(one.input_tokens, one.output_tokens) for one in trace.requests] == [
+        (374, 44),
+        (396, 109),
+    ]
+    assert trace.requests[1].due_s == pytest.approx(4.314579)
+    assert trace.repeated_share == 0
+
+
+def test_azures_table_of_2024_names_its_zone(path: Path) -> None:
+    trace = trace_of(
+        path,
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2024-05-10 00:00:00.009930+00:00,2162,5",
+        "2024-05-10 00:00:00.017335+00:00,2399,6",
+    )
+
+    assert trace.requests[1].due_s == pytest.approx(0.007405, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["{"],
+        ["[1]"],
+        ['{"timestamp": 0, "input_length": 5}'],
+        [mooncake(0, 0, 4, [])],
+        [mooncake(0, 5, 0, [])],
+        [mooncake(-1, 5, 4, [])],
+        ["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"],
+        ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,1"],
+    ],
+)
+def test_what_is_no_trace_is_named(path: Path, lines: list[str]) -> None:
+    with pytest.raises(UsageError, match="trace"):
+        trace_of(path, *lines)
+
+
+@given(st.binary(max_size=200))
+def test_no_file_is_more_than_an_error(tmp_path_factory: pytest.TempPathFactory, b: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "spoiled"
+    path.write_bytes(b)
+    try:
+        read_trace(path)
+    except StokerError as error:
+        assert error.exit_code == ExitCode.USAGE  # noqa: PT017
+
+
+def test_prompts_have_the_lengths_and_the_shared_beginnings(path: Path) -> None:
+    trace = trace_of(
+        path,
+        mooncake(0, 600, 3, [7, 8]),
+        mooncake(250, 1100, 5, [7, 9, 10]),
+        mooncake(9, 40, 1, []),
+    )
+
+    first, middle, last = TracePrompts(trace, COSTS, None, "1").take(99)
+
+    texts = [str(prompt.content).split() for prompt in (first, middle, last)]
+    assert [len(words) for words in texts] == [600, 40, 1100]
+    assert texts[0][:BLOCK_TOKENS] == texts[2][:BLOCK_TOKENS]
+    assert texts[0][BLOCK_TOKENS:] != texts[2][BLOCK_TOKENS:600]
+    assert [prompt.due_s for prompt in (first, middle, last)] == [0.0, 0.009, 0.25]
+    assert [prompt.output_tokens for prompt in (first, middle, last)] == [3, 1, 5]
+
+
+def test_each_round_has_new_words(path: Path) -> None:
+    prompts = TracePrompts(trace_of(path, mooncake(0, 600, 3, [7, 8])), COSTS, None, "1")
+
+    texts = {str(prompts.take(1)[0].content) for _ in range(5)}
+    assert len(texts) == 5
+
+
+def test_what_does_not_fit_is_counted_apart(path: Path) -> None:
+    trace = trace_of(path, mooncake(0, 600, 3, []), mooncake(1, 60, 3, []))
+
+    prompts = TracePrompts(trace, COSTS, 602, "1")
+    assert (prompts.num_too_long, len(prompts.take(9))) == (1, 1)
+    with pytest.raises(UsageError, match="fits into 62"):
+        TracePrompts(trace, COSTS, 62, "1")
