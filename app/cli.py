@@ -50,6 +50,8 @@ COMMANDS = (
     CommandEntry("status", "Servers", "Say how one server is.", "app.commands.servers:status"),
     CommandEntry("stop", "Servers", "Stop servers.", "app.commands.servers:stop"),
     CommandEntry("restart", "Servers", "Stop and serve again.", "app.commands.servers:restart"),
+    CommandEntry("sleep", "Servers", "Free a server's memory for now.", "app.commands.sleep:sleep"),
+    CommandEntry("wake", "Servers", "Wake a server that sleeps.", "app.commands.sleep:wake"),
     CommandEntry("attach", "Servers", "Dashboard of a server.", "app.commands.servers:attach"),
     CommandEntry("top", "Watch", "Live dashboard of a running server.", "app.commands.top:top"),
     CommandEntry("logs", "Watch", "Explain a server's log.", "app.commands.logs:logs"),
@@ -88,7 +90,7 @@ _ELSEWHERE = {
     "version": "`stoker --version` prints it",
     "collect-env": "`stoker report` writes a file for a bug report",
 }
-_ENDING = ("stop", "restart")
+_ENDING = ("stop", "restart", "sleep")
 
 EXAMPLES = (
     ("stoker serve", "serve the built-in model on http://127.0.0.1:8000"),

@@ -301,6 +301,9 @@ class EngineArgs:
         "How the model marks its thoughts; auto looks into its chat template.",
         choices=(AUTO, NONE, *REASONING_PARSER_NAMES),
     )
+    enable_sleep_mode: bool = _flag(
+        False, "Let clients put the server to sleep, which frees memory, and wake it."
+    )
     enable_lora: bool = _flag(False, "Serve LoRA adapters, each under a model name of its own.")
     lora_modules: tuple[str, ...] = _flag(
         (),

@@ -11,6 +11,7 @@ EngineError
 |  `- CorruptModelError
 |- MemoryBudgetError      weights or KV cache do not fit (exit 1)
 |- EngineDeadError        EngineCore is gone; every waiting request fails with it (HTTP 503)
+|- EngineAsleepError      the engine sleeps; a request is refused or was ended by that (HTTP 503)
 |- ReplicaDownError       one of several engines is gone, for good or until it is started again
 |- GenerationError        one request failed while it ran (HTTP 500)
 `- RequestError           one request is refused (HTTP 4xx); carries the OpenAI `param`
@@ -71,6 +72,10 @@ class MemoryBudgetError(EngineError):
 
 class EngineDeadError(EngineError):
     """EngineCore is dead; nothing can be generated until the server is started again."""
+
+
+class EngineAsleepError(EngineError):
+    """The engine sleeps, and generates again once it has been woken."""
 
 
 class ReplicaDownError(EngineError):

@@ -115,6 +115,7 @@ class MissCause(str, enum.Enum):
     PARTIAL_BLOCK = "partial_block"  # only full blocks can be found, and the last token never
     NOT_COMPUTED = "not_computed"  # the earlier request is not that far itself
     EVICTED = "evicted"
+    EMPTIED = "emptied"  # the whole cache was, by a client or for the server's sleep
     OTHER_SALT = "other_salt"
     OTHER_ADAPTER = "other_adapter"
 
@@ -207,7 +208,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: PackedLogprobs | None = None
     pooling_output: bytes | None = None
-    error: str | None = None  # why `finish_reason` is ERROR, for the client
+    error: str | None = None  # why `finish_reason` is ERROR or ABORT, for the client
 
 
 class DraftStats(msgspec.Struct, array_like=True, frozen=True):
@@ -251,6 +252,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     num_scheduled_tokens: int = 0  # computed in this step
     drafts: DraftStats | None = None  # None without --speculative-config
     graphs: GraphStats | None = None  # None where nothing is recorded
+    sleep_level: int = 0  # 0 is awake
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -306,10 +308,33 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     num_requests: dict[int, list[int]]
     prefixes: list[tuple[bytes, int]] = []
     num_queued_tokens: dict[int, int] = {}
+    sleep_levels: list[int] = []
 
 
 LOAD_ADAPTER, UNLOAD_ADAPTER = "load_adapter:", "unload_adapter:"
 """Methods of EngineCore: behind them a LoraRequest as JSON, and a `lora_id`."""
+
+
+SLEEP, WAKE_UP = "sleep:", "wake_up:"
+"""The same with a SleepCall as JSON, and with tags between commas, none for all."""
+
+SLEEP_TAGS = ("weights", "kv_cache")
+SLEEP_MODES = ("abort", "wait", "keep")
+SLEEP_LEVELS = (1, 2)
+ASLEEP = (
+    "The server sleeps and generates nothing: wake it with `stoker wake` or POST /wake_up, then "
+    "send the request again."
+)
+"""What the client of a request is told, wherever it is refused."""
+
+
+class SleepCall(msgspec.Struct, frozen=True):
+    """How deep to sleep (1: weights go to the host's memory, 2: they are dropped), and what becomes
+    of the requests that are there: they are ended, finished first, or kept and computed anew.
+    """
+
+    level: int = 1
+    mode: str = "abort"
 
 
 class UtilityRequest(msgspec.Struct, array_like=True, frozen=True):

@@ -31,7 +31,7 @@ def ps(
         bool, typer.Option("--orphans", help="Engines that no supervisor looks after.")
     ] = False,
 ) -> int:
-    """List servers: starting, ready, idle, busy, stalled, draining, backing off, failed.
+    """List servers: starting, ready, idle, busy, asleep, stalled, draining, backing off, failed.
 
     \b
     Examples:
@@ -173,7 +173,7 @@ def stop(
         else:
             _stop(record, now)
             if record.serve_args:
-                say(f"to serve it again: {_serve_again(record)}")
+                say(f"to serve it again: {serve_again(record)}")
     return 0
 
 
@@ -308,9 +308,9 @@ def _stop(record: ServerRecord, now: bool) -> None:
     say(f"stopped {record.name}: {processes}{supervisor} ended, {record.place} free")
 
 
-def _serve_again(record: ServerRecord) -> str:
-    """The command that serves the same; a key is given by its variable."""
-    words = ["stoker", "serve", "--name", record.name, *record.serve_args]
+def serve_again(record: ServerRecord, *flags: str) -> str:
+    """The command that serves the same, with more flags; a key is given by its variable."""
+    words = ["stoker", "serve", "--name", record.name, *flags, *record.serve_args]
     folder = record.folder
     place = f"cd {shlex.quote(folder)} && " if folder and folder != os.getcwd() else ""
     key = "STOKER_API_KEY=... " if record.needs_key else ""

@@ -58,6 +58,7 @@ _HINTS = {
     "tool_call_parser": "leave it out, llama-server knows the format from the chat template",
     "limit_mm_per_prompt": "leave it out; its projector for images is a file: -- --mmproj FILE",
     "pooler_config": "use its own: -- --pooling mean",
+    "enable_sleep_mode": "leave it out; `stoker stop` frees its memory",
     "shutdown_timeout": "leave it and --drain out, llama-server ends its requests at once",
     "enable_log_requests": "use its own: -- --verbose",
 }

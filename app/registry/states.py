@@ -14,6 +14,7 @@ class ServerState(str, enum.Enum):
     READY = "ready"  # its counters say no more
     IDLE = "idle"
     BUSY = "busy"
+    ASLEEP = "asleep"  # somebody put it to sleep: it answers nothing until it is woken
     STALLED = "stalled"
     DRAINING = "draining"
     BACKING_OFF = "backing off"  # no process runs
@@ -44,5 +45,9 @@ class ServerState(str, enum.Enum):
 
 
 READY_STATES = (ServerState.READY, ServerState.IDLE, ServerState.BUSY)
-SERVICE_STATES = (*READY_STATES, ServerState.STALLED)  # the start is over, the end has not begun
+SERVICE_STATES = (
+    *READY_STATES,
+    ServerState.ASLEEP,
+    ServerState.STALLED,
+)  # the start is over, the end has not begun
 RECORDED_STATES = tuple(ServerState)[:-2]

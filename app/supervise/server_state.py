@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def describe_address(url: str, api_key: str | None) -> tuple[SeenState, dict[str
     where nothing answers.
     """
     from app.client.errors import ClientError
-    from app.client.server import HealthStatus, check_health, first_model
+    from app.client.server import HealthStatus, check_health, first_model, scrape_metrics
     from app.targets.server_errors import client_errors
 
     health, model = check_health(url, api_key=api_key), None
@@ -162,4 +163,8 @@ def describe_address(url: str, api_key: str | None) -> tuple[SeenState, dict[str
     else:
         health = HealthStatus.READY  # some servers have no /health
     state = SeenState(ServerState(health.value), None)
+    if health is HealthStatus.READY:
+        with contextlib.suppress(ClientError):  # it tells nothing, or has no metrics
+            if scrape_metrics(url, api_key=api_key, timeout_s=_ANSWER_S).sleep_level:
+                state = SeenState(ServerState.ASLEEP, None)
     return state, {**dict.fromkeys(_KEYS), "state": state.name, "model": model, "url": url}

@@ -52,6 +52,7 @@ def sample_text(url: str, sample: MetricsSample) -> str:
     rows = [
         ("server", "  ".join(part for part in (url, sample.engine, sample.model) if part)),
         ("requests", f"{fmt.count(sample.running)} running, {fmt.count(sample.waiting)} waiting"),
+        *([("asleep", f"level {sample.sleep_level}")] if sample.sleep_level else []),
         ("KV cache", f"{fmt.percent(sample.kv_usage)} used, {blocks}{fullest}"),
         *((f"  {engine.name}", _engine_text(engine)) for engine in sample.engines),
         ("tokens", f"{fmt.count(sample.kv_held_tokens)} of {fmt.count(sample.kv_capacity_tokens)}"),

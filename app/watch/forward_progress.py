@@ -30,13 +30,15 @@ _STEP_ENDINGS = ("_total", "iteration_tokens_total_count")  # a gauge moves when
 class Reading:
     """One look at a server. `queue` is None when it is not exposed; no `counters`: no answer.
 
-    `finished` counts the requests that have ended, None where nobody counts them.
+    `finished` counts the requests that have ended, None where nobody counts them. `is_asleep` says
+    that somebody put the server to sleep.
     """
 
     time_s: float
     queue: float | None
     counters: frozenset[tuple[str, str, str]] | None
     finished: float | None = None
+    is_asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,9 @@ def read_counters(client: httpx.Client) -> Reading:
     parts = (sample.running, sample.waiting) if sample is not None else ()
     known = [part for part in parts if part is not None]
     finished = None if sample is None else sample.finished
-    return Reading(now, sum(known) if known else None, _counters(text), finished)
+    is_asleep = sample is not None and sample.sleep_level > 0
+    queue = sum(known) if known else None
+    return Reading(now, queue, _counters(text), finished, is_asleep)
 
 
 def _counters(text: str) -> frozenset[tuple[str, str, str]]:
@@ -119,6 +123,9 @@ class ProgressJudge:
         # What waits since the last look came after it.
         if last is None or not last.queue or reading.counters != last.counters:
             self._moved_at = reading.time_s
+        if reading.is_asleep:  # what waits there need not move
+            self._moved_at = reading.time_s
+            return Verdict(ServerState.ASLEEP)
         if reading.queue is None:
             return Verdict(ServerState.READY)
         if reading.queue == 0:

@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.core.executor import Executor, create_executor
 from engine.core.image_checks import image_error
 from engine.core.lora import LoraAdapters
-from engine.core.memory_turn import leave_memory, memory_turn
+from engine.core.memory_turn import hold_memory, leave_memory, memory_turn
 from engine.core.request_traces import CallTimer, RequestTraces, StepClock
 from engine.core.structured_output import StructuredOutputManager
 from engine.errors import MemoryBudgetError, ModelError
@@ -34,9 +34,12 @@ from engine.kv_sizing import (
 from engine.logger import get_logger
 from engine.lora_adapters import LoraRequest
 from engine.messages import (
+    ASLEEP,
+    SLEEP_TAGS,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    FinishReason,
     HandshakeReady,
 )
 from engine.sched.request import Request, RequestStatus
@@ -54,6 +57,12 @@ logger = get_logger(__name__)
 
 _GRAMMAR_WAIT_S = 0.01
 """How long new requests and aborts may wait while there is nothing but grammars to compile."""
+
+_CUT_OFF = (
+    "The server was put to sleep, which cut this request off: wake it with `stoker wake` or POST "
+    "/wake_up, then send the request again."
+)
+_AWAKE_TAGS = "None of these tags sleeps."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +100,8 @@ class EngineCore:
             device = "CPU" if config.device.device == "cpu" else "GPU"
             max_model_len = self.config.scheduler.max_model_len
             logger.info("%s", capacity_line(self.capacity, max_model_len, device))
-            reserve(self.executor.initialize_kv_cache(self.capacity.num_blocks))
+            self._held_bytes = self.executor.initialize_kv_cache(self.capacity.num_blocks)
+            reserve(self._held_bytes)
         logger.info(
             "init engine (profile, create kv cache, warmup model) took %.2f s",
             time.monotonic() - start,
@@ -108,6 +118,9 @@ class EngineCore:
             max_loras=None if config.lora is None else config.lora.max_loras,
         )
         self._in_flight: deque[_StepInFlight] = deque()
+        self._sleep_level = 0
+        self._sleeping_tags: frozenset[str] = frozenset()
+        self._takes_requests = True
         self._steps = StepHistory() if is_watched else None
         self._blocks_timer = (
             CallTimer(self.scheduler.kv_cache_manager, "get_computed_blocks", "allocate_slots")
@@ -130,8 +143,76 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        """True while there is nothing to run."""
+        """True while there is nothing to run, or nothing can run."""
+        if self._sleep_level:
+            return not self.scheduler.has_rejected()
         return not self.scheduler.has_unfinished_requests() and not self._in_flight
+
+    # ---- sleep ---------------------------------------------------------------------------------
+
+    @property
+    def sleep_level(self) -> int:
+        """0 while it is awake."""
+        return self._sleep_level
+
+    def prepare_sleep(self, mode: str) -> None:
+        """Refuse new requests; `abort` ends those that are there, `keep` stops them where they are.
+
+        With `wait` the engine is to go on until it is idle.
+        """
+        self._takes_requests = False
+        if mode == "abort":
+            if self._traces is not None:
+                self._traces.note_aborts(list(self.scheduler.requests))
+            self.scheduler.end_all(_CUT_OFF)
+
+    def give_up_sleep(self) -> None:
+        """It will not sleep after all."""
+        self._takes_requests = not self._sleep_level
+
+    def fall_asleep(self, level: int) -> list[EngineCoreOutput]:
+        """Free memory on every rank; returns what steps that were under way have brought.
+
+        A sleeping engine can go deeper, never back. Requests that are still there wait until it is
+        awake, and are computed anew.
+        """
+        self._takes_requests = False
+        if self._sleep_level >= level:
+            logger.warning("Executor is already sleeping.")
+            return []
+        outputs = self.scheduler.take_rejected()
+        while self._in_flight:
+            outputs += self._take_back(self._in_flight.popleft())
+        start = time.monotonic()
+        self.scheduler.preempt_all()
+        is_empty = self.scheduler.reset_prefix_cache()
+        assert is_empty, "no request runs"
+        self._sleep_level, self._sleeping_tags = level, frozenset(SLEEP_TAGS)
+        self.executor.call_workers("sleep", level)
+        hold_memory(self.config.device.device, 0)
+        logger.info("It took %.6f seconds to fall asleep.", time.monotonic() - start)
+        return outputs
+
+    def wake_up(self, tags: Sequence[str] = SLEEP_TAGS) -> None:
+        """Bring back what `tags` name; requests are taken once nothing is missing.
+
+        Raises the error of a rank that cannot: the engine is of no use then.
+        """
+        woken = self._sleeping_tags & frozenset(tags)
+        if not woken:
+            logger.warning("Executor is not sleeping." if not self._sleep_level else _AWAKE_TAGS)
+            return
+        start = time.monotonic()
+        hold_memory(self.config.device.device, self._held_bytes)
+        self.executor.call_workers("wake_up", sorted(woken))
+        if self._sleep_level > 1 and "weights" in woken:
+            self.loras.load_again()
+        self._sleeping_tags -= woken
+        if not self._sleeping_tags:
+            self._sleep_level, self._takes_requests = 0, True
+            self._free_adapters()
+        taken = time.monotonic() - start
+        logger.info("It took %.6f seconds to wake up tags %s.", taken, sorted(woken))
 
     def _load_adapters(self, config: EngineConfig) -> None:
         for request in config.lora.modules if config.lora else ():
@@ -141,7 +222,7 @@ class EngineCore:
 
     def load_adapter(self, request: LoraRequest) -> str | None:
         """Load an adapter on every rank; what is in the way, or None."""
-        return self.loras.load(request)
+        return self.loras.load(request) if self._takes_requests else ASLEEP
 
     def unload_adapter(self, lora_id: int) -> None:
         """Free an adapter as soon as no request has it; no new one gets it."""
@@ -149,11 +230,16 @@ class EngineCore:
         self._free_adapters()
 
     def _free_adapters(self) -> None:
+        if self._sleep_level:  # the ranks may not even hold them
+            return
         self.loras.remove_unused(self.scheduler.used_adapters)
 
     def add_request(self, message: EngineCoreRequest) -> None:
         if self._traces is not None:
             self._traces.begin(message.request_id)
+        if not self._takes_requests:
+            self.scheduler.reject(message.request_id, ASLEEP, FinishReason.ABORT)
+            return
         if (error := image_error(message, self.config)) is not None:
             self.scheduler.reject(message.request_id, error)
             return
@@ -216,7 +302,7 @@ class EngineCore:
         the first ones are under way, as in vLLM's step_with_batch_queue: then the outputs may be
         those of no step.
         """
-        is_planned = self._plan_step()
+        is_planned = not self._sleep_level and self._plan_step()
         outputs = self.scheduler.take_rejected()
         num_tokens = 0
         if self._in_flight and not (is_planned and len(self._in_flight) < self._most_in_flight):
@@ -227,7 +313,7 @@ class EngineCore:
             self.structured_outputs.wait(_GRAMMAR_WAIT_S)
         return EngineCoreOutputs(
             outputs=outputs,
-            scheduler_stats=self.scheduler.make_stats(num_tokens),
+            scheduler_stats=self.scheduler.make_stats(num_tokens, self._sleep_level),
             timestamp=time.monotonic(),
         )
 
@@ -271,10 +357,12 @@ class EngineCore:
         ]
         return GrammarBitmask(owners, rows)
 
-    def stats_message(self) -> EngineCoreOutputs:
-        """State without a step, for when an abort changed it."""
+    def stats_message(self, outputs: Sequence[EngineCoreOutput] = ()) -> EngineCoreOutputs:
+        """State without a step, for when an abort or a sleep changed it."""
         return EngineCoreOutputs(
-            scheduler_stats=self.scheduler.make_stats(), timestamp=time.monotonic()
+            outputs=list(outputs),
+            scheduler_stats=self.scheduler.make_stats(sleep_level=self._sleep_level),
+            timestamp=time.monotonic(),
         )
 
     def shutdown(self) -> None:

@@ -28,7 +28,10 @@ from engine.machine.heap import Heap
 from engine.messages import (
     LOAD_ADAPTER,
     MOST_UNREAD,
+    SLEEP,
+    SLEEP_TAGS,
     UNLOAD_ADAPTER,
+    WAKE_UP,
     EngineCoreOutputs,
     EngineCoreRequest,
     Handshake,
@@ -36,6 +39,7 @@ from engine.messages import (
     HandshakeHello,
     HandshakeInit,
     RequestType,
+    SleepCall,
     UtilityOutput,
     UtilityRequest,
 )
@@ -105,6 +109,7 @@ class EngineCoreProc:
         stats = init.links.stats
         self._stats = None if stats is None else _sender(context, stats, MOST_UNREAD)
         self._has_worked = False
+        self._awaited_sleeps: list[tuple[UtilityRequest, SleepCall]] = []  # until it is idle
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_add = msgspec.msgpack.Decoder(EngineCoreRequest).decode
         self._decode_abort = msgspec.msgpack.Decoder(list[str]).decode
@@ -142,6 +147,7 @@ class EngineCoreProc:
             poller.register(descriptor, zmq.POLLIN)
         while not self._should_stop():
             if self._core.is_idle:
+                self._sleep_if_awaited()
                 self._heap.give_back()
                 poller.poll()
                 self._drain_wakeups()
@@ -197,11 +203,53 @@ class EngineCoreProc:
         return self._core.abort_requests(request_ids) > 0
 
     def _answer(self, call: UtilityRequest) -> None:
-        self._send(EngineCoreOutputs(utility_output=self._call(call)), call.client_index)
+        if call.method.startswith(SLEEP):
+            self._sleep(call)
+            return
+        if call.method.startswith(WAKE_UP):
+            self._wake_up(call)
+            return
+        self._send_answer(call, self._call(call))
+
+    def _send_answer(self, call: UtilityRequest, answer: UtilityOutput) -> None:
+        self._send(EngineCoreOutputs(utility_output=answer), call.client_index)
+
+    def _sleep(self, call: UtilityRequest) -> None:
+        asked = msgspec.json.decode(call.method.removeprefix(SLEEP), type=SleepCall)
+        self._core.prepare_sleep(asked.mode)
+        if asked.mode == "wait" and not self._core.is_idle:
+            self._awaited_sleeps.append((call, asked))
+            return
+        self._fall_asleep(call, asked.level)
+
+    def _sleep_if_awaited(self) -> None:
+        awaited, self._awaited_sleeps = self._awaited_sleeps, []
+        for call, asked in awaited:
+            self._fall_asleep(call, asked.level)
+
+    def _fall_asleep(self, call: UtilityRequest, level: int) -> None:
+        """Who asked is told last, when the state is known to everybody."""
+        outputs = self._core.fall_asleep(level)
+        self._send_step(self._core.stats_message(outputs))
+        self._send_answer(call, UtilityOutput(call.call_id, self._core.sleep_level))
+
+    def _wake_up(self, call: UtilityRequest) -> None:
+        awaited, self._awaited_sleeps = self._awaited_sleeps, []
+        for waiting, _ in awaited:
+            error = "The engine was woken before it slept."
+            self._send_answer(waiting, UtilityOutput(waiting.call_id, error=error))
+        if awaited:
+            self._core.give_up_sleep()
+        tags = call.method.removeprefix(WAKE_UP)
+        self._core.wake_up(tags.split(",") if tags else SLEEP_TAGS)
+        self._send_step(self._core.stats_message())
+        self._send_answer(call, UtilityOutput(call.call_id, self._core.sleep_level))
 
     def _call(self, request: UtilityRequest) -> UtilityOutput:
         if request.method == "reset_prefix_cache":
             return UtilityOutput(request.call_id, self._core.reset_prefix_cache())
+        if request.method == "sleep_level":
+            return UtilityOutput(request.call_id, self._core.sleep_level)
         if request.method in _DEBUG_DOCUMENTS:
             name = _DEBUG_DOCUMENTS[request.method]
             return UtilityOutput(request.call_id, self._core.debug_document(name))

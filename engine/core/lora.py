@@ -32,6 +32,14 @@ class LoraAdapters:
         self._loaded[request.lora_id] = request
         return None
 
+    def load_again(self) -> None:
+        """The workers have lost all that they held. One that cannot be loaded any more is tried
+        again when a request asks for it, which is told why.
+        """
+        held, self._loaded = self._loaded, {}
+        for request in held.values():
+            self.load(request)
+
     def retire(self, lora_id: int) -> None:
         """No new request gets it; it goes once no request uses it."""
         self._retired.add(lora_id)

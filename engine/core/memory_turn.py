@@ -42,6 +42,16 @@ def announce_start() -> None:
     device_starts("cpu").announce()
 
 
+def hold_memory(device: str, held_bytes: int) -> None:
+    """What a running engine may come to hold of the RAM has changed; nothing on another device,
+    which shows what is free.
+    """
+    if device != "cpu":
+        return
+    with contextlib.suppress(OSError):  # no folder to agree in: the start has said so
+        device_starts(device).hold(held_bytes)
+
+
 def leave_memory(device: str) -> None:
     """The engine's memory is free for others."""
     device_starts(device).leave()

@@ -23,10 +23,7 @@ class QueueCounts:
     def note_engine(self, stats: EngineStats) -> None:
         """An engine has made a step."""
         before, now = self._engines[stats.engine_index], stats.scheduler
-        self.has_changed |= (before.num_running_reqs, before.num_waiting_reqs) != (
-            now.num_running_reqs,
-            now.num_waiting_reqs,
-        )
+        self.has_changed |= _published(before) != _published(now)
         self._engines[stats.engine_index] = now
 
     def note_client(self, report: ClientReport) -> None:
@@ -59,4 +56,9 @@ class QueueCounts:
             dict(self._clients),
             prefixes,
             dict(self._tokens),
+            [stats.sleep_level for stats in self._engines],
         )
+
+
+def _published(stats: SchedulerStats) -> tuple[int, int, int]:
+    return stats.num_running_reqs, stats.num_waiting_reqs, stats.sleep_level

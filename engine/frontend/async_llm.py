@@ -33,11 +33,14 @@ from engine.logger import get_logger
 from engine.lora_adapters import LoraRequest
 from engine.messages import (
     LOAD_ADAPTER,
+    SLEEP,
     UNLOAD_ADAPTER,
+    WAKE_UP,
     EngineCoreOutputs,
     EngineCoreRequest,
     HandshakeReady,
     SchedulerStats,
+    SleepCall,
 )
 
 logger = get_logger(__name__)
@@ -164,6 +167,26 @@ class AsyncLLM:
     async def unload_adapter(self, lora_id: int) -> None:
         """Free a LoRA adapter once no request has it."""
         await self._call_all(f"{UNLOAD_ADAPTER}{lora_id}")
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Put every engine to sleep; EngineError when one does not, and then none sleeps."""
+        call = msgspec.json.encode(SleepCall(level, mode)).decode()
+        try:
+            await self._call_all(SLEEP + call)
+        except EngineDeadError:
+            raise
+        except EngineError:
+            await self.wake_up()
+            raise
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Wake every engine, or bring back of each what `tags` name (of SLEEP_TAGS)."""
+        await self._call_all(WAKE_UP + ",".join(tags))
+
+    async def sleep_level(self) -> int:
+        """How deep the deepest engine sleeps; 0 when all are awake."""
+        levels = (await self._call_all("sleep_level")).values()
+        return max((level for level in levels if isinstance(level, int)), default=0)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes of every engine; False while blocks of one are in use."""

@@ -91,6 +91,17 @@ class LLM:
         """End the EngineCore process; returns when it is gone. Harmless the second time."""
         self._end()
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Free memory until `wake_up`: the KV cache, and of a GPU the weights, which go to the
+        host's memory (level 1); level 2 drops them, and they are read again. Prompts that are asked
+        meanwhile raise EngineAsleepError.
+        """
+        self._loop.run(self._engine.llm.sleep(level, mode))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring back all, or of `weights` and `kv_cache` what `tags` name."""
+        self._loop.run(self._engine.llm.wake_up(tags or ()))
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used for prompts without settings: the model's generation_config.json."""
         settings: dict[str, Any] = dict(self._engine.sampling_defaults)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.errors import EngineError, GenerationError
+from engine.errors import EngineAsleepError, EngineError, GenerationError
 from engine.frontend.detokenizer import IncrementalDetokenizer
 from engine.frontend.iteration_stats import (
     FinishedRequestStats,
@@ -107,6 +107,11 @@ class OutputProcessor:
                 del self._states[output.request_id]
                 step.stats.num_failed += 1
                 state.box.fail(GenerationError(output.error or _FAILED))
+                continue
+            if output.finish_reason is FinishReason.ABORT and output.error is not None:
+                del self._states[output.request_id]
+                step.stats.num_aborted += 1
+                state.box.fail(EngineAsleepError(output.error))
                 continue
             result = _to_delta(state, output)
             num_dropped = len(output.new_token_ids) - len(result.token_ids)

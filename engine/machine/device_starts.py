@@ -122,6 +122,10 @@ class DeviceStarts:
             self._prepare()
             self._write(own_start())
 
+    def hold(self, held_bytes: int) -> None:
+        """This process, which runs, may come to hold so much from now on; it waits for no turn."""
+        self._write(dataclasses.replace(own_start(), state=RUNNING, held_bytes=held_bytes))
+
     def leave(self) -> None:
         """This process holds nothing any more."""
         self._remove(os.getpid())

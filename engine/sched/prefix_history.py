@@ -29,6 +29,7 @@ class _Earlier:
     request: Request | None
     lora_id: int
     images: tuple[range, ...]  # places of their tokens
+    is_emptied: bool = False  # the whole cache was, after it had been computed
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +77,13 @@ class PrefixHistory:
             self._num_tokens -= earlier.num_tokens
             earlier.token_bytes = _packed(request.token_ids, request.images)
             earlier.request = None
+            earlier.is_emptied = False  # if it was, all has been computed anew
             self._num_tokens += earlier.num_tokens
+
+    def note_emptied(self) -> None:
+        """Nothing of what was computed so far can be found any more."""
+        for earlier in self._earlier.values():
+            earlier.is_emptied = True
 
     def _remember(self, request_id: str, earlier: _Earlier) -> None:
         self._earlier[request_id] = earlier
@@ -124,6 +131,8 @@ class PrefixHistory:
             if request.cache_salt != nearest.cache_salt:
                 is_same = request.lora_id == nearest.lora_id
                 return MissCause.OTHER_SALT if is_same else MissCause.OTHER_ADAPTER
+            if nearest.is_emptied:
+                return MissCause.EMPTIED
             is_computed = nearest.num_computed_tokens >= findable
             return MissCause.EVICTED if is_computed else MissCause.NOT_COMPUTED
         if matched < min(nearest.num_tokens, request.num_tokens):

@@ -140,9 +140,14 @@ class Scheduler:
         """The LoRA adapters of all living requests."""
         return {request.lora_id for request in self.requests.values() if request.lora_id}
 
-    def reject(self, request_id: str, error: str) -> None:
+    def has_rejected(self) -> bool:
+        """True while some were rejected or ended that have to be told so."""
+        return bool(self._rejected)
+
+    def reject(
+        self, request_id: str, error: str, reason: FinishReason = FinishReason.ERROR
+    ) -> None:
         """The client of a request that cannot be added learns why."""
-        reason = FinishReason.ERROR
         self._rejected.append(EngineCoreOutput(request_id, [], finish_reason=reason, error=error))
 
     def is_waiting_for_grammars(self) -> bool:
@@ -151,7 +156,22 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while blocks are in use."""
-        return self.kv_cache_manager.reset_prefix_cache()
+        is_done = self.kv_cache_manager.reset_prefix_cache()
+        if is_done:
+            self._prefix_history.note_emptied()
+        return is_done
+
+    def end_all(self, error: str) -> None:
+        """End every request, whose client learns why; no request's own fault."""
+        for request in list(self.requests.values()):
+            request.error = error
+            self.finish_requests([request.request_id], RequestStatus.FINISHED_ABORTED)
+            self._rejected.append(self._output(request, [], is_first=False))
+
+    def preempt_all(self) -> None:
+        """Put back all that run, to be computed anew; no step is under way."""
+        while self.running:
+            self._preempt(self.running[-1])
 
     # ---- one step ------------------------------------------------------------------------------
 
@@ -535,7 +555,7 @@ class Scheduler:
             error=request.error,
         )
 
-    def make_stats(self, num_scheduled_tokens: int = 0) -> SchedulerStats:
+    def make_stats(self, num_scheduled_tokens: int = 0, sleep_level: int = 0) -> SchedulerStats:
         """Snapshot for /metrics; the counters since the last call are taken and set back."""
         pool = self.kv_cache_manager.block_pool
         stats = SchedulerStats(
@@ -550,6 +570,7 @@ class Scheduler:
             num_scheduled_tokens=num_scheduled_tokens,
             drafts=self._drafter.take_stats() if self._drafter else None,
             graphs=self._graphs,
+            sleep_level=sleep_level,
         )
         self._graphs = None
         self._num_preemptions = self._num_queries = self._num_hits = 0

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.errors import EngineAsleepError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.iteration_stats import IterationStats
-from engine.messages import SchedulerStats
-from engine.server.errors import ApiError, error_response
+from engine.messages import ASLEEP, SchedulerStats
+from engine.server.errors import ApiError, error_response, to_api_error
 from engine.server.first_token_forecast import FirstTokenForecast
 
 _RETRY_AFTER_S = 1
@@ -107,9 +108,18 @@ class Admission:
         """What other API servers of the same engines have let in, as they last said."""
         self._elsewhere = num_requests, num_queued_tokens
 
+    def require_awake(self) -> None:
+        """ApiError (503) while an engine sleeps."""
+        if self._is_asleep:
+            raise to_api_error(EngineAsleepError(ASLEEP))
+
+    @property
+    def _is_asleep(self) -> bool:
+        return any(stats.sleep_level for stats in self._schedulers.values())
+
     def enter(self, num_bytes: int) -> Seat:
         """A seat for a request with so large a body, which is about to be prepared; ApiError (429)
-        if too many wait.
+        if too many wait, or (503) while an engine sleeps.
         """
         refusal = self.refusal(num_bytes)
         if refusal is not None:
@@ -124,6 +134,8 @@ class Admission:
 
     def refusal(self, num_bytes: int) -> ApiError | None:
         """What a request with a body of so many bytes is answered if it cannot be let in now."""
+        if self._is_asleep:
+            return to_api_error(EngineAsleepError(ASLEEP))
         limits = self._limits
         if limits.max_reqs is not None and self._num_queued(1) > limits.max_reqs:
             return _refusal(
@@ -192,7 +204,7 @@ class AdmissionGate:
         self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through or answer 429."""
+        """Let the request through, or answer 429 or 503."""
         refusal = None
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _QUEUED_PATHS:
             admission = self._admission()

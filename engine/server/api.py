@@ -53,6 +53,7 @@ from engine.server.routes.lora import (
 from engine.server.routes.messages import answer_messages, count_tokens
 from engine.server.routes.responses import answer_response
 from engine.server.routes.score import RerankBody, ScoreBody
+from engine.server.routes.sleep import is_sleeping, sleep, wake_up
 from engine.server.state import ApiState, Services
 from engine.server.streaming import (
     AnswerFormat,
@@ -110,6 +111,9 @@ def create_app(
         ("/tokenize", ["POST"], routes.tokenize),
         ("/detokenize", ["POST"], routes.detokenize),
         ("/reset_prefix_cache", ["POST"], routes.reset_prefix_cache),
+        ("/sleep", ["POST"], routes.sleep),
+        ("/wake_up", ["POST"], routes.wake_up),
+        ("/is_sleeping", ["GET"], routes.is_sleeping),
         ("/openapi.json", ["GET"], routes.openapi),
         ("/v1/models", ["GET"], routes.models),
         ("/v1/models/{name:path}", ["GET"], routes.model),
@@ -189,6 +193,15 @@ class _Routes:
 
     async def reset_prefix_cache(self) -> Response:
         return await introspection.reset_prefix_cache(self._state.require_ready())
+
+    async def sleep(self, request: Request) -> Response:
+        return await sleep(self._state.require_ready(), request.query_params)
+
+    async def wake_up(self, request: Request) -> Response:
+        return await wake_up(self._state.require_ready(), request.query_params)
+
+    async def is_sleeping(self) -> Response:
+        return await is_sleeping(self._state.require_ready())
 
     async def openapi(self, request: Request) -> Response:
         return introspection.json_response(openapi_document(request.app.routes))

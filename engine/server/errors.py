@@ -5,10 +5,10 @@ ApiError
 |- status 400, 401, 404, 405, 409, 413   the client's fault
 |- status 429                       the queue is full; carries Retry-After
 |- status 500                       a request failed while it ran
-`- status 503                       the engine starts, stops or is dead; carries Retry-After
+`- status 503                       the engine starts, stops, sleeps or is dead; carries Retry-After
 
-RequestError (400), GenerationError (500) and EngineDeadError (503) of the engine's tree are
-translated here.
+RequestError (400), GenerationError (500), EngineDeadError and EngineAsleepError (503) of the
+engine's tree are translated here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import (
     CONTEXT_CODE,
+    EngineAsleepError,
     EngineDeadError,
     EngineError,
     GenerationError,
@@ -46,6 +47,7 @@ _MESSAGES_TYPES = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
+ASLEEP_CODE = "server_asleep"
 _MESSAGES_PATH = "/v1/messages"
 _RETRY_AFTER_S = 2
 
@@ -77,6 +79,8 @@ def to_api_error(error: EngineError) -> ApiError:
         return ApiError(500, str(error))
     if isinstance(error, EngineDeadError):
         return unavailable(f"The engine is dead: {error}", code="engine_dead")
+    if isinstance(error, EngineAsleepError):
+        return unavailable(str(error), code=ASLEEP_CODE)
     return unavailable(str(error))
 
 

@@ -47,6 +47,7 @@ _LATENCY_BUCKETS = (
 )
 # fmt: on
 _STEP_BUCKETS = tuple(float(n) for n in (1, *(2**k for k in range(3, 15))))
+_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
 _FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 _PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
@@ -187,8 +188,10 @@ class _EngineSeries:
         sleep = self._labelled_gauge(
             "vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state"
         )
-        for name in ("awake", "weights_offloaded", "discard_all"):
-            sleep.labels(**self._values, sleep_state=name).set(1 if name == "awake" else 0)
+        self._sleep_states = [
+            sleep.labels(**self._values, sleep_state=name) for name in _SLEEP_STATES
+        ]
+        self._set_sleep_level(0)
         self._usage = self._gauge(
             "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1 (cached free ones not)."
         )
@@ -331,6 +334,8 @@ class _EngineSeries:
         self._usage.set(scheduler.kv_cache_usage)
         self._cached_blocks.set(scheduler.num_cached_blocks)
         self._free_blocks.set(scheduler.num_free_blocks)
+        if scheduler.sleep_level != self._sleep_level:
+            self._set_sleep_level(scheduler.sleep_level)
         self._preemptions.inc(scheduler.num_preemptions_delta)
         self._queries.inc(scheduler.prefix_cache_queries_delta)
         self._hits.inc(scheduler.prefix_cache_hits_delta)
@@ -338,6 +343,11 @@ class _EngineSeries:
             self._record_drafts(scheduler.drafts)
         if scheduler.graphs is not None:
             self._record_graphs(scheduler.graphs)
+
+    def _set_sleep_level(self, sleep_level: int) -> None:
+        self._sleep_level = sleep_level
+        for level, state in enumerate(self._sleep_states):
+            state.set(1 if level == sleep_level else 0)
 
     def _record_drafts(self, drafts: DraftStats) -> None:
         """Of engines that guess; others have no such series, as in vLLM."""

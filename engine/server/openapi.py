@@ -39,7 +39,7 @@ _BODIES = {
 _ANSWERS = {
     "200": "the answer",
     "4XX": "refused; `error.message` says why, `error.param` names the field",
-    "503": "the model is loading, or the engine is gone",
+    "503": "the model is loading, or the engine sleeps or is gone",
 }
 _REF = "#/components/schemas/{model}"
 

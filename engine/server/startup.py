@@ -116,6 +116,7 @@ def running_engine(
             tasks=started.config.tasks,
             peers=peers,
             loras=_lora_registry(started),
+            has_sleep_mode=args.enable_sleep_mode,
             tokenizer_info=_tokenizer_info(started) if args.enable_tokenizer_info_endpoint else {},
         ),
         stat_logger=stat_logger,

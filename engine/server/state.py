@@ -59,6 +59,7 @@ class Services:
     rendering: Rendering = field(default_factory=Rendering)
     peers: Peers = NO_PEERS
     loras: LoraRegistry | None = None
+    has_sleep_mode: bool = False
 
     def require_generation(self) -> None:
         """404 where only embeddings are served."""
@@ -102,6 +103,16 @@ class Services:
                 code="several_api_servers",
             )
         return self.loras
+
+    def require_sleep_mode(self) -> None:
+        """400 where nobody may put the server to sleep."""
+        if not self.has_sleep_mode:
+            raise ApiError(
+                400,
+                "This server was started without --enable-sleep-mode, so it never sleeps. Start "
+                "it with that flag.",
+                code="sleep_mode_not_enabled",
+            )
 
     def check_model(self, name: str | None) -> None:
         """404 for another model than those served; leaving it out is fine."""

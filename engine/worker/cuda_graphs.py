@@ -160,13 +160,13 @@ class GraphedDecoder:
         if samples:
             each = max(samples[-1], _SMALLEST_GRAPH_BYTES)
             measured += samples[0] + (len(full) - 1) * each
-        self._forget()
+        self.forget_graphs()
         logger.info("Estimated CUDA graph memory: %s GiB total", format_gib(measured))
         return measured
 
     def capture(self, kv_cache: KVCache) -> int:
         """Record every graph over `kv_cache`, large before small; the bytes that they take."""
-        self._forget()
+        self.forget_graphs()
         self._told = self._totals()  # steps that measured memory were nobody's
         self._kv_cache = kv_cache
         if not self._plan.captures:
@@ -189,8 +189,10 @@ class GraphedDecoder:
         )
         return taken
 
-    def _forget(self) -> None:
+    def forget_graphs(self) -> None:
+        """Nothing is replayed until the next `capture`; their memory goes back."""
         self._graphs.clear()
+        self._kv_cache = None
         self._device.release_unused()
 
     def _growth(self, mode: CUDAGraphMode, sizes: list[int], kv_cache: KVCache) -> int:

@@ -72,6 +72,7 @@ class CudaGraphDevice:
 
     def release_unused(self) -> None:
         torch.cuda.synchronize(self._device)
+        self._inputs.clear()  # what is filled from them may lie at another address from now on
         torch.cuda.empty_cache()
 
     def used_bytes(self) -> int:

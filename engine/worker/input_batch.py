@@ -64,6 +64,11 @@ class InputBatch:
     def __contains__(self, req_id: object) -> bool:
         return req_id in self._row_of
 
+    @property
+    def req_ids(self) -> list[str]:
+        """All requests that have a row."""
+        return list(self._row_of)
+
     def remove(self, req_ids: Sequence[str]) -> None:
         """Drop requests; unknown ids are those that never ran here."""
         for req_id in req_ids:

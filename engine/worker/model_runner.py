@@ -90,6 +90,10 @@ class ModelRunner:
         """Use this cache from now on."""
         self._kv_cache = kv_cache
 
+    def forget_requests(self) -> None:
+        """As if all had ended; those that go on come back in full."""
+        self._drop(self._batch.req_ids)
+
     def append_sampled(self, sampled: Sequence[tuple[str, int]]) -> None:
         """Tokens that the output rank sampled; a request that is not here any more is left out."""
         if self._place.is_output:
@@ -320,19 +324,23 @@ class ModelRunner:
             )
 
     def _apply(self, step: SchedulerOutput) -> None:
-        if self._keeping is not None:
-            here = [req_id for req_id in step.finished_req_ids if req_id in self._batch]
-            self._keeping.forget(self._batch.rows(here))
-        self._batch.remove(step.finished_req_ids)
-        self._prompt_logprobs.remove(step.finished_req_ids)
-        self._pooler.remove(step.finished_req_ids)
-        self._images.remove(step.finished_req_ids)
+        self._drop(step.finished_req_ids)
         for request in step.new_requests:
             self._batch.add(request, self._slot_of(request.lora_id))
             self._prompt_logprobs.add(request)
             self._pooler.add(request)
             self._images.add(request)
         self._batch.update(step.cached_requests)
+
+    def _drop(self, req_ids: Sequence[str]) -> None:
+        """Let requests go; unknown ids are those that never ran here."""
+        if self._keeping is not None:
+            here = [req_id for req_id in req_ids if req_id in self._batch]
+            self._keeping.forget(self._batch.rows(here))
+        self._batch.remove(req_ids)
+        self._prompt_logprobs.remove(req_ids)
+        self._pooler.remove(req_ids)
+        self._images.remove(req_ids)
 
 
 def dummy_batch(num_tokens: int, num_seqs: int, block_size: int, num_groups: int) -> StepBatch:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,17 +13,20 @@ import torch
 
 from engine.config import EngineConfig
 from engine.env import cpu_has_bf16
-from engine.errors import MemoryBudgetError
-from engine.kernels.kernel_set import Draw, KernelSet, ModelStep
+from engine.errors import EngineError, MemoryBudgetError
+from engine.kernels.kernel_set import Draw, KernelSet, KVCache, ModelStep
 from engine.kernels.native.model_step import NativeKernels
 from engine.kernels.native.packed_cache import PackedCache
 from engine.kernels.quantized_reference import quantized
 from engine.kernels.selection import select_kernels
 from engine.kv_sizing import KVCacheSpec, format_gib
+from engine.layers.parallel import RankGroup
 from engine.logger import ProgressBar, get_logger
 from engine.lora_adapters import LoraRequest
 from engine.machine.cores import usable_cores
 from engine.machine.heap import trim_heap
+from engine.machine.processes import rss_bytes
+from engine.messages import SLEEP_TAGS
 from engine.models.encoder import load_encoder
 from engine.models.packed_decoder import load_native_decoder
 from engine.models.registry import kernel_sets_of, load_weights, model_class
@@ -48,6 +53,7 @@ from engine.worker.memory import (
     require_requested_memory,
 )
 from engine.worker.model_runner import Finish, ModelRunner
+from engine.worker.offload import OffloadedWeights
 from engine.worker.rank_channels import LEAST_TOKENS
 from engine.worker.rank_links import RankLinks
 
@@ -61,7 +67,9 @@ _ALONE = RankLinks()
 
 
 class Worker:
-    """Everything that touches the device. Methods are called in the order that they stand here."""
+    """Everything that touches the device. Methods are called in the order that they stand here, but
+    that a worker that serves may sleep and wake.
+    """
 
     def __init__(self, config: EngineConfig, links: RankLinks = _ALONE) -> None:
         self._config = config = _completed(config)
@@ -76,6 +84,12 @@ class Worker:
         self.max_concurrent_batches = 1  # steps that may be launched before the first is waited for
         self._loras: LoraSlots | None = None
         self._tower: VisionTower | None = None
+        self._ranks: RankGroup | None = None
+        self._kv_cache: KVCache = []
+        self._num_blocks = 0
+        self._asleep: frozenset[str] = frozenset()  # of SLEEP_TAGS
+        self._offloaded: OffloadedWeights | None = None
+        self._is_dropped = False  # the model, until it is loaded again
         self._state_bytes = 0  # of all requests that can run at once, beside the KV cache
 
     def init_device(self) -> None:
@@ -93,6 +107,9 @@ class Worker:
     def load_model(self) -> None:
         """Load, check and pack the weights; logs what vLLM logs in this phase."""
         logger.info("Starting to load model %s...", self._config.model.served_name)
+        self._load()
+
+    def _load(self) -> None:
         kernels = self._select_kernels()
         start = time.monotonic()
         try:
@@ -201,11 +218,12 @@ class Worker:
 
         On a CPU its pages come on first use, on a GPU they are taken now.
         """
+        self._num_blocks = num_blocks
         try:
-            kv_cache = self._model.create_kv_cache(num_blocks)
-            self._runner.set_kv_cache(kv_cache)
+            self._kv_cache = self._model.create_kv_cache(num_blocks)
+            self._runner.set_kv_cache(self._kv_cache)
             if self._graphed is not None:
-                self._graphed.capture(kv_cache)
+                self._graphed.capture(self._kv_cache)
         except (torch.OutOfMemoryError, MemoryError) as error:
             wanted = format_gib(num_blocks * self._spec.bytes_per_block)
             raise MemoryBudgetError(
@@ -220,6 +238,81 @@ class Worker:
         if self._device.type != "cuda":
             return 0
         return int(torch.cuda.memory_reserved(self._device))
+
+    def sleep(self, level: int) -> None:
+        """Free the KV cache and what requests left, and of a device the weights: at level 1 they go
+        to the host, at level 2 they are dropped on a CPU, too. Graphs go first, which hold the
+        addresses of both. No step is under way.
+        """
+        before = self._used_bytes()
+        if not self._asleep:
+            self._runner.forget_requests()
+            self._kv_cache.clear()  # in place: whoever ran a step with it holds this list
+            if self._graphed is not None:
+                self._graphed.forget_graphs()
+        if level > 1:
+            self._drop_model()
+        elif self._has_own_memory and "weights" not in self._asleep:
+            held = (self._graphed or self._model, self._tower)
+            self._offloaded = OffloadedWeights(held, self._device)
+        self._asleep = frozenset(SLEEP_TAGS)
+        self._give_back()
+        after = self._used_bytes()
+        logger.info(
+            "Sleep mode freed %s GiB memory, %s GiB memory is still in use.",
+            format_gib(max(0, before - after)),
+            format_gib(after),
+        )
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Bring back what `tags` name. The KV cache is made, and graphs are recorded over it, once
+        the weights are there as well. EngineError names the rank that cannot.
+        """
+        try:
+            self._bring_back(tags)
+        except (EngineError, RuntimeError, MemoryError, OSError) as error:
+            who = "The engine" if self._place.world_size == 1 else self._place.name
+            raise EngineError(f"{who} cannot wake up: {error}") from error
+
+    def _bring_back(self, tags: Sequence[str]) -> None:
+        if "weights" in tags and "weights" in self._asleep:
+            if self._offloaded is not None:
+                self._offloaded.bring_back()
+                self._offloaded = None
+            elif self._is_dropped:
+                self._load()
+                self._is_dropped = False
+        self._asleep -= frozenset(tags)
+        if not self._asleep:
+            self.initialize_kv_cache(self._num_blocks)
+
+    @property
+    def _has_own_memory(self) -> bool:
+        """Whether weights take other memory than the host's."""
+        return self._device.type != "cpu" or self._graphed is not None
+
+    def _drop_model(self) -> None:
+        """Adapters lie in the model; whoever loaded them loads them again."""
+        if self._is_dropped:
+            return
+        self._is_dropped = True
+        del self._model, self._runner
+        self._graphed = self._loras = self._offloaded = self._tower = None
+
+    def _give_back(self) -> None:
+        gc.collect()
+        if self._device.type == "cpu":
+            trim_heap()
+        else:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
+    def _used_bytes(self) -> int:
+        """Of the device by its driver, whoever holds it; on a CPU this process's own."""
+        if self._device.type == "cpu":
+            return rss_bytes(os.getpid()) or 0
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
 
     def load_adapter(self, request: LoraRequest) -> str | None:
         """Load a LoRA adapter; what is in the way, for a person, or None."""
@@ -291,7 +384,8 @@ class Worker:
                 self._place,
                 self._links.sums,
             )
-        ranks = self._links.join(self._device)
+        if self._ranks is None:  # a process can join once
+            self._ranks = self._links.join(self._device)
         build = model_class(kernels.name)
         return build(
             config.model,
@@ -300,7 +394,7 @@ class Worker:
             num_positions,
             self._spec,
             self._place,
-            ranks,
+            self._ranks,
         )
 
     def _load_own_cache_model(self) -> OwnCacheModel:

@@ -146,11 +146,8 @@ def _failure(error: Exception, title: str) -> Failure:
 
 
 def _title(message: object) -> str:
-    return (
-        "WorkerProc failed to start."
-        if isinstance(message, Call)
-        else "WorkerProc hit an exception."
-    )
+    is_start = isinstance(message, Call) and message.method not in ("sleep", "wake_up")
+    return "WorkerProc failed to start." if is_start else "WorkerProc hit an exception."
 
 
 def _keep_last_lines(last_lines: LastLines) -> None:

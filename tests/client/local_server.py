@@ -35,7 +35,7 @@ Route = Callable[[Call], Answer]
 
 @dataclass
 class LocalServer:
-    """Routes by path; anything else is 404. `calls` is in order of arrival."""
+    """Routes by path, with its query or without, else 404. `calls` is in order of arrival."""
 
     routes: dict[str, Route]
     port: int = 0
@@ -82,7 +82,8 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             length = int(self.headers.get("Content-Length") or 0)
             call = Call(self.command, self.path, dict(self.headers), self.rfile.read(length))
             server.calls.append(call)
-            route = server.routes.get(self.path, _not_found)
+            plain = self.path.partition("?")[0]
+            route = server.routes.get(self.path) or server.routes.get(plain, _not_found)
             answer = route(call)
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.content_type)

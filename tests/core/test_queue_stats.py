@@ -16,7 +16,7 @@ def test_it_publishes_every_engines_queues_and_who_sent_what() -> None:
     counts.note_client(ClientReport(1, [4, 1], [(b"x", 1)], 50))
     counts.note_client(ClientReport(2, [0, 7]))
     assert counts.publication() == QueueStats(
-        [0, 2], [0, 3], {1: [4, 1], 2: [0, 7]}, [(b"x", 1)], {1: 50, 2: 0}
+        [0, 2], [0, 3], {1: [4, 1], 2: [0, 7]}, [(b"x", 1)], {1: 50, 2: 0}, [0, 0]
     )
     assert counts.publication().prefixes == [], "each is told once"
 

@@ -15,7 +15,9 @@ from engine.kernels.triton.kernels import TritonKernels
 from engine.kernels.triton.targets import INTERPRETED
 from engine.sampling_params import SamplingParams
 from engine.worker import worker
+from engine.worker.offload import storages_of
 from engine.worker.uniproc_executor import UniProcExecutor
+from engine.worker.worker import Worker
 from tests.fakes.graph_device import RecordingDevice
 from tests.worker.driver import Driver, engine_config
 
@@ -36,8 +38,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
     return found
 
 
-def generated(folder: Path, kernels: str, **compilation: Any) -> list[list[int]]:
-    """Greedy and seeded tokens of two requests that run side by side."""
+def started(folder: Path, kernels: str, **compilation: Any) -> UniProcExecutor:
     config = dataclasses.replace(
         engine_config(folder, kernels=kernels, num_threads=1),
         compilation=CompilationConfig(cudagraph_capture_sizes=(2, 8), **compilation),
@@ -46,10 +47,19 @@ def generated(folder: Path, kernels: str, **compilation: Any) -> list[list[int]]
     executor.load_model()
     assert executor.determine_available_memory() > 0
     executor.initialize_kv_cache(60)
+    return executor
+
+
+def generated_by(executor: UniProcExecutor) -> list[list[int]]:
+    """Greedy and seeded tokens of two requests that run side by side."""
     driver = Driver(executor, 16)
     driver.add("a", PROMPTS["a"])
     driver.add("b", PROMPTS["b"], SEEDED)
     return driver.generate(["a", "b"], 4)
+
+
+def generated(folder: Path, kernels: str, **compilation: Any) -> list[list[int]]:
+    return generated_by(started(folder, kernels, **compilation))
 
 
 def test_tokens_from_graphs_are_those_of_plain_torch(
@@ -67,3 +77,33 @@ def test_eager_records_nothing_and_says_so(
     assert generated(folder, "triton", enforce_eager=True) == generated(folder, "reference")
     assert (device.replays, device.graph_sizes) == (0, [])
     assert "Enforce eager set, disabling CUDAGraphs" in logged.text
+
+
+def held_bytes(worker: Worker) -> int:
+    return sum(map(len, storages_of(worker._model, worker._device)))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_takes_weights_and_graphs_and_waking_records_them_anew(
+    level: int, folder: Path, device: RecordingDevice, logged: pytest.LogCaptureFixture
+) -> None:
+    executor = started(folder, "triton")
+    wanted = generated_by(executor)
+    worker = executor._worker
+    assert worker is not None
+    num_recorded = len(device.graph_sizes)
+    assert held_bytes(worker) >= worker._model.weight_bytes
+    executor.call_workers("sleep", level)
+    assert held_bytes(worker) == 0 if level == 1 else worker._is_dropped
+    assert worker._kv_cache == []
+    assert len(device.graph_sizes) == num_recorded
+
+    executor.call_workers("wake_up", ["weights"])
+    assert len(device.graph_sizes) == num_recorded  # there is nothing yet to record them over
+    assert held_bytes(worker) >= worker._model.weight_bytes
+    executor.call_workers("wake_up", ["kv_cache"])
+    assert len(device.graph_sizes) > num_recorded
+    replays = device.replays
+    assert generated_by(executor) == wanted
+    assert device.replays > replays
+    assert "Sleep mode freed" in logged.text

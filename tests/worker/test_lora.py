@@ -253,3 +253,20 @@ def test_what_is_kept_free_for_adapters_is_what_they_take(folder: Path, oracles:
     adapter = decoder_adapter(found, model, WHOLE)
     matrices = sum(low_rank.a.nbytes + low_rank.b.nbytes for low_rank in adapter.values())
     assert reserved_bytes(config, model, WHOLE) == config.num_reserved * matrices
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_adapters_are_there_after_a_sleep(folder: Path, oracles: list[Any], level: int) -> None:
+    core = start(folder, "a", max_loras=2)
+    assert core.load_adapter(LoraRequest("b", 2, str(folder / "b"))) is None
+    core.prepare_sleep("abort")
+    core.fall_asleep(level)
+    assert "sleeps" in str(core.load_adapter(LoraRequest("c", 3, str(folder / "b"))))
+    core.unload_adapter(2)  # asleep, it only takes a note of that
+    core.wake_up()
+    add(core, "own", PROMPTS[0], adapter(folder, 1))
+    add(core, "gone", PROMPTS[0], adapter(folder, 2))
+    found = run(core)
+    core.shutdown()
+    assert tokens(found["own"]) == _alone(oracles[1], PROMPTS[0])
+    assert found["gone"][-1].finish_reason is FinishReason.ERROR

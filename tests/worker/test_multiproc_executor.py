@@ -17,7 +17,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.errors import ModelError
+from engine.errors import EngineError, ModelError
 from engine.messages import EngineCoreRequest
 from engine.pooling_params import POOLING_TYPES, PoolingParams
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
@@ -283,3 +283,27 @@ def test_tensor_ranks_run_tritons_kernels(folder: Path) -> None:
         expected = run_all(one, requests)
     with engine(folder, kernels="triton", tensor_parallel_size=2) as two:
         assert run_all(two, requests) == expected
+
+
+def test_ranks_sleep_together_and_give_the_same_tokens_when_they_wake(tmp_path: Path) -> None:
+    native_library()
+    folder = write_tiny_llama(tmp_path / "model", hidden_size=128)
+    with engine(folder, dtype="bfloat16", kernels="native", tensor_parallel_size=2) as core:
+        wanted = run_all(core, _REQUESTS)
+        for level in (1, 2):
+            core.prepare_sleep("abort")
+            core.fall_asleep(level)
+            core.wake_up()
+            assert run_all(core, _REQUESTS) == wanted
+        assert len(children()) == 2
+
+
+def test_a_rank_that_cannot_wake_is_named_and_the_others_end(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model")
+    with engine(folder, tensor_parallel_size=2) as core:
+        core.prepare_sleep("abort")
+        core.fall_asleep(2)
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(EngineError, match=r"^Worker_TP\d cannot wake up: .* no weights"):
+            core.wake_up()
+        assert not children()

@@ -49,7 +49,7 @@ class ServerView:
         return self.shown is not None and self.shown.sample.engine == "stoker"
 
     def activity(self, engine: EngineActivity | None) -> str:
-        """Phase of the start, draining, busy, idle or stalled; "" where the server tells none.
+        """Phase of the start, draining, asleep, busy, idle, stalled; "" if the server tells none.
 
         `engine` is what its own documents say, which know more than its metrics.
         """
@@ -57,6 +57,8 @@ class ServerView:
             return self.start.phase if self.start else ""
         if self.start is not None and self.start.is_draining:
             return "draining"
+        if self.shown is not None and (level := self.shown.sample.sleep_level):
+            return f"asleep, level {level}"
         if engine is not None:
             return engine.word
         if self.shown is None or self.shown.sample.running is None:

@@ -16,6 +16,7 @@ _CAUSES = {
     "not_computed": "the earlier request is still being computed, {lost:,} of its tokens were not "
     "there yet",
     "evicted": "{lost:,} tokens were evicted to make room for other requests",
+    "emptied": "{lost:,} tokens went when the whole cache was emptied, as for a server's sleep",
     "other_salt": "the earlier request has another cache_salt, so {lost:,} tokens are not shared",
     "other_adapter": "the earlier request uses another adapter, so {lost:,} tokens are not shared",
     "other_image": "from token {place:,} on there is another image",

@@ -106,6 +106,11 @@ class MetricsSample:
     engines: tuple[EngineLoad, ...] = ()  # in order of their ranks; empty with one engine
 
     @property
+    def sleep_level(self) -> int:
+        """1 where the weights are in the host's memory, 2 where they are dropped; 0 awake."""
+        return {"weights_offloaded": 1, "discard_all": 2}.get(self.sleep_state or "", 0)
+
+    @property
     def kv_blocks_usable(self) -> int | None:
         """Blocks that requests can hold; None where none are told."""
         return None if self.kv_blocks_total is None else self.kv_blocks_total - self.num_null_blocks

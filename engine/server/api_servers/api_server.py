@@ -144,8 +144,11 @@ class _ApiServer:
 
     def _note_queues(self, stats: QueueStats) -> None:
         """Limits on what waits are those of the whole server."""
-        for rank, queues in enumerate(zip(stats.num_running, stats.num_waiting, strict=True)):
-            self._admission.record(SchedulerStats(*queues), IterationStats(), rank)
+        levels = stats.sleep_levels or [0] * len(stats.num_running)  # as when nobody tells them
+        queues = zip(stats.num_running, stats.num_waiting, levels, strict=True)
+        for rank, (running, waiting, level) in enumerate(queues):
+            state = SchedulerStats(running, waiting, sleep_level=level)
+            self._admission.record(state, IterationStats(), rank)
         self._admission.note_elsewhere(
             sum(sum(numbers) for numbers in stats.num_requests.values()),
             sum(stats.num_queued_tokens.values()),

@@ -12,7 +12,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.server.errors import ApiError, error_response
 
-_PROTECTED = ("/v1", "/v2", "/reset_prefix_cache", "/debug")
+_PROTECTED = (
+    *("/v1", "/v2", "/debug"),
+    *("/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping"),
+)
 
 
 class BearerAuth:

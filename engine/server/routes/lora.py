@@ -29,6 +29,7 @@ class UnloadAdapterBody(Body):
 async def load_adapter(services: Services, body: LoadAdapterBody) -> Response:
     """Load an adapter beside those that serve; RequestError says what is in the way."""
     loras = services.require_adapters()
+    services.admission.require_awake()
     if "\0" in body.lora_path:
         raise ApiError(400, "lora_path holds a NUL character.", param="lora_path")
     await loras.load(body.lora_name, body.lora_path)

@@ -51,6 +51,7 @@ def test_each_state_has_its_answers() -> None:
         "ready": (200, 200, 200),
         "idle": (200, 200, 200),
         "busy": (200, 200, 200),
+        "asleep": (200, 503, 200),
         "stalled": (200, 503, 503),
         "draining": (200, 503, 200),
         "backing off": (200, 503, 200),

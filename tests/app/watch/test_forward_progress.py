@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from app.registry.states import ServerState
 from app.watch.forward_progress import ProgressJudge, Reading
 
@@ -56,3 +58,9 @@ def test_a_stopped_process_is_said_at_once_and_lasts_after_the_patience() -> Non
 
     judge.judge(Reading(62.0, 0.0, frozenset()))
     assert not judge.judge(Reading(63.0, 0.0, frozenset()), ["core"]).is_lasting
+
+
+def test_a_server_that_sleeps_need_not_move_and_is_not_called_stalled() -> None:
+    readings = [reading(0, 0, 1)]
+    readings += [replace(reading(9.0 * n, 2, 1), is_asleep=True) for n in range(1, 5)]
+    assert activities(*readings, reading(45, 2, 1))[1:] == ["asleep"] * 4 + ["busy"]
