@@ -62,7 +62,6 @@ _CUT_OFF = (
     "The server was put to sleep, which cut this request off: wake it with `stoker wake` or POST "
     "/wake_up, then send the request again."
 )
-_AWAKE_TAGS = "None of these tags sleeps."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -200,7 +199,7 @@ class EngineCore:
         """
         woken = self._sleeping_tags & frozenset(tags)
         if not woken:
-            logger.warning("Executor is not sleeping." if not self._sleep_level else _AWAKE_TAGS)
+            logger.warning("Executor is not sleeping.")
             return
         start = time.monotonic()
         hold_memory(self.config.device.device, self._held_bytes)

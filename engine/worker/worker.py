@@ -107,11 +107,16 @@ class Worker:
     def load_model(self) -> None:
         """Load, check and pack the weights; logs what vLLM logs in this phase."""
         logger.info("Starting to load model %s...", self._config.model.served_name)
+        start = time.monotonic()
         self._load()
+        logger.info(
+            "Model loading took %s GiB memory and %.6f seconds",
+            format_gib(self._weight_bytes),
+            time.monotonic() - start,
+        )
 
     def _load(self) -> None:
         kernels = self._select_kernels()
-        start = time.monotonic()
         try:
             self._model = self._build_model(kernels)
             self._graphed = self._with_graphs(kernels)
@@ -121,11 +126,6 @@ class Worker:
                 f"The weights of {self._config.model.served_name} do not fit into the memory of "
                 f"the {self._device.type} device: {error}"
             ) from error
-        logger.info(
-            "Model loading took %s GiB memory and %.6f seconds",
-            format_gib(self._weight_bytes),
-            time.monotonic() - start,
-        )
         model = self._graphed or self._model
         asked = self._config.scheduler
         # What a draft goes on from are known tokens.

@@ -21,6 +21,7 @@ _OWN_FLAG_TEXT = """
 --device --disable-log-stats --disable-uvicorn-access-log --distributed-executor-backend --dtype
 --enable-auto-tool-choice
 --enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-lora
+--enable-sleep-mode --no-enable-sleep-mode
 --enable-prefix-caching --lora-modules --max-cpu-loras --max-lora-rank --max-loras --no-enable-lora
 --enable-tokenizer-info-endpoint --enforce-eager --generation-config --gpu-memory-utilization
 --host --kernels --kv-cache-dtype --kv-cache-memory-bytes --limit-mm-per-prompt

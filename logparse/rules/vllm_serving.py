@@ -225,6 +225,14 @@ _RUNTIME = (
         Take("value", Unit.NUMBER),
     ),
     known_line(
+        "sleep-as-it-was",
+        ("Executor is already sleeping.", "Executor is not sleeping.", "Tag "),
+        r"(?:(\w{1,30}) is not in sleeping tags)?",
+        "It was asked to sleep or to wake, and did so already.",
+        "v1/executor/abstract.py",
+        None,
+    ),
+    known_line(
         "pause",
         "setting pause state to ",
         r"(\w{1,30})",

@@ -12,6 +12,7 @@ import pytest
 
 from app.client.server import scrape_metrics
 from app.client.sleep_mode import is_sleeping, put_to_sleep, wake_up
+from logparse import Outcome, parse_lines
 from tests.e2e.running_server import Server, health, tiny_server, wait_for_gauge
 from tests.waiting import wait_for
 
@@ -90,12 +91,15 @@ async def test_what_becomes_of_a_request_that_runs(
         assert document["usage"]["completion_tokens"] == tokens
 
 
-async def test_the_lines_are_those_that_stoker_logs_knows(server: Server) -> None:
-    put_to_sleep(server.url, 1, "abort", api_key=KEY)
+def test_the_lines_are_those_that_stoker_logs_knows(server: Server) -> None:
+    put_to_sleep(server.url, 2, "abort", api_key=KEY)
     wake_up(server.url, api_key=KEY)
     wait_for(lambda: "seconds to wake up tags ['kv_cache', 'weights']." in server.text)
     assert "seconds to fall asleep." in server.text
     assert "GiB memory is still in use." in server.text
+    report = parse_lines(server.lines)
+    assert report.outcome is Outcome.READY
+    assert isinstance(report.facts.model_load_s, float)  # waking is no second load
 
 
 def test_copies_behind_several_api_servers_sleep_together(tmp_path: Path) -> None:

@@ -380,6 +380,7 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
     ("prefix-reset", "Successfully reset prefix cache", {}),
     ("sleep", "It took 1.25 seconds to fall asleep.", {"value": 1.25}),
     ("sleep", "Sleep mode freed 18.5 GiB memory, 1.0 GiB memory is still in use.", {"value": 18.5}),
+    ("sleep-as-it-was", "Executor is already sleeping.", {}),
     ("pause", "setting pause state to PAUSED_NEW", {"state": "PAUSED_NEW"}),
     (
         "preempted-v0",
