@@ -42,4 +42,12 @@ def test_the_dead_have_no_queue() -> None:
     counts.note_down(0)
     counts.note_client_down(2)
     assert counts.has_changed
-    assert counts.publication() == QueueStats([0, 0], [0, 0], {1: [0, 1]}, [], {1: 0})
+    assert counts.publication() == QueueStats([0, 0], [0, 0], {1: [0, 1]}, [], {1: 0}, [0, 0])
+
+
+def test_who_sleeps_is_published() -> None:
+    counts = QueueCounts(2)
+    counts.publication()
+    counts.note_engine(EngineStats(1, SchedulerStats(sleep_level=2)))
+    assert counts.has_changed
+    assert counts.publication().sleep_levels == [0, 2]

@@ -194,3 +194,13 @@ def test_what_is_remembered_is_bounded() -> None:
         history.end(request)
     assert list(history._earlier) == ["long1", "long2"]
     assert history._num_tokens == 2 * half
+
+
+def test_emptied_and_computed_anew() -> None:
+    run = Run(caching())
+    served(run, "a", list(range(32)))
+    assert run.scheduler.reset_prefix_cache()
+    assert served(run, "b", list(range(32))).prefix_miss == PrefixMiss(MissCause.EMPTIED, 32, 32)
+    assert served(run, "c", list(range(32))).prefix_miss == PrefixMiss(
+        MissCause.PARTIAL_BLOCK, 32, 4
+    )
