@@ -161,6 +161,14 @@ def plan(
             rich_help_panel=_MEMORY,
         ),
     ] = "2048,8192",
+    images: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Images of each of these requests, beside its text.",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = 0,
     tensor_parallel_size: Annotated[
         int,
         typer.Option(
@@ -295,7 +303,9 @@ def plan(
     if not no_calibration:
         request = _calibrated(request, found)
     lengths, batches = sizes("--request-len", request_len), sizes("--batch", batch)
-    return _print_plan(found, request, lengths, batches, as_json=as_json, plain=plain)
+    return _print_plan(
+        found, request, lengths, batches, num_images=images, as_json=as_json, plain=plain
+    )
 
 
 def _models(ctx: typer.Context) -> list[str]:
@@ -364,6 +374,8 @@ def _joint_starts(
     options, names = ctx.params, _models(ctx)
     if options["from_log"] is not None or options["history"] or names[:1] == ["verify"]:
         raise UsageError("logs and earlier starts are looked at one model at a time")
+    if options["images"]:
+        raise UsageError("--images is for one model at a time")
     if not names:
         raise _missing_beside_plus()
     if len(names) > 1 and options["port"] is not None:
@@ -395,6 +407,7 @@ def _print_plan(
     lengths: tuple[int, ...],
     batches: tuple[int, ...],
     *,
+    num_images: int,
     as_json: bool,
     plain: bool,
 ) -> int:
@@ -405,7 +418,7 @@ def _print_plan(
     from app.views.plan import plain_rows, plan_document, plan_text
 
     made = make_plan(model.shape, model.weights, request)
-    answers = answer(made, model, lengths)
+    answers = answer(made, model, lengths, num_images)
     if as_json:
         output.print_json("stoker.plan", plan_document(made, answers, batches))
     elif plain:

@@ -50,6 +50,12 @@ class VisionTower:
     num_layers: int
     image_size: int
     patch_size: int
+    tokens_per_image: int = 256
+
+    @property
+    def num_patches(self) -> int:
+        """How many pieces an image is cut into."""
+        return (self.image_size // self.patch_size) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.launch.engines import VLLM
+from app.planning.image_share import ImageShare, image_share
 from app.planning.plan import MemoryPlan, kv_room, least_tensor_parallel, with_changes
 from app.planning.plan_fixes import find_fixes, quantised_forms
 from app.planning.plan_models import PlannedModel
@@ -28,7 +29,8 @@ class Variant:
 class Answers:
     """`advice` is empty when it fits; `least_tensor_parallel` None when no size up to 16 does.
 
-    Each advice is enough alone, with all other flags as they are.
+    Each advice is enough alone, with all other flags as they are. `requests` include the tokens of
+    their images.
     """
 
     longest_model_len: int
@@ -38,13 +40,19 @@ class Answers:
     variants: tuple[Variant, ...]
     advice: tuple[str, ...]
     commands: tuple[StartCommand, ...]
+    images: ImageShare | None = None
 
 
-def answer(plan: MemoryPlan, model: PlannedModel, lengths: tuple[int, ...]) -> Answers:
-    """Everything that follows from a plan; `lengths` are tokens of a request.
+def answer(
+    plan: MemoryPlan, model: PlannedModel, lengths: tuple[int, ...], num_images: int = 0
+) -> Answers:
+    """Everything that follows from a plan; `lengths` are tokens of a request beside its images.
 
     The commands are those of the plan, or of the first change to it that fits.
     """
+    images = image_share(plan, num_images)
+    if images is not None:
+        lengths = tuple(length + images.num_tokens for length in lengths)
     fixes = find_fixes(plan, model.weights)
     fitting = fixes[0].plan if fixes else plan
     advice = tuple(fix.flags for fix in fixes) or (_NO_FLAG_HELPS,)
@@ -56,6 +64,7 @@ def answer(plan: MemoryPlan, model: PlannedModel, lengths: tuple[int, ...]) -> A
         variants=_variants(plan, model),
         advice=advice if plan.shortfall else (),
         commands=start_commands(model, fitting),
+        images=images,
     )
 
 

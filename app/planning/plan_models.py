@@ -57,9 +57,8 @@ def _find(text: str) -> PlannedModel:
         return _from_folder(path, text, text)
     if path.is_file():
         return _from_file(path)
-    builtin = BUILTIN_SHAPES.get(text.lower())
-    if builtin is not None:
-        return _from_shape(text.lower())
+    if (builtin := _builtin_of_name(text)) is not None:
+        return _from_shape(builtin)
     from engine.machine.hub import is_hub_id
 
     if is_hub_id(text):
@@ -101,6 +100,15 @@ def _words(text: str) -> frozenset[str]:
         else:
             words.append(word)
     return frozenset(words)
+
+
+def _builtin_of_name(text: str) -> str | None:
+    """The built-in shape of this name, which may be that of its repository without the owner."""
+    name = text.lower()
+    if name in BUILTIN_SHAPES:
+        return name
+    ids = ((key, shape.hub_id.lower().partition("/")[2]) for key, shape in BUILTIN_SHAPES.items())
+    return next((key for key, repository in ids if repository == name), None)
 
 
 def builtin_of_hub_id(repo_id: str) -> str | None:

@@ -179,6 +179,7 @@ def _tower(raw: RawConfig, architecture: str) -> dict[str, Any]:
             num_layers=int(vision["num_hidden_layers"]),
             image_size=int(vision["image_size"]),
             patch_size=int(vision["patch_size"]),
+            tokens_per_image=int(raw.get("mm_tokens_per_image") or 256),
         )
     }
 

@@ -146,11 +146,10 @@ def _count_experts(shape: ModelShape, experts: Experts, layer: int) -> Iterator[
 
 def _vision_values(vision: VisionTower, decoder_size: int) -> int:
     size, inner = vision.hidden_size, vision.intermediate_size
-    patches = (vision.image_size // vision.patch_size) ** 2
     attention = 4 * (size * size + size)
     feed_forward = size * inner + inner + inner * size + size
     layer = attention + feed_forward + 4 * size
-    embeddings = 3 * vision.patch_size**2 * size + size + patches * size
+    embeddings = 3 * vision.patch_size**2 * size + size + vision.num_patches * size
     projection = size * decoder_size + size
     return vision.num_layers * layer + embeddings + 2 * size + projection
 

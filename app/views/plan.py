@@ -23,7 +23,8 @@ _BAR_WIDTH = 60
 
 
 def plan_text(plan: MemoryPlan, answers: Answers, batches: Sequence[int]) -> str:
-    lines = [*_verdict_lines(plan, answers), "", *_model_lines(plan), "", *_memory_lines(plan)]
+    lines = [*_verdict_lines(plan, answers), "", *_model_lines(plan), *_image_lines(answers)]
+    lines += ["", *_memory_lines(plan)]
     lines += ["", *_process_lines(plan)]
     lines += ["", *_scheduler_lines(plan, batches), "", *_answer_lines(plan, answers)]
     return printable("\n".join(lines))
@@ -55,6 +56,18 @@ def _model_lines(plan: MemoryPlan) -> Iterator[str]:
     tied = "; embeddings tied" if shape.tie_word_embeddings else ""
     yield f"  weights by format: {', '.join(parts)}{tied}"
     yield f"  cache: {_cache_words(plan)}"
+
+
+def _image_lines(answers: Answers) -> Iterator[str]:
+    images = answers.images
+    if images is None:
+        return
+    mib = 1 << 20
+    yield (
+        f"  images: {images.tokens_per_image} tokens each, {images.kv_bytes / mib:.1f} MiB of KV "
+        f"cache; the tower is {_gib(images.tower_bytes)} GiB of the weights, and encodes one in "
+        f"about {images.encoder_bytes / mib:.0f} MiB"
+    )
 
 
 def _cache_words(plan: MemoryPlan) -> str:
@@ -219,8 +232,13 @@ def _shortened(sizes: Sequence[int]) -> str:
 
 def _answer_lines(plan: MemoryPlan, answers: Answers) -> Iterator[str]:
     yield f"longest max_model_len that fits: {answers.longest_model_len:,}"
+    images = answers.images
     for length, number in answers.requests:
-        yield f"requests of {length:,} tokens at once: {number:,}"
+        shown = f"{length:,} tokens"
+        if images is not None and images.num_images:
+            word = "image" if images.num_images == 1 else "images"
+            shown += f" ({images.num_tokens:,} of {images.num_images} {word})"
+        yield f"requests of {shown} at once: {number:,}"
     if plan.request.engine == VLLM:
         sizes = ", ".join(map(str, answers.parallel_sizes))
         least = answers.least_tensor_parallel
@@ -293,6 +311,15 @@ def plan_document(plan: MemoryPlan, answers: Answers, batches: Sequence[int]) ->
         "padding": {str(n): describe_dispatch(sizes, n) for n in batches} if sizes else {},
         "longest_model_len": answers.longest_model_len,
         "requests_of": {str(length): number for length, number in answers.requests},
+        "images": None
+        if (images := answers.images) is None
+        else {
+            "per_request": images.num_images,
+            "tokens_per_image": images.tokens_per_image,
+            "kv_bytes_per_image": images.kv_bytes,
+            "tower_bytes": images.tower_bytes,
+            "encoder_bytes": images.encoder_bytes,
+        },
         "tensor_parallel_sizes": list(answers.parallel_sizes),
         "least_tensor_parallel": answers.least_tensor_parallel,
         "variants": [
