@@ -63,6 +63,7 @@ def main(argv: list[str]) -> int:
         if name == "api-server":
             part.add_argument("--listener", required=True, type=int, metavar="DESCRIPTOR")
     commands.add_parser("grammars", help="the process that tries grammars (started by `serve`)")
+    commands.add_parser("images", help="the process that unpacks images (started by `serve`)")
     convert = commands.add_parser("convert", help="convert a .gguf file to a safetensors folder")
     convert.add_argument("source", type=Path, metavar="GGUF")
     convert.add_argument("target", type=Path, metavar="FOLDER")
@@ -94,6 +95,10 @@ def main(argv: list[str]) -> int:
         from engine.core.grammar_worker import main as grammars_main
 
         return grammars_main()
+    if namespace.command == "images":
+        from engine.images.worker import main as images_main
+
+        return images_main()
     if namespace.command == "convert":
         return _convert(namespace.source, namespace.target)
     if namespace.command == "resolve":

@@ -162,6 +162,13 @@ class EngineArgs:
         'this machine\'s, a JSON list; ["*"] is any.',
         parse=_json_words,
     )
+    allowed_media_domains: tuple[str, ...] = _flag(
+        (),
+        "Hosts from which images at http and https addresses are fetched, several words; '*' is "
+        "any public one. Default: none.",
+        parse=str,
+        nargs="+",
+    )
     dtype: str = _flag("auto", "Number format of weights and activations.", choices=_DTYPES)
     device: str = _flag("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = _flag(None, "CPU threads of the model step; default: one per core.")

@@ -48,6 +48,7 @@ _FLAG_WORDS = {
     "pooler_config": "JSON",
     **dict.fromkeys(("allowed_origins", "allowed_methods", "allowed_headers"), "JSON"),
     "allowed_hosts": "JSON",
+    "allowed_media_domains": "HOST...",
     "chat_template": "FILE",
     "generation_config": "auto|vllm|FOLDER",
     "shutdown_timeout": "SECONDS",

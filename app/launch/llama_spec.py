@@ -57,6 +57,7 @@ _HINTS = {
     "enable_auto_tool_choice": "leave it out, llama-server offers tools by itself",
     "tool_call_parser": "leave it out, llama-server knows the format from the chat template",
     "limit_mm_per_prompt": "leave it out; its projector for images is a file: -- --mmproj FILE",
+    "allowed_media_domains": "leave it out; it fetches from any address",
     "pooler_config": "use its own: -- --pooling mean",
     "enable_sleep_mode": "leave it out; `stoker stop` frees its memory",
     "shutdown_timeout": "leave it and --drain out, llama-server ends its requests at once",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +22,9 @@ from engine.errors import CorruptModelError, RequestError
 from engine.model_files.chat_templates import read_chat_templates, read_template_file
 
 ChatMessage = dict[str, Any]
+Content = str | Sequence[dict[str, Any]] | None
+ReadContent = Callable[[Content], str | list[dict[str, Any]]]
+"""How a message's content goes to a template."""
 
 CHATML = "chatml"
 """Value of --chat-template for the plain form that most models without a template understand."""
@@ -169,11 +172,36 @@ def _open_ended(prompt: str, messages: Sequence[ChatMessage]) -> str:
     return prompt[:end] + (blanks if prompt.startswith(blanks, end) else "")
 
 
-def plain_text(content: str | Sequence[dict[str, Any]] | None) -> str:
+def plain_text(content: Content) -> str:
     """A message's content as templates of text models expect it; parts are joined by lines."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(_part_text(part) for part in content)
+
+
+def content_parts(content: Content) -> str | list[dict[str, Any]]:
+    """A message's content as templates with places for images expect it."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [
+        {"type": "text", "text": _part_text(part)} if image_url(part) is None else {"type": "image"}
+        for part in content
+    ]
+
+
+def image_url(part: dict[str, Any]) -> str | None:
+    """Where the image of a content part is; None for another part, RequestError for a wrong one."""
+    if part.get("type") != "image_url":
+        return None
+    value = part.get("image_url")
+    url = value.get("url") if isinstance(value, dict) else value
+    if not isinstance(url, str):
+        raise RequestError(
+            'Content parts of type \'image_url\' look like {"type": "image_url", "image_url": '
+            '{"url": "data:image/png;base64,..."}}.',
+            param="messages",
+        )
+    return url
 
 
 def _part_text(part: dict[str, Any]) -> str:

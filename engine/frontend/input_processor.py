@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from engine.errors import CONTEXT_CODE, RequestError
 from engine.frontend.tokenizer import Tokenizer
 from engine.lora_adapters import LoraRequest
-from engine.messages import EngineCoreRequest
+from engine.messages import EngineCoreRequest, ImageInput
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams, check_logprobs
 
@@ -56,6 +56,7 @@ class InputProcessor:
         priority: int = 0,
         lora: LoraRequest | None = None,
         message_digests: tuple[bytes, ...] = (),
+        images: tuple[ImageInput, ...] = (),
     ) -> EngineCoreRequest:
         """Return the checked request; RequestError says which limit it breaks."""
         self.check_prompt(prompt_token_ids, prompt_param)
@@ -71,6 +72,7 @@ class InputProcessor:
             priority=priority,
             lora=lora,
             message_digests=message_digests,
+            images=images,
         )
 
     def process_pooling(

@@ -26,6 +26,7 @@ from engine.server.first_token_forecast import FirstTokenForecast
 
 _RETRY_AFTER_S = 1
 _BYTES_OF_A_TOKEN = 4.0  # of a body, before any was seen
+_MOST_BYTES_OF_A_TOKEN = 16.0  # what has more holds something else than text: images
 _NEW_SHARE = 0.1  # that the newest body has in that number
 _QUEUED_PATHS = frozenset(
     (
@@ -129,7 +130,7 @@ class Admission:
     def note_prompt(self, seat: Seat, num_tokens: int) -> None:
         """The prompts of a request that has a seat are tokenised."""
         seat.num_tokens = num_tokens
-        new = seat.num_bytes / max(1, num_tokens)
+        new = min(seat.num_bytes / max(1, num_tokens), _MOST_BYTES_OF_A_TOKEN)
         self._bytes_of_a_token += (new - self._bytes_of_a_token) * _NEW_SHARE
 
     def refusal(self, num_bytes: int) -> ApiError | None:

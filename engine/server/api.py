@@ -180,7 +180,8 @@ class _Routes:
 
     async def tokenize(self, request: Request) -> Response:
         services = self._state.require_ready()
-        body = parse_body(TokenizeBody, await read_json_body(request))
+        raw = await read_json_body(request, services.images.max_body_bytes)
+        body = parse_body(TokenizeBody, raw)
         return await introspection.tokenize(services, body)
 
     async def detokenize(self, request: Request) -> Response:
@@ -237,10 +238,11 @@ class _Routes:
         services = self._state.require_ready()
         services.require_generation()
         marks = _arrival(request)
-        raw = await read_json_body(request)
+        raw = await read_json_body(request, services.images.max_body_bytes)
         seat = services.admission.enter(len(raw))
         try:
             body = parse_body(kind, raw)
+            del raw  # images in it are large, and the answer may take long
             marks.note("read")
             job, form = await _unless_client_goes(request, answer(services, body, marks))
             services.admission.note_prompt(seat, job.num_prompt_tokens)
@@ -248,7 +250,9 @@ class _Routes:
             seat.leave()
             raise
         job = dataclasses.replace(job, on_start=seat.leave)
-        if body.stream:
+        is_streamed = body.stream
+        del body
+        if is_streamed:
             return EventStream(stream_job(services.llm, job, form))
         choices = await _unless_client_goes(request, collect_job(services.llm, job))
         return Document(await document(form, choices))
@@ -256,7 +260,8 @@ class _Routes:
     async def count_tokens(self, request: Request) -> Response:
         services = self._state.require_ready()
         services.require_generation()
-        body = parse_body(CountTokensBody, await read_json_body(request))
+        raw = await read_json_body(request, services.images.max_body_bytes)
+        body = parse_body(CountTokensBody, raw)
         return await count_tokens(services, body)
 
     async def embeddings(self, request: Request) -> Response:

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.errors import RequestError
+from engine.errors import CONTEXT_CODE, RequestError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.logprobs import LogprobsList
 from engine.frontend.outputs import RequestDelta
 from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
-from engine.messages import EngineCoreRequest
+from engine.messages import EngineCoreRequest, ImageInput
 from engine.sampling_params import SamplingParams
 from engine.server.parsers.thinking import ThinkingPlan, generate_thinking
 from engine.server.prompts import encode_bad_words, truncated
@@ -180,16 +180,25 @@ async def make_job(
     is_prompt_only: bool = False,
     thinking: ThinkingPlan | None = None,
     message_digests: tuple[bytes, ...] = (),
+    images: tuple[ImageInput, ...] = (),
 ) -> Job:
     """Check every prompt and make the sub-requests; RequestError refuses the whole request."""
     body.check_choices(len(prompts))
     params = await encode_bad_words(services.llm.tokenizer, params)
     if (limit := body.truncate_prompt_tokens) is not None:
         longest, reserved = services.llm.input_processor.max_model_len, params.max_tokens or 1
+        whole = sum(map(len, prompts))
         prompts = [
             truncated(prompt, limit, longest, reserved=reserved, keeps_end=True)
             for prompt in prompts
         ]
+        if images and sum(map(len, prompts)) < whole:
+            raise RequestError(
+                f"The prompt has {whole} input tokens and would have to be cut, which is not done "
+                "to one with images. Send fewer of them, or less text.",
+                param=prompt_param,
+                code=CONTEXT_CODE,
+            )
     lora = services.adapter_of(body.model)  # it may have been unloaded meanwhile
     job_id = f"{id_prefix}{uuid.uuid4().hex}"
     now = time.time()
@@ -207,6 +216,7 @@ async def make_job(
             priority=body.priority,
             lora=lora,
             message_digests=message_digests,
+            images=images,
         )
         requests += _samples(first, job_id, body.n, len(requests))
     _check_logprobs(requests, params, logprobs_param)

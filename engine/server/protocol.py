@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.errors import RequestError
-from engine.frontend.chat_template import plain_text
+from engine.frontend.chat_template import ReadContent, image_url, plain_text
 from engine.frontend.input_processor import InputProcessor
 from engine.sampling_params import SamplingParams
 from engine.server.errors import ApiError
@@ -204,17 +204,25 @@ class Message(BaseModel):
     content: str | CheckedList[dict[str, Any]] | None = None
     tool_calls: CheckedList[MessageToolCall] | None = None
 
-    def for_template(self) -> dict[str, Any]:
-        """With plain text as content, which is what templates of text models expect.
+    def for_template(self, read_content: ReadContent = plain_text) -> dict[str, Any]:
+        """With plain text as content, which is what templates of text models expect, or with what
+        `read_content` makes of it; that of a system message has to be one text for many templates.
 
         Templates ask whether `tool_calls` is there, so a list without calls is left out.
         """
-        message = {**self._extra(), "role": self.role, "content": plain_text(self.content)}
+        is_text = self.role == "system" and not self.image_urls()
+        content = (plain_text if is_text else read_content)(self.content)
+        message = {**self._extra(), "role": self.role, "content": content}
         if "reasoning" in message:  # of an earlier answer; templates know it by its older name
             message.setdefault("reasoning_content", message["reasoning"])
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
         return message
+
+    def image_urls(self) -> list[str]:
+        """Where the images of its content are, in their order."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [url for part in parts if (url := image_url(part)) is not None]
 
     def digest(self) -> bytes:
         """The same for the same message, and for hardly any other."""

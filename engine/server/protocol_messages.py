@@ -204,8 +204,26 @@ def _read_user_blocks(turns: Turns, blocks: Sequence[dict[str, Any]], place: str
         if block.get("type") == "tool_result":
             call_id = text_field(block, "tool_use_id", here)
             turns.result(call_id, _result_text(block.get("content") or "", here))
+        elif block.get("type") == "image":
+            turns.image(_image_url(block, here))
         else:
             turns.user(_text(block, here))
+
+
+def _image_url(block: dict[str, Any], place: str) -> str:
+    """Where the image of a block is: its own base64 as a data: URI, or an address."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if isinstance(source, dict) and kind == "base64":
+        media_type = text_field(source, "media_type", f"{place}.source")
+        return f"data:{media_type};base64,{text_field(source, 'data', f'{place}.source')}"
+    if isinstance(source, dict) and kind == "url":
+        return text_field(source, "url", f"{place}.source")
+    raise RequestError(
+        f"{place}.source must be an image of type base64 or url; no files are stored here.",
+        param=f"{place}.source",
+        code="unsupported",
+    )
 
 
 def _read_assistant_blocks(turns: Turns, blocks: Sequence[dict[str, Any]], place: str) -> None:
@@ -253,8 +271,8 @@ def _text(block: dict[str, Any], place: str) -> str:
     text = _document_text(block)
     if text is None:
         raise RequestError(
-            f"{place}: blocks of type {kind!r} are not supported; this model reads text, tool_use, "
-            "tool_result and thinking blocks, and documents whose source is text.",
+            f"{place}: blocks of type {kind!r} are not supported here; text, tool_use, tool_result "
+            "and thinking blocks are, images of the user, and documents whose source is text.",
             param=place,
         )
     return text

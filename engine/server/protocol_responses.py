@@ -277,7 +277,7 @@ def _read_item(turns: Turns, item: Item, place: str, functions: Functions) -> No
         call_id = text_field(item, "call_id", place)
         turns.call(call_id, functions.known_as(name), _arguments(item, place))
     elif kind == "function_call_output":
-        text = _joined_text(item.get("output") or "", f"{place}.output", is_output=True)
+        text = _output_text(item.get("output") or "", f"{place}.output")
         turns.result(text_field(item, "call_id", place), text)
     elif kind == "item_reference":
         raise RequestError(
@@ -304,31 +304,79 @@ def _read_message(turns: Turns, item: Item, place: str) -> None:
     if say is None:
         path = f"{place}.role"
         raise RequestError(f"{path} must be user, assistant, system or developer.", param=path)
-    say(_joined_text(item.get("content"), f"{place}.content"))
+    content, path = item.get("content"), f"{place}.content"
+    if say == turns.user:
+        _read_user_parts(turns, content, path)
+    else:
+        say(_joined_text(content, path))
 
 
-def _joined_text(content: object, place: str, *, is_output: bool = False) -> str:
-    """The text of a list of parts. Of what a tool returned, a picture becomes a word about it."""
+def _read_user_parts(turns: Turns, content: object, place: str) -> None:
+    """The texts between the images of one message are a text each."""
+    if isinstance(content, str):
+        turns.user(content)
+        return
+    texts: list[str] = []
+    for number, part in enumerate(_parts(content, place)):
+        here = f"{place}.{number}"
+        if part.get("type") != "input_image":
+            texts.append(_part_text(part, here))
+            continue
+        turns.user("\n".join(texts))
+        texts.clear()
+        turns.image(_image_url(part, here))
+    turns.user("\n".join(texts))
+
+
+def _image_url(part: Item, place: str) -> str:
+    if part.get("file_id") is not None:
+        raise RequestError(
+            f"{place}.file_id: no files are stored here; send the image itself as a data: URI in "
+            "image_url.",
+            param=f"{place}.file_id",
+            code="unsupported",
+        )
+    return text_field(part, "image_url", place)
+
+
+def _joined_text(content: object, place: str) -> str:
+    """The text of a list of parts."""
     if isinstance(content, str):
         return content
+    parts = _parts(content, place)
+    return "\n".join(_part_text(part, f"{place}.{number}") for number, part in enumerate(parts))
+
+
+def _output_text(content: object, place: str) -> str:
+    """What a tool returned: of its parts, a picture becomes a word about it."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(_parts(content, place)):
+        kind = part.get("type")
+        is_text = kind not in _OUTPUT_PARTS
+        texts.append(_part_text(part, f"{place}.{number}") if is_text else left_out(str(kind)))
+    return "\n".join(texts)
+
+
+def _parts(content: object, place: str) -> list[Item]:
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise RequestError(f"{place} must be a text or a list of parts.", param=place)
-    texts = []
-    for number, part in enumerate(content):
-        kind, here = part.get("type"), f"{place}.{number}"
-        if kind in _TEXT_PARTS:
-            texts.append(text_field(part, "text", here))
-        elif kind == "refusal":
-            texts.append(text_field(part, "refusal", here))
-        elif is_output and kind in _OUTPUT_PARTS:
-            texts.append(left_out(kind))
-        else:
-            raise RequestError(
-                f"{here}: parts of type {kind!r} are not supported; this model reads text.",
-                param=here,
-                code="unsupported",
-            )
-    return "\n".join(texts)
+    return content
+
+
+def _part_text(part: Item, place: str) -> str:
+    kind = part.get("type")
+    if kind in _TEXT_PARTS:
+        return text_field(part, "text", place)
+    if kind == "refusal":
+        return text_field(part, "refusal", place)
+    raise RequestError(
+        f"{place}: parts of type {kind!r} are not supported here; texts are, and images of the "
+        "user.",
+        param=place,
+        code="unsupported",
+    )
 
 
 def _arguments(item: Item, place: str) -> str:

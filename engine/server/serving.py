@@ -53,6 +53,7 @@ async def run_until_end(
         for task in tasks:
             task.cancel()
         await engine.services.grammars.close()
+        await engine.services.images.close()
 
 
 async def _log_stats(engine: RunningEngine) -> None:

@@ -32,6 +32,7 @@ from engine.messages import HandshakeReady
 from engine.model_files.json_objects import read_optional_json
 from engine.parser_choice import ModelSigns, choose_reasoning_parser, choose_tool_parser
 from engine.server.admission import Admission, QueueLimits
+from engine.server.images import image_inputs
 from engine.server.metrics import EngineMetrics
 from engine.server.parsers.thinking import thought_marks
 from engine.server.peers import NO_PEERS, Peers
@@ -115,6 +116,12 @@ def running_engine(
             thought_marks=thought_marks(reasoning.name, started.llm.tokenizer),
             tasks=started.config.tasks,
             peers=peers,
+            images=image_inputs(
+                started.config,
+                started.chat_template,
+                started.llm.tokenizer,
+                args.allowed_media_domains,
+            ),
             loras=_lora_registry(started),
             has_sleep_mode=args.enable_sleep_mode,
             tokenizer_info=_tokenizer_info(started) if args.enable_tokenizer_info_endpoint else {},

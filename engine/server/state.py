@@ -17,6 +17,7 @@ from engine.lora_adapters import LoraRequest
 from engine.model_files.sentence_files import SentenceFiles
 from engine.server.admission import Admission
 from engine.server.errors import ApiError, unavailable
+from engine.server.images import ImageInputs
 from engine.server.parsers.thinking import ThoughtMarks
 from engine.server.peers import NO_PEERS, Peers
 from engine.server.rendering import Rendering
@@ -57,6 +58,7 @@ class Services:
     tokenizer_info: Mapping[str, object] = field(default_factory=dict)
     tasks: TaskConfig = field(default_factory=TaskConfig)
     rendering: Rendering = field(default_factory=Rendering)
+    images: ImageInputs = field(default_factory=ImageInputs)
     peers: Peers = NO_PEERS
     loras: LoraRegistry | None = None
     has_sleep_mode: bool = False

@@ -7,6 +7,7 @@ system message, and later ones reach the model where they stand, as words of the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,10 @@ class Turns:
 
     def user(self, text: str) -> None:
         self._say("user", text)
+
+    def image(self, url: str) -> None:
+        """The user shows an image, between the texts before and after it."""
+        self._turn("user").pieces.append({"type": "image_url", "image_url": {"url": url}})
 
     def assistant(self, text: str) -> None:
         self._say("assistant", text)
@@ -59,11 +64,11 @@ class Turns:
     def goes_on(self) -> bool:
         """Whether the last piece is the assistant's text: the beginning of its answer."""
         last = self._turns[-1] if self._turns else _Turn("")
-        is_text = any(text.strip() for text in last.texts)
+        is_text = any(isinstance(piece, str) and piece.strip() for piece in last.pieces)
         return last.role == "assistant" and is_text and not last.calls
 
     def _say(self, role: str, text: str) -> None:
-        self._turn(role).texts.append(text)
+        self._turn(role).pieces.append(text)
 
     def _turn(self, role: str) -> _Turn:
         if not self._turns or self._turns[-1].role != role:
@@ -78,23 +83,35 @@ class _Turn:
     """
 
     role: str
-    texts: list[str] = field(default_factory=list)
+    pieces: list[str | dict[str, Any]] = field(default_factory=list)  # texts and images
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     about: dict[str, str] = field(default_factory=dict)
 
     def message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": self.role, "content": _joined(self.texts), **self.about}
+        message: dict[str, Any] = {"role": self.role, "content": self._content(), **self.about}
         if self.thoughts:
             message["reasoning"] = _joined(self.thoughts)
         if self.calls:
             message["tool_calls"] = self.calls
         return message
 
+    def _content(self) -> str | list[dict[str, Any]]:
+        """One text, or parts where images stand between texts."""
+        parts: list[dict[str, Any]] = []
+        for is_text, group in itertools.groupby(self.pieces, lambda piece: isinstance(piece, str)):
+            if not is_text:
+                parts += [piece for piece in group if isinstance(piece, dict)]
+            elif text := _joined(piece for piece in group if isinstance(piece, str)):
+                parts.append({"type": "text", "text": text})
+        if any(part["type"] != "text" for part in parts):
+            return parts
+        return parts[0]["text"] if parts else ""
+
 
 def left_out(kind: str) -> str:
     """What stands in a function's result for a picture or a file, so that the model knows of it."""
-    return f"[{kind} left out: this model reads text alone]"
+    return f"[{kind} left out: what functions return is read as text alone]"
 
 
 def text_field(item: Mapping[str, Any], name: str, place: str) -> str:

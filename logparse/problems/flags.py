@@ -15,7 +15,8 @@ Version = tuple[int, ...]
 # with the fields of EngineArgs.
 _OWN_FLAG_TEXT = """
 --async-scheduling --no-async-scheduling
---allow-credentials --allowed-headers --allowed-hosts --allowed-methods --allowed-origins
+--allow-credentials --allowed-headers --allowed-hosts --allowed-media-domains --allowed-methods
+--allowed-origins
 --api-key --api-server-count --attention-backend --block-size --chat-template --convert
 --compilation-config --cudagraph-capture-sizes --data-parallel-routing --data-parallel-size
 --device --disable-log-stats --disable-uvicorn-access-log --distributed-executor-backend --dtype

@@ -27,6 +27,7 @@ from engine.frontend.tokenizer import Tokenizer
 from engine.server.api import create_app
 from engine.server.http.binding import bind_socket, socket_url
 from engine.server.http.browsers import BrowserAccess
+from engine.server.images import ImageInputs
 from engine.server.metrics import EngineMetrics, create_registry
 from engine.server.parsers.thinking import thought_marks
 from engine.server.state import ApiState, ServerPhase, Services
@@ -55,6 +56,7 @@ def make_llm(
     core: FakeCore,
     state: ApiState | None = None,
     traces: FrontendTraces | None = None,
+    vocab_size: int = VOCAB,
 ) -> AsyncLLM:
     tokenizer = Tokenizer.from_folder(folder)
     sinks = []
@@ -64,7 +66,7 @@ def make_llm(
         core,
         tokenizer,
         InputProcessor(
-            vocab_size=VOCAB,
+            vocab_size=vocab_size,
             max_model_len=READY.max_model_len,
             eos_token_ids=(EOS,),
             max_chars_per_token=tokenizer.max_chars_per_token,
@@ -87,10 +89,12 @@ async def serving(
     reasoning_parser: str | None = None,
     tokenizer_info: Mapping[str, object] | None = None,
     browsers: BrowserAccess | None = None,
+    images: ImageInputs | None = None,
+    vocab_size: int = VOCAB,
 ) -> AsyncGenerator[Served, None]:
     """Serve; `in_process` leaves the socket out, which is faster and enough for plain answers."""
     state = ApiState(create_registry())
-    llm = make_llm(folder, core, state, FrontendTraces() if has_debug_routes else None)
+    llm = make_llm(folder, core, state, FrontendTraces() if has_debug_routes else None, vocab_size)
     services = Services(
         llm=llm,
         grammars=GrammarChecker(GrammarModel(str(folder), VOCAB, (EOS,))),
@@ -102,6 +106,7 @@ async def serving(
         tool_call_parser=tool_call_parser,
         thought_marks=thought_marks(reasoning_parser, llm.tokenizer),
         tokenizer_info=tokenizer_info or {},
+        images=images or ImageInputs(),
     )
     llm.start()
     if is_ready:
@@ -131,6 +136,7 @@ async def serving(
         yield Served(url, core, state, llm, services, http, client)
     state.phase = ServerPhase.STOPPING
     await services.grammars.close()
+    await services.images.close()
     await core.shutdown(0.0)
 
 

@@ -36,7 +36,7 @@ CheckedList = Annotated[list[T], Field(fail_fast=True)]
 """A list that is refused at its first wrong entry: an error for each of a million takes minutes."""
 
 
-async def read_json_body(request: Request) -> bytes:
+async def read_json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """The JSON body, refused by type, size and number of values before it is parsed."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -47,8 +47,8 @@ async def read_json_body(request: Request) -> bytes:
     parts, size, weight = [], 0, 0
     async for part in request.stream():
         size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise ApiError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+        if size > max_bytes:
+            raise ApiError(413, f"The body is larger than {max_bytes} bytes.")
         weight += _weight(part)
         parts.append(part)
     body = b"".join(parts)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import RequestError
-from engine.frontend.chat_template import CHATML, ChatTemplate
+from engine.frontend.chat_template import CHATML, ChatTemplate, ReadContent, plain_text
 from engine.frontend.logprobs import PositionLogprobs
 from engine.frontend.request_traces import Marks
+from engine.messages import ImageInput
 from engine.server.generation import Choice, Job, make_job, usage
 from engine.server.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.parsers.thinking import plan_thinking
@@ -33,6 +34,8 @@ async def answer_chat(services: Services, body: ChatBody, marks: Marks) -> tuple
 async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tuple[Job, ToolPlan]:
     """Render the template, tokenize, check."""
     services.check_model(body.model)
+    param = body.PROMPT_PARAM
+    urls = services.images.urls(body.messages, param)
 
     def prepare() -> tuple[ToolPlan, str, tuple[bytes, ...]]:
         plan = plan_tools(
@@ -48,7 +51,9 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
             continue_final_message=body.continue_final_message,
             template_args=body.template_args,
             tools=plan.for_template,
+            read_content=services.images.read_content,
         )
+        prompt = services.images.expand(prompt, len(urls), param)
         return plan, prompt, tuple(message.digest() for message in body.messages)
 
     plan, prompt, digests = await services.rendering.run(prepare)
@@ -64,10 +69,14 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         services.llm,
         prompt,
         add_special_tokens=body.add_special_tokens,
-        param=body.PROMPT_PARAM,
+        param=param,
         at_least=text_allowance(body.truncate_prompt_tokens),
     )
     marks.note("tokenized")
+    images: tuple[ImageInput, ...] = ()
+    if urls:
+        services.llm.input_processor.check_prompt(token_ids, param)  # before they are unpacked
+        images = await services.images.inputs(urls, token_ids, param)
     params = body.fitted(
         body.sampling_params(services.sampling_defaults),
         services.llm.input_processor,
@@ -83,12 +92,13 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         [token_ids],
         params,
         id_prefix=body.ID_PREFIX,
-        prompt_param=body.PROMPT_PARAM,
+        prompt_param=param,
         logprobs_param="top_logprobs",
         echoes=[body.echoed_text],
         marks=marks,
         thinking=thinking,
         message_digests=digests,
+        images=images,
     )
     return job, plan
 
@@ -101,6 +111,7 @@ def render_chat(
     continue_final_message: bool = False,
     template_args: dict[str, object] | None = None,
     tools: Sequence[dict[str, Any]] | None = None,
+    read_content: ReadContent = plain_text,
 ) -> str:
     """The prompt of a chat; RequestError when the model has no template or it refuses."""
     if template is None:
@@ -111,7 +122,7 @@ def render_chat(
             param="messages",
         )
     return template.render(
-        [message.for_template() for message in messages],
+        [message.for_template(read_content) for message in messages],
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
         template_args=template_args,

@@ -19,13 +19,14 @@ from app.planning.weight_sizes import TOWER
 GEMMA = find_planned_model("gemma-3-4b-it")
 
 
-def plan_of(name: str = "gemma-3-4b-it", **flags: int) -> MemoryPlan:
+def plan_of(name: str = "gemma-3-4b-it") -> MemoryPlan:
     model = find_planned_model(name)
-    return make_plan(model.shape, model.weights, PlanRequest(gpu=find_gpu("rtx4090"), **flags))
+    request = PlanRequest(gpu=find_gpu("rtx4090"), max_model_len=8192)
+    return make_plan(model.shape, model.weights, request)
 
 
 def test_the_share_of_the_images_of_gemma_3() -> None:
-    plan = plan_of(max_model_len=8192)
+    plan = plan_of()
     share = image_share(plan, 4)
     assert share is not None
     assert (share.tokens_per_image, share.num_tokens) == (256, 1024)
@@ -38,7 +39,7 @@ def test_the_share_of_the_images_of_gemma_3() -> None:
 
 
 def test_requests_hold_their_images_beside_their_text() -> None:
-    plan = plan_of(max_model_len=8192)
+    plan = plan_of()
     without = answer(plan, GEMMA, (1024, 2048))
     having = answer(plan, GEMMA, (1024,), 4)
     assert having.requests == (without.requests[1],)
@@ -49,9 +50,7 @@ def test_a_tower_of_other_sizes_is_read_from_its_config() -> None:
     tower = GEMMA.shape.vision
     assert tower is not None
     small = dataclasses.replace(tower, tokens_per_image=64, image_size=448)
-    plan = dataclasses.replace(
-        plan_of(max_model_len=8192), shape=dataclasses.replace(GEMMA.shape, vision=small)
-    )
+    plan = dataclasses.replace(plan_of(), shape=dataclasses.replace(GEMMA.shape, vision=small))
     share = image_share(plan, 1)
     assert share is not None
     assert share.num_tokens == 64
@@ -59,12 +58,12 @@ def test_a_tower_of_other_sizes_is_read_from_its_config() -> None:
 
 
 def test_images_that_are_not_known_or_too_many_are_refused() -> None:
-    assert image_share(plan_of("qwen3-4b", max_model_len=8192), 0) is None
+    assert image_share(plan_of("qwen3-4b"), 0) is None
     with pytest.raises(UsageError, match="qwen3-4b makes of an image is not known here"):
-        image_share(plan_of("qwen3-4b", max_model_len=8192), 2)
+        image_share(plan_of("qwen3-4b"), 2)
     with pytest.raises(UsageError, match="8,192 tokens, and a request has room for 8,192"):
-        image_share(plan_of(max_model_len=8192), 32)
-    assert image_share(plan_of(max_model_len=8192), 31) is not None
+        image_share(plan_of(), 32)
+    assert image_share(plan_of(), 31) is not None
 
 
 @pytest.mark.parametrize("name", ["gemma-3-4b-it", "google/gemma-3-4b-it", "Gemma-3-4B"])

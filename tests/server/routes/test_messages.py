@@ -377,7 +377,10 @@ def test_calls_and_results_of_earlier_turns() -> None:
     [
         ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
         ({"container": "abc"}, "container"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages.0.content.0.source",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "text"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"max_tokens": 0}, "max_tokens"),

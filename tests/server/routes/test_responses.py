@@ -357,7 +357,10 @@ def test_functions_of_a_namespace_give_way_wherever_they_stand() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"input": [{"type": "computer_call"}]}, "input.0"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input.0.content.0.image_url",
+        ),
         (
             {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},
             "input.0.arguments",
