@@ -83,17 +83,6 @@ class SamplingParams:
         """True when the tokens seen so far change the next one's logits."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
-    @property
-    def has_token_edits(self) -> bool:
-        """True when some tokens are forbidden or favoured, always or up to a length."""
-        return bool(
-            self.min_tokens
-            or self.logit_bias
-            or self.allowed_token_ids
-            or self.bad_words
-            or self.bad_words_token_ids
-        )
-
     def validate(self) -> SamplingParams:
         """Return self, or raise RequestError naming the field, its value and its limit."""
         _require(self.n >= 1, "n", self.n, "at least 1")

@@ -13,8 +13,8 @@ from engine.json_flags import json_object
 MOST_DRAFT_TOKENS = 32
 _FLAG = "--speculative-config"
 _KNOWN = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
-_USUAL_DRAFT_TOKENS = 8
-_USUAL_LOOKUP = 3
+_USUAL_DRAFT_TOKENS = 15  # with the token before them two tiles of the products' rows
+_USUAL_LOOKUP = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

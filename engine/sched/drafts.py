@@ -14,75 +14,69 @@ from dataclasses import dataclass, field
 from engine.messages import DraftStats
 from engine.sched.ngram_index import NgramIndex, continuation
 from engine.sched.request import Request
+from engine.sched.step_costs import StepCosts
 from engine.speculative_config import SpeculativeConfig
 
 MOST_ANSWER_TOKENS = 1 << 16
 """Of recent answers that are looked through; the older half is forgotten beyond."""
 
-_LEAST_GAIN = 1.04  # of tokens per second, below which a step is left as it is
-_EVIDENCE_KEPT = 0.9  # of what was seen before, at each new result
+_LEAST_GAIN = 1.02  # of tokens per second, below which a step is left as it is
+_LEAST_CHANCE = 0.01
+_EVIDENCE_KEPT = 0.9  # of what was seen of a request, at each new draft
 _DOUBT_KEPT = 0.98  # of it, at each step without a draft: a new try comes by and by
-_PRIOR_WEIGHT = 1.5
+_REQUEST_WEIGHT = 2.0  # tokens that a request's own record is weighed against
 _FORCED = 1 << 10  # as if so many tokens agreed: a grammar leaves nothing else
-# By how many tokens agree before the guess: how often its first token comes true, until seen.
-_PRIORS = ((12, 0.9), (6, 0.75), (4, 0.55), (0, 0.4))
+# By how many tokens agree before a guessed one: how often it comes true, until that is seen.
+_USUAL_CHANCES = ((16, 0.95), (12, 0.93), (8, 0.89), (6, 0.84), (5, 0.78), (4, 0.7), (3, 0.55))
+_SHORT_CHANCE = 0.35
+_CHANCE_WEIGHT = 30.0
+_CHANCE_KEPT = 0.998
+
+
+class Likelihoods:
+    """How often guesses come true, by how many tokens agree before them; learnt as they fare."""
+
+    def __init__(self, most: int) -> None:
+        """`most` is the longest agreement that is told apart."""
+        self._most = most
+        chances = [_usual_chance(agreed) for agreed in range(most + 1)]
+        self._tried = [_CHANCE_WEIGHT] * (most + 1)
+        self._right = [_CHANCE_WEIGHT * chance for chance in chances]
+
+    def of(self, agreed: int) -> float:
+        """The chance of the token behind `agreed` equal ones."""
+        agreed = min(agreed, self._most)
+        return self._right[agreed] / self._tried[agreed]
+
+    def note(self, agreed: int, is_right: bool) -> None:
+        """What became of such a token, given that those before it were right."""
+        agreed = min(agreed, self._most)
+        self._tried[agreed] = self._tried[agreed] * _CHANCE_KEPT + 1
+        self._right[agreed] = self._right[agreed] * _CHANCE_KEPT + is_right
+
+
+def _usual_chance(agreed: int) -> float:
+    return next((chance for least, chance in _USUAL_CHANCES if agreed >= least), _SHORT_CHANCE)
 
 
 @dataclass(slots=True)
 class _Guesser:
-    """What is known of one request: its index, and how its drafts fared (decaying counts)."""
+    """What is known of one request: its index, how its drafts fared (decaying counts), and the
+    agreement behind which the last one stood.
+    """
 
     index: NgramIndex
-    tried: float = 0.0
     right: float = 0.0
+    expected: float = 0.0  # right ones, by what guesses usually do
+    agreed: int = 0
 
-    def probability(self, agreed: int) -> float:
-        """That the next token of a draft is right, given that those before it were."""
-        prior = next(chance for least, chance in _PRIORS if agreed >= least)
-        return (self.right + _PRIOR_WEIGHT * prior) / (self.tried + _PRIOR_WEIGHT)
+    @property
+    def luck(self) -> float:
+        """How its guesses fare beside those of others."""
+        return (self.right + _REQUEST_WEIGHT) / (self.expected + _REQUEST_WEIGHT)
 
 
-class StepCosts:
-    """How long a step of decodes takes by its number of rows, learnt from the steps that ran."""
-
-    _PACE = 0.2
-    _KEPT_STEPS = 400
-    _MOST_JUMP = 2.0
-
-    def __init__(self) -> None:
-        self._seen: dict[int, float] = {}
-        self._seen_at: dict[int, int] = {}
-        self._num_steps = 0
-
-    def note(self, num_rows: int, seconds: float) -> None:
-        """A step with nothing but decodes and drafts has run."""
-        self._num_steps += 1
-        before = self._seen.get(num_rows, seconds)
-        seconds = min(seconds, self._MOST_JUMP * before)  # something else had the cores
-        self._seen[num_rows] = before + self._PACE * (seconds - before)
-        self._seen_at[num_rows] = self._num_steps
-        if self._num_steps % self._KEPT_STEPS == 0:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Sizes that did not come again: what one slow step said must not stand for ever, since
-        nobody would try that size again.
-        """
-        oldest = self._num_steps - self._KEPT_STEPS
-        for rows in [rows for rows, at in self._seen_at.items() if at < oldest]:
-            del self._seen[rows], self._seen_at[rows]
-
-    def of(self, num_rows: int) -> float:
-        """In any unit: steps of a size that was not seen cost what the nearest one suggests."""
-        if not self._seen:
-            return self._usual(num_rows)
-        known = min(self._seen, key=lambda rows: (abs(rows - num_rows), rows))
-        return self._seen[known] * self._usual(num_rows) / self._usual(known)
-
-    @staticmethod
-    def _usual(num_rows: int) -> float:
-        """Memory binds up to about eight rows, arithmetic beyond."""
-        return 8.0 + 0.6 * min(num_rows, 8) + 1.0 * max(0, num_rows - 8)
+_NOTHING: tuple[list[int], int, float] = ([], 0, 1.0)
 
 
 @dataclass(slots=True)
@@ -103,7 +97,8 @@ class Drafter:
         self._guessers: dict[str, _Guesser] = {}
         self._answers: list[int] = []
         self._answer_index = self._new_index()
-        self._costs = StepCosts()
+        self._costs = StepCosts(most_rows)
+        self._likelihoods = Likelihoods(config.prompt_lookup_max)
         self._counts = _Counts()
 
     def _new_index(self) -> NgramIndex:
@@ -114,41 +109,46 @@ class Drafter:
         guesses: dict[str, list[int]] = {}
         chances: list[tuple[float, int, str]] = []
         for request in running:
-            guess, probability = self._guess(request)
+            guess, agreed, luck = self._guess(request)
             if not guess:
                 continue
             guesses[request.request_id] = guess
             chance = 1.0
             for length in range(1, len(guess) + 1):
-                chance *= probability
+                chance *= min(0.99, luck * self._likelihoods.of(agreed + length - 1))
+                if chance < _LEAST_CHANCE:
+                    break
                 chances.append((-chance, length, request.request_id))
         if not chances:
             return {}
         chances.sort()
         lengths: dict[str, int] = {}
         for _, length, request_id in chances[: self._worth(len(running), chances)]:
-            lengths[request_id] = max(length, lengths.get(request_id, 0))
+            lengths[request_id] = length
         for request_id in guesses.keys() - lengths.keys():
             self._doubt(request_id)
         return {request_id: guesses[request_id][:length] for request_id, length in lengths.items()}
 
     def _worth(self, num_rows: int, chances: Sequence[tuple[float, int, str]]) -> int:
         """How many of the likeliest draft tokens give most tokens per second; 0 for none."""
-        best, highest = 0, _LEAST_GAIN * num_rows / self._costs.of(num_rows)
+        costs = self._costs
+        if num_rows >= self._most_rows:
+            return 0
+        best, highest = 0, _LEAST_GAIN * num_rows / costs.of(num_rows)
         expected = float(num_rows)
-        for count, (negative, _, _) in enumerate(chances, start=1):
-            if num_rows + count > self._most_rows:
-                break
+        for count, (negative, _, _) in enumerate(chances[: self._most_rows - num_rows], start=1):
             expected -= negative
-            rate = expected / self._costs.of(num_rows + count)
+            rate = expected / costs.of(num_rows + count)
             if rate > highest:
                 best, highest = count, rate
         return best
 
-    def _guess(self, request: Request) -> tuple[list[int], float]:
-        """The likeliest next tokens of a request that decodes, and the chance of each of them."""
+    def _guess(self, request: Request) -> tuple[list[int], int, float]:
+        """The likeliest next tokens of a request that decodes, how many tokens agree before them,
+        and its luck.
+        """
         if not _can_guess(request):
-            return [], 0.0
+            return _NOTHING
         tokens = request.token_ids
         guesser = self._guessers.get(request.request_id)
         if guesser is None:
@@ -157,22 +157,24 @@ class Drafter:
         left = request.max_tokens - request.num_output_tokens - 1
         most = min(self._config.num_speculative_tokens, left)
         if most < 1:
-            return [], 0.0
+            return _NOTHING
         if request.grammar is not None and (forced := request.grammar.forced()[:most]):
-            return forced, guesser.probability(_FORCED)
+            guesser.agreed = _FORCED
+            return forced, _FORCED, 1.0
         source: Sequence[int] = tokens
         place, agreed = guesser.index.find(tokens, tokens)
         other_place, other_agreed = self._answer_index.find(self._answers, tokens)
         if other_agreed > agreed:
             source, place, agreed = self._answers, other_place, other_agreed
         if not agreed:
-            return [], 0.0
+            return _NOTHING
         guess = continuation(source, place, most)
-        return _allowed(request, guess), guesser.probability(agreed)
+        guesser.agreed = agreed
+        return _allowed(request, guess), agreed, guesser.luck
 
     def _doubt(self, request_id: str) -> None:
         guesser = self._guessers[request_id]
-        guesser.tried *= _DOUBT_KEPT
+        guesser.expected *= _DOUBT_KEPT
         guesser.right *= _DOUBT_KEPT
 
     def note(self, request_id: str, num_drafted: int, num_accepted: int) -> None:
@@ -185,10 +187,14 @@ class Drafter:
         for place in range(num_accepted):
             counts.by_place[place] += 1
         guesser = self._guessers.get(request_id)
-        if guesser is not None:
-            was_wrong = num_accepted < num_drafted
-            guesser.tried = guesser.tried * _EVIDENCE_KEPT + num_accepted + was_wrong
-            guesser.right = guesser.right * _EVIDENCE_KEPT + num_accepted
+        if guesser is None or guesser.agreed == _FORCED:
+            return
+        guesser.expected *= _EVIDENCE_KEPT
+        guesser.right = guesser.right * _EVIDENCE_KEPT + num_accepted
+        for place in range(min(num_accepted + 1, num_drafted)):
+            agreed = guesser.agreed + place
+            guesser.expected += self._likelihoods.of(agreed)
+            self._likelihoods.note(agreed, place < num_accepted)
 
     def note_step(self, num_rows: int, seconds: float) -> None:
         """How long a step of decodes took."""
@@ -220,14 +226,9 @@ def _allowed(request: Request, guess: list[int]) -> list[int]:
 
 
 def _can_guess(request: Request) -> bool:
-    """Whether only its last token is missing, and what it gets next depends on nothing that a draft
-    would change on the way (penalties, tokens that are forbidden for now).
-    """
-    params = request.sampling_params
+    """Whether only its last token is missing."""
     return (
         request.num_tokens - request.num_computed_tokens == 1
         and request.num_output_tokens > 0
         and request.pooling is None
-        and not params.has_penalties
-        and not params.has_token_edits
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _KEY_TOKENS = 3
 _KEY_BITS = 21  # of one token; vocabularies are smaller
@@ -11,7 +11,7 @@ _MOST_PLACES = 6  # earlier places that are compared, the newest first
 
 
 class NgramIndex:
-    """Places of every run of `least` tokens in a growing list of tokens, which the caller keeps.
+    """Places of every run of tokens in a growing list of tokens, which the caller keeps.
 
     A match shorter than `least` is none; of longer ones no more than `most` tokens are compared.
     """
@@ -19,19 +19,15 @@ class NgramIndex:
     def __init__(self, least: int, most: int) -> None:
         self._least = least
         self._most = max(least, most)
-        self._width = min(least, _KEY_TOKENS)
-        self._newest: dict[int, int] = {}  # key -> where its newest run ends
-        self._before = array("i")  # place -> where the run before it with the same key ends
+        longest = min(self._most, _KEY_TOKENS)
+        widths = dict.fromkeys((longest, min(least, _KEY_TOKENS)))
+        self._runs = [_Runs(width) for width in widths]  # the longest first: they find more
         self._num_indexed = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in what was appended since; a run is known once a token stands behind it."""
-        width, newest, before = self._width, self._newest, self._before
-        before.extend([0] * (len(tokens) - len(before)))
-        for end in range(max(self._num_indexed, width), len(tokens)):
-            key = self._key(tokens, end)
-            before[end] = newest.get(key, 0)
-            newest[key] = end
+        for runs in self._runs:
+            runs.extend(tokens, self._num_indexed)
         self._num_indexed = len(tokens)
 
     def find(self, tokens: Sequence[int], text: Sequence[int]) -> tuple[int, int]:
@@ -40,18 +36,15 @@ class NgramIndex:
         `text` may be the list itself. Of several places the one with the longest agreement, the
         newest of these; (0, 0) without one.
         """
-        if len(text) < self._least:
-            return 0, 0
-        place = self._newest.get(self._key(text, len(text)), 0)
-        best, longest = 0, self._least - 1
-        for _ in range(_MOST_PLACES):
-            if not place:
-                break
-            agreed = self._agreement(tokens, place, text)
-            if agreed > longest:
-                best, longest = place, agreed
-            place = self._before[place]
-        return (best, longest) if best else (0, 0)
+        for runs in self._runs:
+            best, longest = 0, max(self._least, runs.width) - 1
+            for place in runs.places(text):
+                agreed = self._agreement(tokens, place, text)
+                if agreed > longest:
+                    best, longest = place, agreed
+            if best:
+                return best, longest
+        return 0, 0
 
     def _agreement(self, tokens: Sequence[int], place: int, text: Sequence[int]) -> int:
         count, end, most = 0, len(text), min(self._most, place, len(text))
@@ -59,11 +52,41 @@ class NgramIndex:
             count += 1
         return count
 
-    def _key(self, tokens: Sequence[int], end: int) -> int:
-        key = 0
-        for token in tokens[end - self._width : end]:
-            key = key << _KEY_BITS | token
-        return key
+
+class _Runs:
+    """Where the runs of one width end, each with the earlier one of the same tokens."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._newest: dict[int, int] = {}  # key -> where its newest run ends
+        self._before = array("i")  # place -> where the run before it with the same key ends
+
+    def extend(self, tokens: Sequence[int], start: int) -> None:
+        """Take in what stands from `start` on."""
+        newest, before, width = self._newest, self._before, self.width
+        before.extend([0] * (len(tokens) - len(before)))
+        for end in range(max(start, width), len(tokens)):
+            key = _key(tokens, end, width)
+            before[end] = newest.get(key, 0)
+            newest[key] = end
+
+    def places(self, text: Sequence[int]) -> Iterator[int]:
+        """Ends of the newest runs that are equal to the last tokens of `text`."""
+        if len(text) < self.width:
+            return
+        place = self._newest.get(_key(text, len(text), self.width), 0)
+        for _ in range(_MOST_PLACES):
+            if not place:
+                return
+            yield place
+            place = self._before[place]
+
+
+def _key(tokens: Sequence[int], end: int, width: int) -> int:
+    key = 0
+    for token in tokens[end - width : end]:
+        key = key << _KEY_BITS | token
+    return key
 
 
 def continuation(tokens: Sequence[int], place: int, count: int) -> list[int]:

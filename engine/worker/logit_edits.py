@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.step_batch import IntArray
+from engine.kernels.step_batch import IntArray, within_runs
 from engine.worker.input_batch import InputBatch
 from engine.worker.row_edits import RowEdits
 
@@ -56,13 +56,19 @@ class Penalties:
     frequency: NDArray[np.float32]
 
     @classmethod
-    def of(cls, batch: InputBatch, rows: IntArray) -> Penalties | None:
-        """Those of the requests in `rows`; None when there are none."""
+    def of(cls, batch: InputBatch, rows: IntArray, ahead: IntArray) -> Penalties | None:
+        """Those of the requests in `rows`, each behind `ahead` tokens of a draft; None when there
+        are none.
+        """
         numbers = np.flatnonzero(batch.has_penalties[rows])
         if not len(numbers):
             return None
         owner, token_ids, counts = batch.seen.of(rows[numbers])
         owner = numbers[owner]
+        if ahead[numbers].any():
+            owner, token_ids, counts = _with_drafts(
+                batch, rows, ahead, numbers, (owner, token_ids, counts)
+            )
         return cls(
             places=Places(owner, token_ids),
             counts=counts,
@@ -92,17 +98,24 @@ class LogitEdits:
     forbidden: Places | None
 
     @classmethod
-    def of(cls, batch: InputBatch, rows: IntArray) -> LogitEdits | None:
-        """The edits of the requests in `rows`; None when there are none (the usual case)."""
+    def of(
+        cls, batch: InputBatch, rows: IntArray, ahead: IntArray | None = None
+    ) -> LogitEdits | None:
+        """The edits of the requests in `rows`, each behind `ahead` tokens of its draft; None when
+        there are none (the usual case).
+        """
+        if ahead is None:
+            ahead = np.zeros(len(rows), dtype=np.int64)
         edited = [
             (number, batch.edits[int(rows[number])])
             for number in np.flatnonzero(batch.has_edits[rows]).tolist()
         ]
-        penalties = Penalties.of(batch, rows)
+        penalties = Penalties.of(batch, rows, ahead)
         if not edited and penalties is None:
             return None
         forbidden = [
-            (number, _forbidden(batch, int(rows[number]), edits)) for number, edits in edited
+            (number, _forbidden(batch, int(rows[number]), int(ahead[number]), edits))
+            for number, edits in edited
         ]
         return cls(
             bias=_bias(edited),
@@ -144,9 +157,29 @@ def _allowed(edited: _Edited) -> tuple[IntArray, Places] | None:
     return np.array([number for number, _ in allowed]), Places.joined(allowed)
 
 
-def _forbidden(batch: InputBatch, row: int, edits: RowEdits) -> IntArray:
-    """Tokens that the request in `row` may not get in this step."""
-    start, end = int(batch.num_prompt_tokens[row]), int(batch.num_tokens[row])
+def _with_drafts(
+    batch: InputBatch,
+    rows: IntArray,
+    ahead: IntArray,
+    numbers: IntArray,
+    seen: tuple[IntArray, IntArray, IntArray],
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Seen tokens as (number, token id, count), and those of the drafts that stand before each of
+    `numbers` counted as generated ones.
+    """
+    drafted = np.repeat(numbers, ahead[numbers])
+    places = batch.num_tokens[rows[drafted]] + within_runs(ahead[numbers])
+    owner = np.concatenate([seen[0], drafted])
+    token_ids = np.concatenate([seen[1], batch.token_ids[rows[drafted], places]])
+    counts = np.concatenate([seen[2], np.ones(len(drafted), dtype=np.int64)])
+    keys, place = np.unique(owner << 32 | token_ids, return_inverse=True)
+    total = np.bincount(place, weights=counts).astype(np.int64)
+    return keys >> 32, keys & 0xFFFFFFFF, total
+
+
+def _forbidden(batch: InputBatch, row: int, ahead: int, edits: RowEdits) -> IntArray:
+    """Tokens that the request in `row` may not get behind `ahead` tokens of its draft."""
+    start, end = int(batch.num_prompt_tokens[row]), int(batch.num_tokens[row]) + ahead
     parts = [edits.stop_ids] if end - start < batch.min_tokens[row] else []
     if edits.bad_words is not None:
         parts.append(edits.bad_words.forbidden_after(batch.token_ids[row, start:end]))

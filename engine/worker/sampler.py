@@ -52,7 +52,7 @@ class SamplingBatch:
         bitmask: GrammarBitmask | None = None,
         ahead: IntArray | None = None,
     ) -> SamplingBatch:
-        """Settings of the requests in `rows`; `ahead` tokens of a draft stand before each."""
+        """Settings of the requests in `rows`; `ahead` tokens of its draft stand before each."""
         num_outputs = batch.num_tokens[rows] - batch.num_prompt_tokens[rows]
         if ahead is not None:
             num_outputs = num_outputs + ahead
@@ -62,7 +62,7 @@ class SamplingBatch:
             top_p=batch.top_p[rows],
             min_p=batch.min_p[rows],
             uniforms=uniform_numbers(batch.seeds[rows], num_outputs),
-            edits=LogitEdits.of(batch, rows),
+            edits=LogitEdits.of(batch, rows, ahead),
             grammar=GrammarMask.of(bitmask, batch.rows(bitmask.req_ids), rows) if bitmask else None,
         )
 

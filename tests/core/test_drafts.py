@@ -11,7 +11,7 @@ import pytest
 from engine.core.engine_core import EngineCore
 from engine.messages import EngineCoreRequest, FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
-from engine.sched import drafts
+from engine.sched import drafts, step_costs
 from tests.core.conftest import engine_config
 from tests.core.core_runs import assert_same_texts, run
 from tests.worker.kernel_choices import KernelChoice
@@ -32,7 +32,8 @@ PRESSED = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 14, "max_mod
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every guess is tried, whatever it costs."""
     monkeypatch.setattr(drafts, "_LEAST_GAIN", 0.0)
-    monkeypatch.setattr(drafts.StepCosts, "of", lambda _costs, _rows: 1.0)
+    monkeypatch.setattr(step_costs.StepCosts, "of", lambda _costs, _rows: 1.0)
+    monkeypatch.setattr(drafts, "_LEAST_CHANCE", 0.0)
 
 
 def asked(name: str, prompt: list[int], **settings: object) -> EngineCoreRequest:
@@ -52,6 +53,8 @@ def requests() -> list[EngineCoreRequest]:
         asked("random", phrase * 2, temperature=1.3, seed=6, top_p=0.8, min_p=0.02),
         asked("penalised", twice, repetition_penalty=1.3, presence_penalty=0.5),
         asked("edited", twice, logit_bias=((5, 2.0),), min_tokens=3),
+        asked("kept apart", twice, bad_words_token_ids=((7, 8), (9,), (4,)), min_tokens=20),
+        asked("often said", twice, temperature=0.8, seed=9, frequency_penalty=0.4),
         asked("digits", phrase, structured_outputs=StructuredOutputsParams(regex="[0-9]{12}")),
         asked("forced", phrase, structured_outputs=StructuredOutputsParams(regex=FORCED)),
         asked(
@@ -142,6 +145,34 @@ def test_what_a_grammar_forces_takes_few_steps(tiny_folder: Path) -> None:
         texts.append(tokens)
     assert texts[1] == texts[0]
     assert steps[1] < 0.7 * steps[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.05},
+        {"frequency_penalty": 0.01, "presence_penalty": 0.02},
+        {"logit_bias": ((5, 0.5),)},
+        {"min_tokens": 30},
+        {"bad_words_token_ids": ((95, 96),)},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_changes_logits_is_drafted_too(tiny_folder: Path, settings: dict[str, object]) -> None:
+    plain = EngineCore(engine_config(tiny_folder))
+    prompt = [5, 6, 7] * 6
+    wanted = run(plain, [asked("a", prompt, **settings)]).texts["a"]
+    plain.shutdown()
+    core = EngineCore(engine_config(tiny_folder, speculative_config=NGRAM))
+    for name in ("a", "b"):  # the second one is guessed from the first one's answer
+        core.add_request(asked(name, prompt, **settings))
+        steps, tokens = 0, []
+        while not core.is_idle:
+            steps += 1
+            tokens += [token for output in core.step().outputs for token in output.new_token_ids]
+        assert tokens == wanted
+    core.shutdown()
+    assert steps < 0.7 * len(wanted)
 
 
 def test_log_probabilities_belong_to_the_tokens_that_were_kept(tiny_folder: Path) -> None:

@@ -15,7 +15,7 @@ from tests.tiny_model import write_tiny_llama
 @pytest.mark.parametrize(
     ("text", "least", "most"),
     [
-        ('{"method": "ngram"}', 3, 16),
+        ('{"method": "ngram"}', 1, 16),
         ('{"method": "ngram", "prompt_lookup_max": 5}', 5, 5),
         ('{"method": "ngram", "prompt_lookup_min": 2}', 2, 2),
         ('{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}', 2, 4),

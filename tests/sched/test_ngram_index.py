@@ -52,6 +52,14 @@ def test_the_longest_agreement_wins_and_then_the_newest() -> None:
     assert index.find(tokens, [5, 1, 2, 3]) == (8, 3)
 
 
+def test_a_long_agreement_is_found_behind_many_short_ones() -> None:
+    tokens = [5, 6, 7, 8, *[7, 0, 7, 1] * 20]
+    index = NgramIndex(1, 8)
+    index.extend(tokens)
+    assert index.find(tokens, [5, 6, 7]) == (3, 3)
+    assert index.find(tokens, [2, 2, 7])[1] == 1
+
+
 def test_what_ends_early_goes_round() -> None:
     assert continuation([1, 2, 3, 4], 2, 5) == [3, 4, 3, 4, 3]
     assert continuation([1, 2, 3, 4], 1, 2) == [2, 3]

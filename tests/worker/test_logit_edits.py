@@ -216,3 +216,29 @@ class TestAgainstTransformers:
             processor = MinNewTokensLengthLogitsProcessor(3, minimum, EOS, device="cpu")
             theirs = processor(tokens, logits.clone())
             assert torch.equal(self.ours(tokens, logits, min_tokens=minimum), theirs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    params=PARAMS,
+    output=st.lists(TOKEN, max_size=6),
+    draft=st.lists(TOKEN, min_size=1, max_size=5),
+)
+def test_behind_a_draft_edits_are_those_of_a_text_with_it(
+    params: SamplingParams, output: list[int], draft: list[int]
+) -> None:
+    prompt = [1, 2, 3]
+    batch = new_batch()
+    add(batch, "a", prompt, output, params)
+    batch.put_drafts(["a"], {"a": draft})
+    count = len(draft) + 1
+    rows = np.repeat(batch.rows(["a"]), count)
+    logits = torch.randn((count, VOCAB), generator=torch.Generator().manual_seed(1))
+    found = logits.clone()
+    edits = LogitEdits.of(batch, rows, np.arange(count))
+    if edits is not None:
+        edits.apply(found)
+    for place in range(count):
+        text = [*output, *draft[:place]]
+        expected = torch.tensor(naive(logits[place].tolist(), prompt, text, params))
+        torch.testing.assert_close(found[place], expected)
