@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from engine.messages import ImageInput
 from engine.sched.scheduler import Scheduler
 from engine.sched.scheduler_output import SchedulerOutput
-from tests.sched.test_properties import check_integrity
-from tests.sched.workload import Run, make_request, make_scheduler, picture
+from tests.sched.workload import Run, check_integrity, make_request, make_scheduler, picture
 
 SIZE = 6  # tokens of an image
 IMAGE = 500

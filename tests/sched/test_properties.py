@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from hypothesis import given, settings
@@ -10,35 +9,14 @@ from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
 from engine.sched.request import RequestStatus
-from engine.sched.scheduler import Scheduler
 from tests.sched.random_workloads import LIMITS, REQUESTS
-from tests.sched.workload import Run, ScriptedGrammar, make_request, make_scheduler
-
-
-def check_integrity(scheduler: Scheduler) -> None:
-    """free + used + null = total, and reference counts equal the tables."""
-    manager = scheduler.kv_cache_manager
-    pool = manager.block_pool
-    uses = Counter(
-        block_id
-        for request_id in scheduler.requests
-        for table in manager.get_block_ids(request_id)
-        for block_id in table
-        if block_id
-    )
-    free = pool.free_queue.block_ids()
-    assert len(set(free)) == len(free)
-    assert 0 not in free
-    assert set(free).isdisjoint(uses)
-    assert len(free) + len(uses) + 1 == pool.num_blocks
-    for block in pool.blocks[1:]:
-        assert block.ref_cnt == uses.get(block.block_id, 0)
-        if block.ref_cnt > 1:
-            assert manager.enable_caching
-            assert block.block_hash is not None
-    for request in scheduler.running:
-        for table in manager.get_block_ids(request.request_id):
-            assert len(table) == -(-request.num_computed_tokens // scheduler.block_size)
+from tests.sched.workload import (
+    Run,
+    ScriptedGrammar,
+    check_integrity,
+    make_request,
+    make_scheduler,
+)
 
 
 @settings(max_examples=150, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -84,6 +85,32 @@ def make_request(
     )
     manager = scheduler.kv_cache_manager
     return Request(message, scheduler.block_size, hash_blocks=manager.enable_caching)
+
+
+def check_integrity(scheduler: Scheduler) -> None:
+    """free + used + null = total, and reference counts equal the tables."""
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    uses = Counter(
+        block_id
+        for request_id in scheduler.requests
+        for table in manager.get_block_ids(request_id)
+        for block_id in table
+        if block_id
+    )
+    free = pool.free_queue.block_ids()
+    assert len(set(free)) == len(free)
+    assert 0 not in free
+    assert set(free).isdisjoint(uses)
+    assert len(free) + len(uses) + 1 == pool.num_blocks
+    for block in pool.blocks[1:]:
+        assert block.ref_cnt == uses.get(block.block_id, 0)
+        if block.ref_cnt > 1:
+            assert manager.enable_caching
+            assert block.block_hash is not None
+    for request in scheduler.running:
+        for table in manager.get_block_ids(request.request_id):
+            assert len(table) == -(-request.num_computed_tokens // scheduler.block_size)
 
 
 def picture(offset: int, num_tokens: int, name: str) -> ImageInput:
