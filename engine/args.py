@@ -567,19 +567,14 @@ class EngineArgs:
         """An image is computed in one step: its tokens see each other."""
         asked, vision = parse_image_limit(self.limit_mm_per_prompt), model.vision
         max_images = DEFAULT_IMAGES if asked is None else asked
-        if vision is None or model.implementation != "stoker" or not max_images:
+        if vision is None or model.implementation != "stoker" or self.runner == "pooling":
             return MultiModalConfig()
-        alone = "with --limit-mm-per-prompt '{\"image\": 0}' for text alone"
-        if max_num_batched_tokens < vision.tokens_per_image:
+        if max_images and max_num_batched_tokens < vision.tokens_per_image:
             raise ConfigError(
                 f"--max-num-batched-tokens {max_num_batched_tokens} is below the "
                 f"{vision.tokens_per_image} tokens of an image, which are computed in one step; "
-                f"give at least {vision.tokens_per_image}, or start {alone}."
-            )
-        if self.likely_parallel.world_size > 1:
-            raise ConfigError(
-                "Images work on one rank only; leave out --tensor-parallel-size and "
-                f"--pipeline-parallel-size, or start {alone}."
+                f"give at least {vision.tokens_per_image}, or start with --limit-mm-per-prompt "
+                "'{\"image\": 0}' for text alone."
             )
         return MultiModalConfig(max_images=max_images)
 

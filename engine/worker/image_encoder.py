@@ -7,11 +7,11 @@ makes of it is held for the one step that needs it, once for all requests of the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from engine.kernels.step_batch import FloatArray, ImageTokens, StepBatch
+from engine.kernels.step_batch import ImageTokens, StepBatch
 from engine.messages import ImageInput
 from engine.models.vision_tower import VisionTower
 from engine.sched.scheduler_output import NewRequestData
@@ -20,7 +20,8 @@ from engine.sched.scheduler_output import NewRequestData
 class ImageEncoder:
     """Follows the requests like InputBatch; costs nothing while none has images.
 
-    `tower` is None where no request brings any.
+    `tower` is None where no request brings any, and in pipeline stages behind the first: there the
+    tokens of images are states like others, but for what they see.
     """
 
     def __init__(self, tower: VisionTower | None) -> None:
@@ -49,10 +50,25 @@ class ImageEncoder:
         ]
         if not placed:
             return batch
-        assert self._tower is not None, "images without a tower"
+        return dataclasses.replace(batch, images=self._tokens(batch, placed))
+
+    def _tokens(self, batch: StepBatch, placed: Sequence[tuple[int, ImageInput]]) -> ImageTokens:
+        """`placed` are the images with their requests' places in the step."""
+        spans = [_span(batch, place, image) for place, image in placed]
+        key_ends = batch.positions + 1
+        for (_, image), tokens in zip(placed, spans, strict=True):
+            key_ends[tokens.start : tokens.stop] = image.end
+        rows = np.full(len(batch.token_ids), -1, dtype=np.int64)
+        if self._tower is None:
+            return ImageTokens(np.zeros((0, 0), dtype=np.float32), rows, key_ends)
+        rows[np.concatenate(spans)] = np.arange(sum(map(len, spans)))
         images = {image.digest: image for _, image in placed}
         encoded = {digest: self._tower.encode(image) for digest, image in images.items()}
-        return dataclasses.replace(batch, images=_image_tokens(batch, placed, encoded))
+        parts = [
+            encoded[image.digest][-len(tokens) :]  # all, or what follows a cached beginning
+            for (_, image), tokens in zip(placed, spans, strict=True)
+        ]
+        return ImageTokens(np.concatenate(parts), rows, key_ends)
 
     def _take(self, req_id: str, end: int) -> tuple[ImageInput, ...]:
         """Those that begin before `end`, which so are whole in the step."""
@@ -66,24 +82,10 @@ class ImageEncoder:
         return images[:count]
 
 
-def _image_tokens(
-    batch: StepBatch,
-    placed: Sequence[tuple[int, ImageInput]],
-    encoded: Mapping[bytes, FloatArray],
-) -> ImageTokens:
-    """`placed` are the images with their requests' places in the step. Of one whose beginning was
-    found in the prefix cache there is the rest.
+def _span(batch: StepBatch, place: int, image: ImageInput) -> range:
+    """The tokens of the step that are the image's: of one whose beginning was found in the prefix
+    cache, the rest.
     """
-    rows = np.full(len(batch.token_ids), -1, dtype=np.int64)
-    key_ends = batch.positions + 1
-    parts: list[FloatArray] = []
-    count = 0
-    for place, image in placed:
-        first, computed = int(batch.query_start_loc[place]), int(batch.num_computed[place])
-        start = max(image.offset, computed)
-        tokens = slice(first + start - computed, first + image.end - computed)
-        rows[tokens] = np.arange(count, count + image.end - start)
-        key_ends[tokens] = image.end
-        parts.append(encoded[image.digest][start - image.offset :])
-        count += image.end - start
-    return ImageTokens(np.concatenate(parts), rows, key_ends)
+    shift = int(batch.query_start_loc[place]) - int(batch.num_computed[place])
+    start = max(image.offset, int(batch.num_computed[place]))
+    return range(start + shift, image.end + shift)

@@ -155,10 +155,10 @@ class Worker:
         return self._model.weight_bytes + tower
 
     def _load_tower(self) -> VisionTower | None:
-        """None where prompts have no images. A CPU computes it in the decoder's format only where
-        it does so fast.
+        """None where prompts have no images, and in stages that get what the first one made of
+        them. A CPU computes it in the decoder's format only where it does so fast.
         """
-        if not self._config.multimodal.max_images:
+        if not (self._config.multimodal.max_images and self._place.is_first_stage):
             return None
         start = time.monotonic()
         is_slow = self._device.type == "cpu" and not cpu_has_bf16()

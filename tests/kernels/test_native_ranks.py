@@ -19,7 +19,7 @@ from engine.models.registry import load_weights
 from engine.rank_layout import WHOLE, RankPlace, rank_places
 from engine.worker.kv_cache import cache_spec
 from tests.kernels.native_models import native_library, save_rounded
-from tests.models.rank_threads import run_stages, two_prompts
+from tests.models.rank_threads import run_stages, two_prompts, with_image
 from tests.worker.driver import engine_config
 
 _WINDOWS = {
@@ -47,10 +47,18 @@ def build(
     return build_native_decoder(config.model, weights, kernels, 128, spec, place, ranks)
 
 
-def compare(folder: Path, layouts: list[tuple[int, int]], quantization: str = "none") -> float:
+def compare(
+    folder: Path,
+    layouts: list[tuple[int, int]],
+    quantization: str = "none",
+    *,
+    has_image: bool = False,
+) -> float:
     """The largest difference of logits from those of one rank, in their standard deviation."""
     config = engine_config(folder, max_model_len=128)
     batch = two_prompts(config.model.vocab_size, len(cache_spec(config).groups))
+    if has_image:
+        batch = with_image(batch, config.model.hidden_size)
     whole = build(folder, WHOLE, None, quantization)
     wanted = whole.forward(batch, whole.create_kv_cache(5))
     furthest = 0.0
@@ -86,6 +94,12 @@ def test_parts_give_what_the_whole_gives(
 def test_stages_change_no_bit(tmp_path: Path) -> None:
     save_rounded(tmp_path)
     assert compare(tmp_path, [(1, 2), (1, 3)]) == 0.0
+
+
+def test_parts_of_a_step_with_an_image(tmp_path: Path) -> None:
+    save_rounded(tmp_path, "Gemma3", **_WINDOWS)
+    assert compare(tmp_path, [(2, 1), (2, 2)], has_image=True) < 0.05
+    assert compare(tmp_path, [(1, 3)], has_image=True) == 0.0
 
 
 def test_quantized_parts_are_near(tmp_path: Path) -> None:

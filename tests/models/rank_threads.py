@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.kernel_set import StageStep
-from engine.kernels.step_batch import IntArray, StepBatch
+from engine.kernels.step_batch import ImageTokens, IntArray, StepBatch
 from engine.rank_layout import RankPlace
 from engine.worker.model_runner import dummy_batch
 
@@ -64,6 +64,15 @@ def two_prompts(vocab_size: int, num_groups: int) -> StepBatch:
     return batch
 
 
+def with_image(batch: StepBatch, hidden_size: int) -> StepBatch:
+    """`two_prompts` with an image of 14 tokens in the second one."""
+    image = slice(_TOKENS // 2 + 5, _TOKENS // 2 + 19)
+    rows, key_ends = np.full(_TOKENS, -1), batch.positions + 1
+    rows[image], key_ends[image] = np.arange(14), 19
+    embeddings = np.random.default_rng(6).normal(size=(14, hidden_size)).astype(np.float32)
+    return dataclasses.replace(batch, images=ImageTokens(embeddings, rows, key_ends))
+
+
 def run_stages(
     places: list[RankPlace], build: BuildStage, batch: StepBatch
 ) -> tuple[Tensor, IntArray]:
@@ -91,5 +100,8 @@ def run_stages(
         found, tokens = results[0]
         if tokens is None:
             batch = dataclasses.replace(batch, residual=found.numpy())
+            if (images := batch.images) is not None:  # whose rows only the first stage has
+                none, rows = np.zeros((0, 0), dtype=np.float32), np.full(_TOKENS, -1)
+                batch = dataclasses.replace(batch, images=ImageTokens(none, rows, images.key_ends))
     assert tokens is not None
     return found, tokens

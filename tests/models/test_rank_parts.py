@@ -21,7 +21,13 @@ from engine.models.registry import load_weights
 from engine.rank_layout import WHOLE, RankPlace, rank_places
 from engine.worker.kv_cache import cache_spec
 from tests.models.peft_adapters import save_adapter
-from tests.models.rank_threads import ThreadRank, ThreadRanks, run_stages, two_prompts
+from tests.models.rank_threads import (
+    ThreadRank,
+    ThreadRanks,
+    run_stages,
+    two_prompts,
+    with_image,
+)
 from tests.models.tiny_models import LLAMA3_ROPE, save_tiny_model
 from tests.worker.driver import engine_config
 
@@ -69,6 +75,27 @@ def test_parts_give_what_the_whole_gives(
         found, tokens = run_stages(rank_places(layout), build_stage, batch)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         assert tokens.tolist() == wanted.argmax(-1).tolist()
+
+
+def test_parts_of_a_step_with_an_image(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "Gemma3", num_hidden_layers=4, head_dim=16, **_WINDOWS)
+    config = engine_config(tmp_path, max_model_len=128)
+    text = two_prompts(config.model.vocab_size, len(cache_spec(config).groups))
+    batch = with_image(text, config.model.hidden_size)
+    whole = build(tmp_path, WHOLE, None)
+    wanted = whole.forward(batch, whole.create_kv_cache(5))
+    plain = whole.forward(text, whole.create_kv_cache(5))
+    assert torch.equal(wanted[0], plain[0])  # of the prompt without one
+    assert (wanted[1] - plain[1]).abs().max() > 0.1
+
+    def build_stage(places: list[RankPlace]) -> list[StageStep]:
+        ranks = ThreadRanks(len(places))
+        return [build(tmp_path, place, ThreadRank(ranks, place.tensor_rank)) for place in places]
+
+    for tensor, stages in _LAYOUTS:
+        layout = ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+        found, _ = run_stages(rank_places(layout), build_stage, batch)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_each_rank_has_its_part_of_an_adapter(tmp_path: Path) -> None:
