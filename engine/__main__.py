@@ -121,6 +121,8 @@ def _serve(model: str, args: object) -> int:
         args = dataclasses.replace(args, api_key=key)
     # One that was meant for other programs: several API servers get a folder of their own.
     os.environ.pop(COUNTS_VARIABLE, None)
+    if args.is_headless:
+        return _serve_headless(model, args)
     _start_build(args)
     is_possible = 1 <= args.data_parallel_size <= MOST_REPLICAS  # else the start will say so
     processes = start_processes(args.likely_parallel) if is_possible else []
@@ -133,6 +135,22 @@ def _serve(model: str, args: object) -> int:
     finally:
         for process in processes:
             process.discard()
+        starts.leave()
+
+
+def _serve_headless(model: str, args: EngineArgs) -> int:
+    """The ranks of another node than 0, which node 0 uses."""
+    import asyncio
+
+    from engine.env import device_starts
+    from engine.frontend.engine_start import load_config
+    from engine.worker.headless import run_node
+
+    starts = device_starts("cpu")
+    starts.announce()
+    try:
+        return run_node(args.node_rank, lambda: asyncio.run(load_config(model, args)))
+    finally:
         starts.leave()
 
 

@@ -19,6 +19,9 @@ from engine.compilation_config import merged_compilation
 from engine.config import (
     CPU_QUANTIZATIONS,
     DEFAULT_BLOCK_SIZE,
+    DEFAULT_MASTER_ADDR,
+    DEFAULT_MASTER_PORT,
+    DEFAULT_NODE_TIMEOUT_S,
     DEFAULT_UTILIZATION,
     GPU_QUANTIZATIONS,
     CacheConfig,
@@ -39,9 +42,10 @@ from engine.errors import ConfigError
 from engine.lora_adapters import MOST_LORA_RANK, LoraRequest, absolute_folder, parse_lora_module
 from engine.model_config import ModelConfig
 from engine.multimodal_limits import DEFAULT_IMAGES, parse_image_limit
+from engine.node_key import NODE_KEY_VARIABLE
 from engine.parser_choice import AUTO, NONE, REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 from engine.pooling_params import parse_pooler_config
-from engine.rank_layout import MOST_RANKS, require_layout_fits
+from engine.rank_layout import MOST_RANKS, require_layout_fits, require_nodes_fit
 from engine.sampling_params import MAX_LOGPROBS
 from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from engine.step_budget import StepBudget, StepDevice, step_budget
@@ -180,9 +184,28 @@ class EngineArgs:
     )
     distributed_executor_backend: str | None = _flag(
         None,
-        "What runs the ranks: uni (one, inside EngineCore), mp (a process each) or ray (an actor "
-        "each, on several machines); default: uni for one rank, else mp.",
+        "What runs the ranks: uni (one, inside EngineCore), mp (a process each, on --nnodes "
+        "machines) or ray (an actor each, in a Ray cluster); default: uni for one rank, else mp.",
         choices=_EXECUTOR_BACKENDS,
+    )
+    nnodes: int = _flag(
+        1, "Machines that the ranks are spread over, each with as many of them.", short="-n"
+    )
+    node_rank: int = _flag(
+        0, "Which of the --nnodes machines this is; 0 has the API server.", short="-r"
+    )
+    master_addr: str = _flag(
+        DEFAULT_MASTER_ADDR, "Address of node 0 at which it waits for the other nodes."
+    )
+    master_port: int = _flag(DEFAULT_MASTER_PORT, "TCP port of node 0 for the other nodes.")
+    headless: bool = _flag(
+        False, "Ranks only, no API server; what every node but 0 is, also without this flag."
+    )
+    node_key_file: str | None = _flag(
+        None, f"File with the secret that all nodes share; or set {NODE_KEY_VARIABLE}."
+    )
+    distributed_timeout_seconds: float = _flag(
+        DEFAULT_NODE_TIMEOUT_S, "Seconds that nodes wait for each other at the start."
     )
     kernels: str = _flag(
         "auto",
@@ -490,7 +513,18 @@ class EngineArgs:
             pipeline_parallel_size=self.pipeline_parallel_size,
             data_parallel_size=self.data_parallel_size,
             data_parallel_routing=self.data_parallel_routing,
+            nnodes=self.nnodes,
+            node_rank=self.node_rank,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            node_key_file=self.node_key_file,
+            distributed_timeout_s=self.distributed_timeout_seconds,
         )
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether this start only has ranks of an engine whose API server is on node 0."""
+        return self.nnodes > 1 and self.node_rank > 0
 
     @property
     def num_api_servers(self) -> int:
@@ -508,6 +542,7 @@ class EngineArgs:
             )
         if backend == "mp" and sys.platform != "linux":
             raise ConfigError("--distributed-executor-backend mp needs Linux; leave it out.")
+        require_nodes_fit(parallel, is_headless=self.headless)
         require_layout_fits(model, parallel)
         return parallel
 
@@ -659,6 +694,13 @@ class EngineArgs:
             ("--num-threads", self.num_threads, 1, _MOST_COUNTED),
             ("--tensor-parallel-size", self.tensor_parallel_size, 1, MOST_RANKS),
             ("--pipeline-parallel-size", self.pipeline_parallel_size, 1, MOST_RANKS),
+            ("--nnodes", self.nnodes, 1, MOST_RANKS),
+            ("--node-rank", self.node_rank, 0, self.nnodes - 1 if self.nnodes > 1 else MOST_RANKS),
+            ("--master-port", self.master_port, 1, 65535),
+            (
+                *("--distributed-timeout-seconds", self.distributed_timeout_seconds),
+                *(1, _LONGEST_TIMEOUT_S),
+            ),
             ("--num-gpu-blocks-override", self.num_gpu_blocks_override, 2, _MOST),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1, _MOST),
             ("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0, _MOST),

@@ -17,6 +17,10 @@ from engine.speculative_config import SpeculativeConfig
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per KV block (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE)."""
 
+DEFAULT_MASTER_ADDR, DEFAULT_MASTER_PORT = "127.0.0.1", 29501
+"""Where the nodes of an engine meet, as in vLLM."""
+
+DEFAULT_NODE_TIMEOUT_S = 300.0
 DEFAULT_UTILIZATION = 0.92
 """Share of the device's memory that one server takes."""
 
@@ -67,6 +71,9 @@ class ParallelConfig:
 
     World size 1 uses the `uni` executor, larger ones `mp`. `data_parallel_size` replicas are whole
     engines of their own; `data_parallel_rank` says which of them this configuration is for.
+
+    With `nnodes` above 1 the ranks are on so many machines, the same number on each and in order;
+    `node_rank` says which of them this is. Node 0 listens at `master_addr` and `master_port`.
     """
 
     executor_backend: str = "uni"
@@ -75,11 +82,27 @@ class ParallelConfig:
     data_parallel_size: int = 1
     data_parallel_rank: int = 0
     data_parallel_routing: str = "load"  # or prefix: to the replica that knows the prompt's start
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = DEFAULT_MASTER_ADDR
+    master_port: int = DEFAULT_MASTER_PORT
+    node_key_file: str | None = None  # with the secret that the nodes share
+    distributed_timeout_s: float = DEFAULT_NODE_TIMEOUT_S  # what nodes wait for each other
 
     @property
     def world_size(self) -> int:
         """How many ranks one replica has: tensor times pipeline."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks of this node; vLLM counts them in the same way."""
+        return self.ranks_of_node(self.node_rank)
+
+    def ranks_of_node(self, node: int) -> range:
+        """Ranks are numbered node by node."""
+        share = self.world_size // self.nnodes
+        return range(node * share, (node + 1) * share)
 
     @property
     def engine_name(self) -> str:

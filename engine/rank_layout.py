@@ -14,6 +14,7 @@ from engine.config import ParallelConfig
 from engine.errors import ConfigError
 from engine.kv_sizing import pipeline_stages
 from engine.model_config import ModelConfig
+from engine.node_key import read_node_key
 
 MOST_RANKS = 64
 """Of one engine, in each direction."""
@@ -89,6 +90,11 @@ WHOLE = RankPlace()
 """The place of a worker that has the whole model."""
 
 
+def node_name(node_rank: int) -> str:
+    """The name in lists and logs of the process that has the ranks of another node than 0."""
+    return f"Node_{node_rank}"
+
+
 def rank_places(parallel: ParallelConfig) -> list[RankPlace]:
     """All ranks of one engine, in order."""
     tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
@@ -143,6 +149,51 @@ def require_layout_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
         )
 
 
+def require_nodes_fit(parallel: ParallelConfig, *, is_headless: bool) -> None:
+    """ConfigError where the ranks cannot be spread over the nodes as asked, or the nodes share no
+    secret.
+    """
+    nodes = parallel.nnodes
+    if nodes == 1:
+        if is_headless or parallel.node_rank:
+            flag = "--headless" if is_headless else f"--node-rank {parallel.node_rank}"
+            raise ConfigError(
+                f"{flag} is for one of several machines; give --nnodes N and --master-addr HOST "
+                "too, or leave it out."
+            )
+        return
+    if is_headless and parallel.node_rank == 0:
+        raise ConfigError(
+            "--headless is for the nodes behind the first one, and --node-rank is 0, which has "
+            "the API server; give --node-rank 1 or more, or leave --headless out."
+        )
+    if parallel.executor_backend != "mp":
+        raise ConfigError(
+            f"--nnodes {nodes} runs its ranks with --distributed-executor-backend mp, and "
+            f"{parallel.executor_backend} is what this start has; give several ranks "
+            "(--tensor-parallel-size, --pipeline-parallel-size) and leave the backend out. With "
+            "ray there is one command for all machines, without --nnodes."
+        )
+    if parallel.data_parallel_size > 1:
+        raise ConfigError(
+            f"--nnodes {nodes} spreads one copy of the model, and --data-parallel-size is "
+            f"{parallel.data_parallel_size}; start a server on each machine behind a router, or "
+            "use --distributed-executor-backend ray."
+        )
+    if parallel.world_size % nodes:
+        raise ConfigError(
+            f"--nnodes {nodes} cannot divide the {parallel.world_size} ranks of "
+            f"--tensor-parallel-size {parallel.tensor_parallel_size} and --pipeline-parallel-size "
+            f"{parallel.pipeline_parallel_size}; each node has as many. Numbers that do: "
+            f"{', '.join(str(n) for n in _divisors(parallel.world_size))}."
+        )
+    read_node_key(parallel.node_key_file)
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
 def require_devices(parallel: ParallelConfig, local_rank: int, num_devices: int) -> None:
     """ConfigError where a rank's process does not see its device: each has a GPU of its own."""
     if local_rank < num_devices:
@@ -156,10 +207,12 @@ def require_devices(parallel: ParallelConfig, local_rank: int, num_devices: int)
         )
     raise ConfigError(
         f"--tensor-parallel-size {parallel.tensor_parallel_size} and --pipeline-parallel-size "
-        f"{parallel.pipeline_parallel_size} need {parallel.world_size} GPUs, one for each rank, "
-        f"and {num_devices} can be seen. Use sizes whose product is at most {num_devices}, let "
+        f"{parallel.pipeline_parallel_size} need {len(parallel.local_ranks)} GPUs on this machine, "
+        "one for each rank, "
+        f"and {num_devices} can be seen. Use sizes whose product is at most "
+        f"{num_devices * parallel.nnodes}, let "
         "CUDA_VISIBLE_DEVICES name more of those that `nvidia-smi -L` lists, or use the GPUs of "
-        "several machines: --distributed-executor-backend ray."
+        "several machines: --nnodes."
     )
 
 

@@ -256,7 +256,7 @@ def serve(
     )
     if start.care.is_background:
         return run_detached(start)
-    if _wants_dashboard(no_tui or exit_when_ready):
+    if _wants_dashboard(no_tui or exit_when_ready or spec.is_headless):
         return run_with_front(start)
     return run_here(start, end_at_once if exit_when_ready else None)
 

@@ -153,6 +153,8 @@ def _unused(option: str, engine: str) -> StokerError:
 
 
 def _require_free_place(request: ServeRequest) -> None:
+    if request.args.is_headless:  # it listens nowhere
+        return
     if request.uds:
         require_free_uds(request.uds)
     else:

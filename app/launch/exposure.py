@@ -42,7 +42,8 @@ OPEN_ROUTES = {
 
 def is_exposed(request: ServeRequest) -> bool:
     """Whether other machines reach the server."""
-    return not request.args.uds and not is_loopback(request.args.host)
+    args = request.args
+    return not args.is_headless and not args.uds and not is_loopback(args.host)
 
 
 def key_file_of(name: str) -> Path:

@@ -29,6 +29,7 @@ from engine.machine.ports import is_port_free, is_uds_served
 from engine.machine.secrets import HUB_SECRETS, child_environment
 from engine.model_config import ModelConfig
 from engine.model_store.catalogue import DEFAULT_MODEL, require_model_name
+from engine.node_key import NODE_KEY_VARIABLE
 
 ENGINES = (STOKER, VLLM, LLAMA_CPP)
 API_KEY_VARIABLE = "STOKER_API_KEY"
@@ -41,6 +42,9 @@ _FLAG_WORDS = {
     "port": "PORT",
     "uds": "FILE",
     "api_key": "KEY",
+    "master_addr": "ADDRESS",
+    "node_key_file": "FILE",
+    "distributed_timeout_seconds": "SECONDS",
     "max_model_len": "N|auto",
     "kv_cache_memory_bytes": "SIZE",
     "cudagraph_capture_sizes": "N...",
@@ -96,6 +100,7 @@ class LaunchSpec:
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value
     needed_secrets: tuple[str, ...] = ()  # names of those of our environment that it inherits
     notes: tuple[str, ...] = ()  # what was chosen for the user, who should know
+    is_headless: bool = False  # ranks of a server on another node; host and port are that one's
 
     @property
     def url(self) -> str:
@@ -111,6 +116,8 @@ class LaunchSpec:
 
     def is_place_free(self) -> bool:
         """Whether nobody listens where it listened."""
+        if self.is_headless:
+            return True
         if self.uds is not None:
             return not is_uds_served(self.uds)
         return is_port_free(self.host, self.port)
@@ -128,7 +135,7 @@ class LaunchSpec:
     @property
     def outside_url(self) -> str | None:
         """Where other machines find it; None when it is open to this one alone."""
-        host = None if self.uds else outward_host(self.host)
+        host = None if self.uds or self.is_headless else outward_host(self.host)
         return f"http://{host}:{self.port}" if host else None
 
     @property
@@ -271,18 +278,24 @@ def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> 
         argv=engine_command("serve", model_path, *as_flags(args), *request.engine_words),
         model=request.model,
         served_name=request.served_name,
-        host=args.host,
+        host=args.master_addr if args.is_headless else args.host,
         port=args.port,
-        uds=args.uds,
+        uds=None if args.is_headless else args.uds,
         shutdown_timeout_s=args.shutdown_timeout,
-        secrets={API_KEY_VARIABLE: api_key} if api_key else {},
-        needed_secrets=download_secrets(model_path),
+        secrets={API_KEY_VARIABLE: api_key} if api_key and not args.is_headless else {},
+        needed_secrets=(*download_secrets(model_path), *node_secrets(args)),
+        is_headless=args.is_headless,
     )
 
 
 def download_secrets(model_path: str) -> tuple[str, ...]:
     """What a server needs that fetches its own model: nothing when that lies on this machine."""
     return () if Path(model_path).exists() else HUB_SECRETS
+
+
+def node_secrets(args: EngineArgs) -> tuple[str, ...]:
+    """What a server needs whose ranks are on several machines."""
+    return (NODE_KEY_VARIABLE,) if args.nnodes > 1 else ()
 
 
 def as_flags(args: EngineArgs) -> list[str]:

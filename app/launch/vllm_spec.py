@@ -27,6 +27,8 @@ _OURS_ALONE = {
     "num_threads": "name the cores in VLLM_CPU_OMP_THREADS_BIND, e.g. 0-7",
     "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
     "allowed_hosts": "leave it out; vLLM answers under every name",
+    "headless": "start vLLM itself on the other nodes; `stoker serve` watches node 0",
+    "node_key_file": "leave it out; vLLM's nodes have no secret",
     "show_prompts": "leave it out; vLLM has no /debug",
     "data_parallel_routing": "leave it out; vLLM sends requests to the least loaded copy",
     "ttft_target_ms": "bound the queue itself: --max-num-queued-reqs N",

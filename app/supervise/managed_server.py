@@ -33,7 +33,13 @@ from app.supervise.status_pages import SupervisorStatus, page
 from app.supervise.supervisor import Supervisor
 from app.watch.activity_watch import DEFAULT_IDLE_PROBE_S, ActivityWatch, IdleProbe
 from app.watch.forward_progress import DEFAULT_STALL_S, Verdict
-from app.watch.readiness import ReadyProbe, StartOutcome, answers_one_token, wait_until_ready
+from app.watch.readiness import (
+    NodeProbe,
+    ReadyProbe,
+    StartOutcome,
+    answers_one_token,
+    wait_until_ready,
+)
 from engine.machine.addresses import url_host
 from engine.machine.processes import process_identity
 
@@ -103,7 +109,7 @@ class ManagedServer:
         secrets = tuple(self.spec.secrets.values())
         self.log = StartLog(log_path, secrets=secrets, max_bytes=self.care.max_log_bytes)
         self._supervisor = Supervisor(self.spec, self.log, self._times)
-        self._probe = ReadyProbe(self.spec)
+        self._probe = NodeProbe(self.log.report) if self.spec.is_headless else ReadyProbe(self.spec)
         self._start_began_at = time.monotonic()
         self._ready_at: float | None = None
 
@@ -232,7 +238,8 @@ class ManagedServer:
                 os.chmod(self.spec.uds, 0o600)
         self._supervisor.note_files()  # it will not use others before long
         self.note_state(ServerState.READY)
-        self._begin_watch()
+        if not self.spec.is_headless:  # whether requests get on is seen on node 0
+            self._begin_watch()
         if self.care.endpoint_file is not None:
             self._publish(self.care.endpoint_file)
 

@@ -147,6 +147,9 @@ class _Life:
             server.tell("no client has asked for as long as --exit-when-idle allows")
         if signals.is_requested() or is_unused:
             return _Ended(by_itself=False, was_ready=True)
+        if server.spec.is_headless and server.exit_code == 0:
+            server.tell("node 0 has ended, and this node with it")
+            return _Ended(by_itself=False, was_ready=True)
         stall = server.stall_to_end() if server.is_alive() else None
         return _Ended(by_itself=not server.is_alive(), was_ready=True, hang=stall)
 

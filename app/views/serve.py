@@ -67,7 +67,12 @@ class ServeView:
 
     def _new_start(self) -> StartView:
         typical = self._history.typical(self._spec.engine, self._spec.model)
-        return StartView(f"starting {self._spec.model} on {self._spec.addresses}", typical)
+        where = (
+            f"for node 0 at {self._spec.host}"
+            if self._spec.is_headless
+            else (f"on {self._spec.addresses}")
+        )
+        return StartView(f"starting {self._spec.model} {where}", typical)
 
     def _starting(self, events: tuple[Event, ...]) -> None:
         _say_told(self._server)
@@ -209,6 +214,10 @@ def _speed(value: float) -> str:
 
 def _print_ready(server: ManagedServer) -> None:
     took = formatting.age(server.elapsed_s())
+    if server.spec.is_headless:
+        print(f"ready: this node serves node 0 ({took}), log {server.log.path}", flush=True)
+        output.say(f"next: requests go to {server.spec.url}    (Ctrl-C here ends all nodes)")
+        return
     print(f"ready at {server.spec.addresses} ({took}), log {server.log.path}", flush=True)
     if server.care.service.address is not None:
         return  # nobody sits there to type anything
@@ -235,4 +244,5 @@ def _print_stopped(report: StopReport, spec: LaunchSpec) -> None:
     freed = report.gpu_freed_bytes
     memory = f", {human_bytes(freed)} of GPU memory back" if freed else ""
     memory = "" if report.gpu_left else memory
-    output.say(f"stopped: {processes} ended, {spec.place} {port}{memory}")
+    place = "" if spec.is_headless else f", {spec.place} {port}"
+    output.say(f"stopped: {processes} ended{place}{memory}")

@@ -19,7 +19,16 @@ from app.client.transport import connection_errors, open_client
 from app.launch.launch_specs import LaunchSpec
 from engine.machine.ports import uds_answers_http
 from engine.machine.processes import is_running
-from logparse import Event, FactFound, PhaseFinished, PhaseStarted, ProgressMade, ServerReady
+from logparse import (
+    Event,
+    FactFound,
+    LogReport,
+    Outcome,
+    PhaseFinished,
+    PhaseStarted,
+    ProgressMade,
+    ServerReady,
+)
 
 _POLL_S = 0.1
 _HEALTH_TIMEOUT_S = 1.0
@@ -69,6 +78,16 @@ def wait_until_ready(
         if still_s() >= timeout_s:
             return StartOutcome.TIMED_OUT
         sleep(_POLL_S)
+
+
+class NodeProbe:
+    """Of a node without an API server, which says itself when the server of node 0 has it."""
+
+    def __init__(self, report: Callable[[], LogReport]) -> None:
+        self._report = report
+
+    def is_ready(self) -> bool:
+        return self._report().outcome is Outcome.READY
 
 
 class ReadyProbe:

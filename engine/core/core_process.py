@@ -17,6 +17,7 @@ from engine.config import ParallelConfig
 from engine.core.handshake import CoreAddresses
 from engine.machine.children import engine_command
 from engine.machine.secrets import child_environment
+from engine.node_key import NODE_KEY_VARIABLE
 
 
 class ChildProcess:
@@ -125,8 +126,15 @@ def spawn_core(
         log_fd=log_fd,
         name=parallel.engine_name,
         executor=parallel.executor_backend,
-        environment=own_gpus(parallel, os.environ),
+        environment={**own_gpus(parallel, os.environ), **_node_key(parallel, os.environ)},
     )
+
+
+def _node_key(parallel: ParallelConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """The nodes' secret, for the one process that meets the other nodes."""
+    if parallel.nnodes == 1 or NODE_KEY_VARIABLE not in environ:
+        return {}
+    return {NODE_KEY_VARIABLE: environ[NODE_KEY_VARIABLE]}
 
 
 def own_gpus(parallel: ParallelConfig, environ: Mapping[str, str]) -> dict[str, str]:

@@ -74,12 +74,19 @@ def role_of(words: Sequence[str]) -> str:
     for word, following in pairwise(words):
         if word.endswith("engine/__main__.py"):
             named = next((name for flag, name in pairwise(words) if flag == "--name"), None)
-            return named or _ROLES.get(following, "")
+            return named or _node_role(words) or _ROLES.get(following, "")
         if word == "-m" and following.startswith(("vllm.", "sglang.")):
             return "APIServer"
     if "vllm" in [word.rsplit("/", 1)[-1] for word in words[:2]] and "serve" in words[:3]:
         return "APIServer"
     return "resource tracker" if "resource_tracker" in " ".join(words[:6]) else ""
+
+
+def _node_role(words: Sequence[str]) -> str:
+    """Of our engine's process on another node than 0; "" where it is none."""
+    pairs = (*(word.partition("=")[::2] for word in words), *pairwise(words))
+    number = next((value for flag, value in pairs if flag == "--node-rank" and value), "0")
+    return "" if number == "0" else f"Node_{number}"
 
 
 def process_identity(pid: int) -> str:

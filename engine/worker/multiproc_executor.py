@@ -1,38 +1,52 @@
-"""MultiprocExecutor: one worker process per rank on this machine (vLLM's `mp`). No torch here.
+"""MultiprocExecutor: one worker process per rank (vLLM's `mp`), on this machine or on several.
 
-Starts them, tells them each step through shared memory, and watches them: a rank that ends, stands
-still or fails is named, with its last log lines, and the others are ended.
+Tells them each step, through shared memory here and over a NodeLink on other nodes, and watches
+them: a rank or a node that ends, stands still or fails is named, with its last log lines, and the
+others are ended. No torch here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import select
-import socket
-import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import NoReturn, cast
 
 from engine.config import EngineConfig
 from engine.core.handshake import error_from_name
-from engine.errors import EngineError
 from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
-from engine.machine.children import engine_command, kill_session, spawn
-from engine.machine.processes import process_clock, rss_bytes
-from engine.rank_layout import RankPlace
+from engine.machine.processes import rss_bytes
+from engine.rank_layout import rank_places
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.sched.snapshot import RankSnapshot
+from engine.worker.headless import interface_of
+from engine.worker.local_ranks import (
+    EXIT_S,
+    LocalRanks,
+    WorkerCommand,
+    WorkerProcess,
+    worker_command,
+)
+from engine.worker.node_messages import (
+    AskLooks,
+    AskRoom,
+    End,
+    FromRank,
+    Looks,
+    NodeStopped,
+    RankEnded,
+    Room,
+    Serving,
+    ToRanks,
+)
 from engine.worker.ram import ram_for_cache, ram_reserved
-from engine.worker.rank_channels import ChannelMap, Channels
-from engine.worker.rank_memory import Inbox, Outbox, PeerGoneError, SharedMemory
-from engine.worker.rank_progress import stray_ranks
+from engine.worker.rank_memory import PeerGoneError
+from engine.worker.rank_progress import StepNote, stray_ranks
 from engine.worker.rank_steps import (
     TIMED_STEPS,
     PendingStep,
@@ -44,81 +58,65 @@ from engine.worker.rank_steps import (
     rank_with_other_blocks,
     tightest_rank,
 )
-from engine.worker.standstill import LOOK_S, StandstillWatch, is_stopped
-from engine.worker.worker_messages import Call, Failure, RankLost, Step, WorkerInit
-from engine.worker.worker_proc import LENGTH
+from engine.worker.remote_nodes import RemoteNode, gather_nodes, open_store, welcome_nodes
+from engine.worker.standstill import LOOK_S, ProcessLook, StandstillWatch
+from engine.worker.worker_messages import (
+    Call,
+    Failure,
+    Meeting,
+    NodePlace,
+    RankLost,
+    Step,
+    StepAnswer,
+)
 
 logger = get_logger(__name__)
 
-_EXIT_S = 3.0
 _CALL_LOOKS = 60
 """So often a rank may be seen without a moment of CPU time in a call: it may wait for a file."""
-
-_WorkerCommand = Callable[[str, int], Sequence[str]]
-"""Makes the command of a rank from its name and the descriptor that it is spoken to over."""
-
-
-def _worker_command(name: str, control: int) -> Sequence[str]:
-    return engine_command("worker", "--name", name, "--control", str(control))
 
 
 class MultiprocExecutor:
     """The Executor of several ranks, each in a process of its own."""
 
     def __init__(
-        self, config: EngineConfig, worker_command: _WorkerCommand = _worker_command
+        self, config: EngineConfig, worker_command: WorkerCommand = worker_command
     ) -> None:
         self._config = config
-        self._worker_command = worker_command
         self._is_on_cpu = config.device.device == "cpu"
+        self._places = rank_places(config.parallel)
+        self._output_rank = next(place.rank for place in self._places if place.is_output)
         self._weight_bytes: list[int] = []  # of each rank, as are the cache's
         self._cache_bytes: list[int] = []
         self._specs: list[KVCacheSpec] = []  # of each rank's cache, once the memory was measured
         self._num_steps_done = 0
-        channel_map = ChannelMap.of(config)
-        self._memory = SharedMemory.create(channel_map.num_bytes)
-        self._channels = Channels(channel_map, self._memory)
-        self._progress = [self._channels.progress(place.rank) for place in channel_map.places]
-        self._output_rank = next(place.rank for place in channel_map.places if place.is_output)
-        self._workers: list[_WorkerProcess] = []
         self._waiting: deque[PendingStep] = deque()
+        self._outputs: deque[ModelRunnerOutput] = deque()  # whose steps are not over everywhere
         self._sampled = SampledTokens()
         self._tightest = 0
+        self._nodes = gather_nodes(config)
+        self._told = {rank: _ToldRank() for node in self._nodes for rank in node.ranks}
         try:
-            self._start(config, channel_map)
-        except OSError as error:
-            self._end_all()
-            raise EngineError(f"The worker processes could not be started: {error}.") from error
-        sockets = [worker.socket for worker in self._workers]
-        self._steps = Outbox(self._channels.steps(), sockets, self.check_health)
+            self._local = self._start(worker_command)
+        except BaseException as error:
+            for node in self._nodes:
+                node.end(str(error))
+            raise
         self._poll = select.poll()
-        for worker in self._workers:
-            self._poll.register(worker.socket, select.POLLIN)
+        for descriptor in self.wake_descriptors:
+            self._poll.register(descriptor, select.POLLIN)
 
     # ---- the start -----------------------------------------------------------------------------
 
-    def _start(self, config: EngineConfig, channel_map: ChannelMap) -> None:
-        store = os.memfd_create("stoker-store")
-        pairs = _StageSockets(channel_map.places)
-        try:
-            for place in channel_map.places:
-                inherited = [self._memory.descriptor, store, *pairs.descriptors(place)]
-                worker = _WorkerProcess.start(
-                    place, inherited, self._channels, self._worker_command
-                )
-                self._workers.append(worker)
-                init = WorkerInit(
-                    config,
-                    place.rank,
-                    channel_map,
-                    self._memory.descriptor,
-                    store,
-                    *pairs.of(place),
-                )
-                worker.introduce(init)
-        finally:
-            pairs.close()
-            os.close(store)
+    def _start(self, command: WorkerCommand) -> LocalRanks:
+        if not self._nodes:
+            return LocalRanks(self._config, command, on_full=self.check_health)
+        host = self._nodes[0].link.local_host
+        with open_store(host) as listener:
+            meeting = Meeting(host, listener.getsockname()[1])
+            welcome_nodes(self._nodes, meeting)
+            node = NodePlace(meeting, interface_of(host), listener.fileno())
+            return LocalRanks(self._config, command, node, on_full=self.check_health)
 
     def load_model(self) -> None:
         """Every rank prepares its device and loads its part of the weights."""
@@ -128,42 +126,66 @@ class MultiprocExecutor:
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache of the rank that has room for the fewest blocks."""
         self._weight_bytes = cast(list[int], self._call_all("warm_up"))
-        room = ram_for_cache(self._config, sum(self._weight_bytes)) if self._is_on_cpu else 0
-        share = room // len(self._workers)  # all ranks are on this machine
-        available = cast(list[int], self._call_all("determine_available_memory", share))
+        rooms = [self._room_at(node) if self._is_on_cpu else 0 for node in self._nodes]
+        room = self._room_here() if self._is_on_cpu else 0
+        method = "determine_available_memory"
+        self._tell_here(Call(method, (room // len(self._local.workers),)))
+        for node, room in zip(self._nodes, rooms, strict=True):
+            self._tell_node(node, Call(method, (room // len(node.ranks),)))
+        available = cast(list[int], self._answers_to(method))
         self._specs = cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))
         self._tightest = tightest_rank(available, self._specs)
         return available[self._tightest]
+
+    def _room_here(self) -> int:
+        """RAM for the KV cache of this machine's ranks, all together."""
+        return ram_for_cache(self._config, self._here(self._weight_bytes))
+
+    def _here(self, of_ranks: Sequence[int]) -> int:
+        """The sum of those of this machine."""
+        return sum(of_ranks[rank] for rank in self._config.parallel.local_ranks)
+
+    def _room_at(self, node: RemoteNode) -> int:
+        self._send(node, AskRoom(sum(self._weight_bytes[rank] for rank in node.ranks)))
+        while not node.rooms:
+            self._ask_nodes()
+            self._answers(LOOK_S)
+        return node.rooms.pop()
 
     def get_kv_cache_spec(self) -> KVCacheSpec:
         """Of the rank that has room for the fewest blocks, once the memory was measured."""
         return self._specs[self._tightest]
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
-        """As many blocks on every rank, whose block tables are the same; the RAM that it all may
-        take.
+        """As many blocks on every rank, whose block tables are the same; the RAM of this machine
+        that it all may take.
         """
         self._cache_bytes = cast(list[int], self._call_all("initialize_kv_cache", num_blocks))
         if other := rank_with_other_blocks(self._cache_bytes, self._specs, num_blocks):
-            worker = self._workers[other[0]]
-            self._fail(disagrees_on_blocks(worker.place.name, other[1], num_blocks), worker)
+            rank, found = other
+            self._fail(disagrees_on_blocks(self._name(rank), found, num_blocks), rank)
+        for node in self._nodes:
+            self._send(node, Serving())
         if not self._is_on_cpu:
             return 0
-        return ram_reserved(sum(self._weight_bytes), sum(self._cache_bytes))
+        return ram_reserved(self._here(self._weight_bytes), self._here(self._cache_bytes))
 
     def _call_all(self, method: str, *arguments: object) -> list[object]:
         """The ranks' answers in order; raises what one of them could not do."""
         self._tell(Call(method, arguments))
+        return self._answers_to(method)
+
+    def _answers_to(self, method: str) -> list[object]:
         answers: dict[int, object] = {}
         watch = StandstillWatch(_CALL_LOOKS)
-        while len(answers) < len(self._workers):
-            ready = self._ready(LOOK_S)
-            for worker in ready:
-                (answers[worker.place.rank],) = cast(tuple[object], self._answer(worker))
-            owing = [one for one in self._workers if one.place.rank not in answers]
-            if not ready and (still := watch.look({one.process.pid: () for one in owing})):
-                self._fail_with_still(still, watch.seconds, f"during {method}")
-        return [answers[rank] for rank in range(len(self._workers))]
+        while len(answers) < len(self._places):
+            found = self._answers(LOOK_S)
+            for rank, answer in found:
+                (answers[rank],) = cast(tuple[object], answer)
+            owing = [place.rank for place in self._places if place.rank not in answers]
+            if not found and owing:
+                self._require_movement(watch, f"during {method}", owing)
+        return [answers[place.rank] for place in self._places]
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -178,14 +200,11 @@ class MultiprocExecutor:
         """Take answers, the oldest step's first, until the one of `wanted` is there."""
         watch = StandstillWatch()
         while not wanted.done():
-            ready = self._ready(LOOK_S)
-            for worker in ready:
-                self._take_step(worker)
-            if not ready and (still := watch.look(self._steps_of_ranks())):
-                self._fail_with_still(still, watch.seconds, "in a step that the others wait for")
-
-    def _steps_of_ranks(self) -> dict[int, tuple[int, ...]]:
-        return {one.process.pid: self._progress[one.place.rank].steps for one in self._workers}
+            found = self._answers(LOOK_S)
+            for rank, answer in found:
+                self._take_step(rank, answer)
+            if not found:
+                self._require_movement(watch, "in a step that the others wait for")
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -200,223 +219,330 @@ class MultiprocExecutor:
 
     def check_health(self) -> None:
         """RankError when a rank has ended or failed; takes answers that have come."""
-        for worker in self._ready(0.0):
-            self._take_step(worker)
+        for rank, answer in self._answers(0.0):
+            self._take_step(rank, answer)
 
     @property
     def wake_descriptors(self) -> Sequence[int]:
         """Readable when there is something for `check_health`."""
-        return [worker.socket.fileno() for worker in self._workers]
+        here = [worker.socket.fileno() for worker in self._local.workers]
+        return [*here, *(node.link.fileno() for node in self._nodes)]
 
-    def _take_step(self, worker: _WorkerProcess) -> None:
-        output = self._answer(worker)
-        assert isinstance(output, ModelRunnerOutput), output
-        self._num_steps_done += 1
-        self._require_agreement(self._num_steps_done)
-        self._sampled.add(output)
-        self._waiting.popleft().set_result(output)
+    def _take_step(self, rank: int, answer: object) -> None:
+        """A step is over once its output has come, and what each rank elsewhere noted of it."""
+        output = answer
+        if isinstance(answer, StepAnswer):
+            self._told[rank].take(answer)
+            output = answer.output
+        if output is not None:
+            assert isinstance(output, ModelRunnerOutput), output
+            self._outputs.append(output)
+        while self._outputs and all(
+            told.num_steps > self._num_steps_done for told in self._told.values()
+        ):
+            self._num_steps_done += 1
+            self._require_agreement(self._num_steps_done)
+            output = self._outputs.popleft()
+            self._sampled.add(output)
+            self._waiting.popleft().set_result(output)
 
     def _require_agreement(self, number: int) -> None:
         """RankError when a rank computed something else in that step than the others: its part of
         every sum is wrong, and so are all tokens.
         """
-        notes = {rank: progress.note(number) for rank, progress in enumerate(self._progress)}
+        notes = {place.rank: self._note(place.rank, number) for place in self._places}
         if stray := stray_ranks(notes, self._output_rank):
-            names = [one.place.name for one in self._workers if one.place.rank not in stray]
-            worker = self._workers[stray[0]]
-            self._fail(disagrees_on_step(worker.place.name, names, number), worker)
+            names = [self._name(rank) for rank in notes if rank not in stray]
+            self._fail(disagrees_on_step(self._name(stray[0]), names, number), stray[0])
+
+    def _note(self, rank: int, number: int) -> StepNote | None:
+        told = self._told.get(rank)
+        return self._local.progress(rank).note(number) if told is None else told.note(number)
+
+    # ---- what ranks are told, and say ----------------------------------------------------------
 
     def _tell(self, message: object) -> None:
+        self._tell_here(message)
+        for node in self._nodes:
+            self._tell_node(node, message)
+
+    def _tell_here(self, message: object) -> None:
         try:
-            self._steps.send(message)
+            self._local.send(memoryview(pickle.dumps(message, protocol=5)))
         except PeerGoneError:
             self._fail_with_ended()
 
-    def _ready(self, timeout_s: float) -> list[_WorkerProcess]:
-        descriptors = {found for found, _ in self._poll.poll(timeout_s * 1000)}
-        return [worker for worker in self._workers if worker.socket.fileno() in descriptors]
+    def _tell_node(self, node: RemoteNode, message: object) -> None:
+        self._send(node, ToRanks(pickle.dumps(message, protocol=5)))
 
-    def _answer(self, worker: _WorkerProcess) -> object:
-        answer: object
+    def _send(self, node: RemoteNode, message: object) -> None:
         try:
-            answer = worker.answers.receive()
+            node.link.send(message)
         except PeerGoneError:
-            answer = RankLost()
+            self._fail_with_ended()
+
+    def _answers(self, timeout_s: float) -> list[tuple[int, object]]:
+        """(rank, answer) of those that have answered; waits for the first of them so long at most.
+
+        Raises what one of them could not do.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = list(self._ready_answers(max(0.0, deadline - time.monotonic())))
+            if found or time.monotonic() >= deadline:
+                return [(rank, self._checked(rank, answer)) for rank, answer in found]
+
+    def _ready_answers(self, timeout_s: float) -> Iterator[tuple[int, object]]:
+        ready = {found for found, _ in self._poll.poll(timeout_s * 1000)}
+        try:
+            for worker in self._local.workers:
+                if worker.socket.fileno() in ready:
+                    yield worker.place.rank, worker.answers.receive()
+            for node in self._nodes:
+                if node.link.fileno() in ready:
+                    yield from self._heard(node)
+        except PeerGoneError:
+            self._fail_with_ended()
+
+    def _heard(self, node: RemoteNode) -> Iterator[tuple[int, object]]:
+        """What its ranks have answered; the rest that it says is noted."""
+        for message in node.link.receive():
+            if isinstance(message, FromRank):
+                yield message.rank, pickle.loads(message.answer)  # from a node with our secret
+            elif isinstance(message, Looks):
+                node.note_looks(message)
+            elif isinstance(message, Room):
+                node.rooms.append(message.num_bytes)
+            elif isinstance(message, RankEnded):
+                self._fail_with_rank(message.rank, message.exit_code, message.last_lines)
+            elif isinstance(message, NodeStopped):
+                self._fail(f"{_upper(node)} is gone: {message.reason}, shutting down executor.")
+
+    def _checked(self, rank: int, answer: object) -> object:
         if isinstance(answer, RankLost):
             self._fail_with_ended()
         if not isinstance(answer, Failure):
             return answer
         self._require_agreement(self._num_steps_done + 1)  # which may be why it failed
-        self._end_all()
-        if answer.is_expected:
-            raise error_from_name(answer.kind, answer.message)
-        raise RankError(
-            f"{worker.place.name} failed with {answer.kind}: {answer.message} (see its traceback "
+        reason = (
+            f"{self._name(rank)} failed with {answer.kind}: {answer.message} (see its traceback "
             "above)."
         )
+        self._end_all(reason)
+        if answer.is_expected:
+            raise error_from_name(answer.kind, answer.message)
+        raise RankError(reason)
+
+    def _name(self, rank: int) -> str:
+        """As an error has it; with its node where there are several."""
+        name, parallel = self._places[rank].name, self._config.parallel
+        if parallel.nnodes == 1:
+            return name
+        node = next((one for one in self._nodes if rank in one.ranks), None)
+        host = parallel.master_addr if node is None else node.host
+        return f"{name} (node {0 if node is None else node.number}, {host})"
+
+    # ---- what `top` shows ----------------------------------------------------------------------
 
     def rank_snapshots(self) -> Sequence[RankSnapshot]:
-        """Each rank's memory and times, read without a word to it."""
-        return [self._snapshot(worker) for worker in self._workers]
+        """Each rank's memory and times: here as they are now, elsewhere as of the last step."""
+        here = (self._snapshot_here(worker) for worker in self._local.workers)
+        return [*here, *(self._snapshot_there(n, r) for n in self._nodes for r in n.ranks)]
 
-    def _snapshot(self, worker: _WorkerProcess) -> RankSnapshot:
-        place, pid = worker.place, worker.process.pid
-        progress = self._progress[place.rank]
-        step_s, waited_s = mean_times(progress.latest(TIMED_STEPS))
-        held_bytes = rss_bytes(pid) if self._is_on_cpu else progress.device_bytes
+    def _snapshot_here(self, worker: WorkerProcess) -> RankSnapshot:
+        rank, pid = worker.place.rank, worker.process.pid
+        progress = self._local.progress(rank)
+        return self._snapshot(
+            rank,
+            node=None if not self._nodes else self._config.parallel.master_addr,
+            pid=pid,
+            state=worker.state,
+            notes=progress.latest(TIMED_STEPS),
+            num_steps=progress.steps[1],
+            held_bytes=rss_bytes(pid) if self._is_on_cpu else progress.device_bytes,
+        )
+
+    def _snapshot_there(self, node: RemoteNode, rank: int) -> RankSnapshot:
+        told = self._told[rank]
+        look = node.looks.get(rank)
+        return self._snapshot(
+            rank,
+            node=node.host,
+            pid=told.pid,
+            state="stopped" if look is not None and look.is_stopped else "running",
+            notes=told.notes,
+            num_steps=told.num_steps,
+            held_bytes=told.held_bytes,
+        )
+
+    def _snapshot(
+        self,
+        rank: int,
+        *,
+        node: str | None,
+        pid: int,
+        state: str,
+        notes: Collection[StepNote],
+        num_steps: int,
+        held_bytes: int | None,
+    ) -> RankSnapshot:
+        place = self._places[rank]
+        step_s, waited_s = mean_times(notes)
         return RankSnapshot(
             name=place.name,
             stage=place.stage,
             tensor_rank=place.tensor_rank,
             pid=pid,
-            node=None,
-            state=_state_of(pid),
-            num_steps=progress.steps[1],
+            node=node,
+            state=state,
+            num_steps=num_steps,
             step_s=step_s,
             waited_s=waited_s,
-            weight_bytes=self._weight_bytes[place.rank],
-            kv_cache_bytes=self._cache_bytes[place.rank],
+            weight_bytes=self._weight_bytes[rank],
+            kv_cache_bytes=self._cache_bytes[rank],
             held_bytes=held_bytes,
         )
 
     # ---- ends ----------------------------------------------------------------------------------
 
-    def _fail_with_still(self, pids: Sequence[int], seconds: float, where: str) -> NoReturn:
+    def _require_movement(
+        self, watch: StandstillWatch, where: str, owing: Collection[int] | None = None
+    ) -> None:
+        """RankError when a rank that others wait for, or a node, does nothing. To be called when
+        nobody has answered for LOOK_S; without `owing` those are waited for that have come least
+        far.
+        """
+        self._ask_nodes()
+        if any(node.unanswered > 1 for node in self._nodes):
+            return  # it is late: what its ranks do is not known
+        looks = self._local.looks()
+        for node in self._nodes:
+            looks.update(node.looks)
+        if owing is not None:
+            looks = {rank: ProcessLook((), looks[rank].clocks) for rank in owing if rank in looks}
+        if looks and (still := watch.look(looks)):
+            self._fail_with_still(still, looks, watch.seconds, where)
+
+    def _ask_nodes(self) -> None:
+        """What their ranks do; RankError for a node that has not answered for long."""
+        for node in self._nodes:
+            if node.is_silent:
+                self._fail(
+                    f"{_upper(node)} has not answered for {node.silent_s:g} s: its process is "
+                    "stopped, or the network between it and node 0 is cut, shutting down executor."
+                )
+            self._send(node, AskLooks())
+            node.unanswered += 1
+
+    def _fail_with_still(
+        self, ranks: Sequence[int], looks: Mapping[int, ProcessLook], seconds: float, where: str
+    ) -> NoReturn:
         """Some ranks do nothing; where one has gone astray, that is why."""
         self._require_agreement(self._num_steps_done + 1)
-        still = [one for one in self._workers if one.process.pid in pids]
-        self._fail(_stands_still(still, seconds, where), still[0])
-
-    def _fail_with_ended(self) -> NoReturn:
-        """Some rank's socket has closed: that rank, or the first of those that have ended."""
-        worker = self._first_ended()
-        code = worker.exit_code(_EXIT_S)
+        why = " It is stopped by a signal or a debugger." if looks[ranks[0]].is_stopped else ""
+        names = ", ".join(f"{self._name(rank)}{self._pid_words(rank)}" for rank in ranks)
         self._fail(
-            f"Worker proc {worker.place.name} died unexpectedly (exit code: {code}), shutting "
-            "down executor.",
-            worker,
+            f"Worker proc {names} has not moved for {seconds:g} s {where}, shutting down executor."
+            f"{why}",
+            ranks[0],
         )
 
-    def _first_ended(self) -> _WorkerProcess:
-        deadline = time.monotonic() + _EXIT_S
-        while time.monotonic() < deadline:
-            for worker in self._workers:
-                if worker.process.poll() is not None:
-                    return worker
-            time.sleep(0.01)
-        return self._workers[0]
+    def _pid_words(self, rank: int) -> str:
+        pids = {one.place.rank: one.process.pid for one in self._local.workers}
+        pid = pids.get(rank) or (self._told[rank].pid if rank in self._told else 0)
+        return f" (pid {pid})" if pid else ""
 
-    def _fail(self, reason: str, worker: _WorkerProcess) -> NoReturn:
+    def _fail_with_ended(self) -> NoReturn:
+        """Some socket has closed: that of a rank or of a node, or the first that has ended."""
+        deadline = time.monotonic() + EXIT_S
+        while time.monotonic() < deadline:
+            if (worker := self._local.ended()) is not None:
+                self._fail_with_rank(worker.place.rank, worker.exit_code(EXIT_S))
+            self._look_for_ended_nodes()
+            time.sleep(0.01)
+        self._fail_with_rank(self._local.workers[0].place.rank, None)
+
+    def _look_for_ended_nodes(self) -> None:
+        """RankError where a rank or a node elsewhere is known to have ended."""
+        ready, _, _ = select.select([node.link for node in self._nodes], [], [], 0)
+        for node in self._nodes:
+            if node.link not in ready:
+                continue
+            try:
+                for _ in self._heard(node):
+                    pass
+            except PeerGoneError:
+                self._fail(
+                    f"{_upper(node)} is gone: its process has ended, or the network between it and "
+                    "node 0 is cut, shutting down executor."
+                )
+
+    def _fail_with_rank(
+        self, rank: int, code: int | None, last_lines: Sequence[str] | None = None
+    ) -> NoReturn:
+        self._fail(
+            f"Worker proc {self._name(rank)} died unexpectedly (exit code: {code}), shutting down "
+            "executor.",
+            rank,
+            last_lines,
+        )
+
+    def _fail(
+        self, reason: str, rank: int | None = None, last_lines: Sequence[str] | None = None
+    ) -> NoReturn:
+        """End all and raise; with the last lines of a rank's log, which are here for local ones."""
         logger.error("%s", reason)
-        for line in self._channels.last_lines(worker.place.rank).read():
-            logger.error("last lines of %s: %s", worker.place.name, line)
-        self._end_all()
+        if last_lines is None and rank in self._config.parallel.local_ranks:
+            assert rank is not None
+            last_lines = self._local.last_lines(rank)
+        for line in last_lines or ():
+            assert rank is not None
+            logger.error("last lines of %s: %s", self._name(rank), line)
+        self._end_all(reason)
         raise RankError(reason)
 
     def shutdown(self) -> None:
         """End the ranks: they stop at the next message, or are killed."""
-        if self._workers:
-            logger.info("[shutdown] Executor: waiting for worker exit count=%d", len(self._workers))
-            with contextlib.suppress(PeerGoneError, RankError):
-                self._steps.send(None)
-            deadline = time.monotonic() + _EXIT_S
-            codes = [one.exit_code(deadline - time.monotonic()) for one in self._workers]
-            if None in codes:
-                logger.warning("[shutdown] Executor: workers still running after grace period")
-            else:
+        if self._local.workers:
+            count = len(self._places)
+            logger.info("[shutdown] Executor: waiting for worker exit count=%d", count)
+            for node in self._nodes:
+                with contextlib.suppress(PeerGoneError):
+                    node.link.send(End(None))
+            if self._local.stop():
                 logger.info("[shutdown] Executor: all workers exited gracefully")
-        self._end_all()
+            else:
+                logger.warning("[shutdown] Executor: workers still running after grace period")
+        self._end_all(None)
 
-    def _end_all(self) -> None:
-        for worker in self._workers:
-            worker.end()
-        self._workers.clear()
-        self._memory.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _WorkerProcess:
-    """One rank as EngineCore holds it."""
-
-    place: RankPlace
-    process: subprocess.Popen[bytes]
-    socket: socket.socket
-    answers: Inbox
-
-    @classmethod
-    def start(
-        cls,
-        place: RankPlace,
-        inherited: Sequence[int],
-        channels: Channels,
-        command: _WorkerCommand,
-    ) -> _WorkerProcess:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = spawn(
-                command(place.name, theirs.fileno()),
-                stdout=1,
-                stderr=2,
-                pass_fds=(*inherited, theirs.fileno()),
-            )
-        return cls(place, process, ours, Inbox(channels.answers(place.rank), 0, ours))
-
-    def introduce(self, init: WorkerInit) -> None:
-        message = pickle.dumps(init)
-        self.socket.sendall(LENGTH.pack(len(message)) + message)
-
-    def exit_code(self, timeout_s: float) -> int | None:
-        """None while it runs; a signal's number is negative."""
-        try:
-            return self.process.wait(max(0.0, timeout_s))
-        except subprocess.TimeoutExpired:
-            return None
-
-    def end(self) -> None:
-        kill_session(self.process)
-        self.socket.close()
+    def _end_all(self, reason: str | None) -> None:
+        self._local.end()
+        nodes, self._nodes = self._nodes, []
+        for node in nodes:
+            node.end(reason)
 
 
-class _StageSockets:
-    """Sockets from the first tensor rank of each stage to all ranks of the next."""
+class _ToldRank:
+    """What a rank of another node has told of its steps."""
 
-    def __init__(self, places: Sequence[RankPlace]) -> None:
-        self._pairs = {
-            place.rank: socket.socketpair() for place in places if not place.is_first_stage
-        }
+    def __init__(self) -> None:
+        self.notes: deque[StepNote] = deque(maxlen=TIMED_STEPS)
+        self.pid = 0  # not known before its first step
+        self.held_bytes: int | None = None
 
-    def of(self, place: RankPlace) -> tuple[int | None, tuple[int, ...]]:
-        """The descriptor that the rank reads, and those that it writes."""
-        pair = self._pairs.get(place.rank)
-        next_stage = (place.stage + 1) * place.tensor_size
-        readers = range(next_stage, next_stage + place.tensor_size)
-        writes = place.tensor_rank == 0 and not place.is_last_stage
-        return (
-            None if pair is None else pair[1].fileno(),
-            tuple(self._pairs[rank][0].fileno() for rank in readers) if writes else (),
-        )
+    def take(self, answer: StepAnswer) -> None:
+        self.notes.append(answer.note)
+        self.pid, self.held_bytes = answer.pid, answer.held_bytes
 
-    def descriptors(self, place: RankPlace) -> Iterator[int]:
-        reads, writes = self.of(place)
-        yield from () if reads is None else (reads,)
-        yield from writes
+    @property
+    def num_steps(self) -> int:
+        return self.notes[-1].number if self.notes else 0
 
-    def close(self) -> None:
-        """The workers have them now."""
-        for pair in self._pairs.values():
-            for one in pair:
-                one.close()
+    def note(self, number: int) -> StepNote | None:
+        """Of that step, None where it has not come or is long past."""
+        return next((note for note in self.notes if note.number == number), None)
 
 
-def _stands_still(workers: Sequence[_WorkerProcess], seconds: float, where: str) -> str:
-    names = ", ".join(f"{one.place.name} (pid {one.process.pid})" for one in workers)
-    why = " It is stopped by a signal or a debugger." if is_stopped(workers[0].process.pid) else ""
-    return (
-        f"Worker proc {names} has not moved for {seconds:g} s {where}, shutting down executor.{why}"
-    )
-
-
-def _state_of(pid: int) -> str:
-    if process_clock(pid) is None:
-        return "gone"
-    return "stopped" if is_stopped(pid) else "running"
+def _upper(node: RemoteNode) -> str:
+    """At the beginning of a sentence."""
+    return str(node).capitalize()

@@ -40,11 +40,12 @@ class ChannelMap:
     sum_sizes: RankSizes
     num_bytes: int
     places: tuple[RankPlace, ...]
+    local: range  # the ranks on this node, which read the steps; the others' slices stay untouched
 
     @classmethod
     def of(cls, config: EngineConfig) -> ChannelMap:
-        places = tuple(rank_places(config.parallel))
-        layout, shapes = Layout(), _Shapes(len(places), places[0].tensor_size)
+        places, local = tuple(rank_places(config.parallel)), config.parallel.local_ranks
+        layout, shapes = Layout(), _Shapes(len(local), places[0].tensor_size)
         sizes = RankSizes(
             places[0].tensor_size,
             max(config.scheduler.max_num_batched_tokens, LEAST_TOKENS),
@@ -63,7 +64,16 @@ class ChannelMap:
             sum_sizes=sizes,
             num_bytes=layout.num_bytes,
             places=places,
+            local=local,
         )
+
+    def are_local(self, stage: int) -> bool:
+        """Whether all tensor ranks of that stage are on this node."""
+        return all(one.rank in self.local for one in self.places if one.stage == stage)
+
+    def stay_here(self, stage: int) -> bool:
+        """Whether the states that `stage` hands on come from this node and do not leave it."""
+        return stage * self.places[0].tensor_size in self.local and self.are_local(stage + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,7 @@ class Channels:
         self._view = memory.view
         self._address = memory.address()
         places = channel_map.places
-        self._shapes = _Shapes(len(places), places[0].tensor_size)
+        self._shapes = _Shapes(len(channel_map.local), places[0].tensor_size)
 
     def steps(self) -> MessageRing:
         return MessageRing(self._view[self._map.steps], self._shapes.steps)

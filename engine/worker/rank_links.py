@@ -43,11 +43,7 @@ class RankLinks:
     sums: RankMemory | None = None  # of the tensor ranks of this stage
     progress: Progress | None = None
     waits: WaitClock = field(default_factory=WaitClock)
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this rank's device among those that its process sees."""
-        return self.place.rank
+    local_rank: int = 0  # number of this rank's device among those that its process sees
 
     @classmethod
     def open(cls, init: WorkerInit, channels: Channels, num_cores: int) -> RankLinks:
@@ -60,15 +56,16 @@ class RankLinks:
         if init.states_out:
             targets = [inherited_socket(one) for one in init.states_out]
             states_out = Outbox(channels.states(place.stage), targets)
-        sums = channels.sums(place.stage) if place.tensor_size > 1 else None
+        shares_memory = place.tensor_size > 1 and init.channels.are_local(place.stage)
         return cls(
             place,
             num_cores,
             init.store,
             states_in,
             states_out,
-            sums,
+            channels.sums(place.stage) if shares_memory else None,
             channels.progress(init.rank),
+            local_rank=place.rank - init.channels.local.start,
         )
 
     def join(self, device: torch.device) -> RankGroup:
@@ -76,18 +73,12 @@ class RankLinks:
         place = self.place
         if self.store is None or place.tensor_size == 1:
             return OneRank()
-        backend = "gloo" if device.type == "cpu" else "nccl"
-        logger.info(
-            "world_size=%d rank=%d local_rank=%d distributed_init_method=file://memory backend=%s",
-            place.world_size,
-            place.rank,
-            place.rank,
-            backend,
-        )
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside this machine takes part
         store = torch.distributed.FileStore(  # type: ignore[attr-defined]
             f"/proc/self/fd/{self.store}", place.world_size
         )
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        log_meeting(place, self.local_rank, "file://memory", backend)
         torch.distributed.init_process_group(
             backend, store=store, rank=place.rank, world_size=place.world_size
         )
@@ -146,6 +137,18 @@ def _lost_when_gone() -> Iterator[None]:
         yield
     except PeerGoneError as error:
         raise RankLostError("a neighbour in the pipeline") from error
+
+
+def log_meeting(place: RankPlace, local_rank: int, method: str, backend: str) -> None:
+    """vLLM's line of a rank that joins the others."""
+    logger.info(
+        "world_size=%d rank=%d local_rank=%d distributed_init_method=%s backend=%s",
+        place.world_size,
+        place.rank,
+        local_rank,
+        method,
+        backend,
+    )
 
 
 def group_of_stage(place: RankPlace, waits: WaitClock) -> RankGroup:

@@ -10,60 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-import torch
 import torch.distributed
-from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.kernels.step_batch import FloatArray
-from engine.layers.parallel import RankGroup
 from engine.logger import setup_logging
 from engine.machine.memory import free_ram_bytes
 from engine.machine.processes import rss_bytes
 from engine.rank_layout import RankPlace
 from engine.sched.scheduler_output import ModelRunnerOutput
-from engine.worker.rank_links import RankLinks, group_of_stage
 from engine.worker.rank_progress import Progress, StepNote
+from engine.worker.tcp_links import TcpLinks, group_backend
 from engine.worker.worker import Worker
 from engine.worker.worker_messages import Step
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class TcpLinks(RankLinks):
-    """Links between machines: everything goes through torch.distributed.
-
-    `hidden_size` is the length of a state that a stage hands on.
-    """
-
-    hidden_size: int = 0
-
-    @property
-    def local_rank(self) -> int:
-        """Ray shows an actor the devices that are its own."""
-        return 0
-
-    def join(self, device: torch.device) -> RankGroup:
-        """The process group is there already; the tensor ranks of this stage out of it."""
-        return group_of_stage(self.place, self.waits)
-
-    def send_states(self, states: Tensor) -> None:
-        """From the first tensor rank to all ranks of the next stage."""
-        if self.place.is_last_stage or self.place.tensor_rank:
-            return
-        following = (self.place.stage + 1) * self.place.tensor_size
-        for rank in range(following, following + self.place.tensor_size):
-            torch.distributed.send(states.float().contiguous().cpu(), rank)
-
-    def receive_states(self, num_tokens: int) -> FloatArray:
-        """Of the first tensor rank of the stage before."""
-        states = torch.empty(num_tokens, self.hidden_size)
-        with self.waits.running():
-            torch.distributed.recv(states, (self.place.stage - 1) * self.place.tensor_size)
-        found: FloatArray = np.asarray(states.numpy())
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +74,7 @@ class RayRank:
         place = self._place
         self._num_neighbours = num_neighbours
         torch.distributed.init_process_group(
-            "gloo" if self._config.device.device == "cpu" else "cpu:gloo,cuda:nccl",
+            group_backend(self._config),
             init_method=meeting_point,
             rank=place.rank,
             world_size=place.world_size,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config import DeviceConfig, EngineConfig
 from engine.env import cpu_has_bf16
-from engine.errors import EngineError, MemoryBudgetError
+from engine.errors import ConfigError, EngineError, MemoryBudgetError
 from engine.kernels.kernel_set import Draw, KernelSet, KVCache, ModelStep
 from engine.kernels.native.model_step import NativeKernels
 from engine.kernels.native.packed_cache import PackedCache
@@ -342,7 +342,7 @@ class Worker:
         return lambda: dataclasses.replace(finish(), graphs=graphed.take_stats())
 
     def _select_kernels(self) -> KernelSet | NativeKernels:
-        device, model = self._config.device, self._config.model
+        device, model = self._device_of_kernels(), self._config.model
         sets = kernel_sets_of(model.architecture, model.implementation)
         selected = select_kernels(device, self._spec, sets, self._num_threads())
         logger.info(
@@ -354,6 +354,22 @@ class Worker:
             # They have threads of their own; torch's would spin beside them after every operation.
             torch.set_num_threads(1)
         return quantized(selected.kernels, device.quantization)
+
+    def _device_of_kernels(self) -> DeviceConfig:
+        """Native kernels add up in memory that the ranks of a layer share, which ranks on several
+        machines do not.
+        """
+        device = self._config.device
+        is_apart = self._place.tensor_size > 1 and self._links.sums is None
+        if device.device != "cpu" or device.kernels not in ("auto", "native") or not is_apart:
+            return device
+        if device.kernels == "native":
+            raise ConfigError(
+                "--kernels native cannot be used: the ranks of a layer are on several machines. "
+                "Leave it out, or use --pipeline-parallel-size between the machines."
+            )
+        logger.info("torch's kernels are used: the ranks of a layer are on several machines.")
+        return dataclasses.replace(device, kernels="reference")
 
     def _build_model(self, kernels: KernelSet | NativeKernels) -> ModelStep:
         config = self._config

@@ -6,6 +6,7 @@ Knows nothing of requests. It ends with EngineCore, whatever way that ends.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -16,7 +17,9 @@ from pathlib import Path
 from engine.errors import EngineError
 from engine.logger import get_logger, setup_logging
 from engine.machine.cores import pin_to_cores
+from engine.machine.processes import rss_bytes
 from engine.machine.secrets import masked
+from engine.sched.scheduler_output import ModelRunnerOutput
 from engine.worker.rank_channels import Channels
 from engine.worker.rank_memory import (
     Inbox,
@@ -27,7 +30,14 @@ from engine.worker.rank_memory import (
     SharedMemory,
     inherited_socket,
 )
-from engine.worker.worker_messages import Call, Failure, RankLost, Step, WorkerInit
+from engine.worker.worker_messages import (
+    Call,
+    Failure,
+    RankLost,
+    Step,
+    StepAnswer,
+    WorkerInit,
+)
 
 logger = get_logger(__name__)
 
@@ -62,7 +72,7 @@ def _run(source: socket.socket) -> int:
     except Exception as error:
         answers.send(_failure(error, "WorkerProc failed to start."))
         return 1
-    inbox = Inbox(channels.steps(), init.rank, source)
+    inbox = Inbox(channels.steps(), init.rank - init.channels.local.start, source)
     while (message := inbox.receive()) is not None:
         try:
             answer = proc.handle(message)
@@ -86,13 +96,16 @@ class WorkerProc:
         from engine.worker.rank_links import RankLinks
         from engine.worker.worker import Worker
 
-        self._place = place = init.channels.places[init.rank]
-        parallel = init.config.parallel
-        before = parallel.data_parallel_rank * place.world_size  # ranks of other replicas
-        num_processes = parallel.data_parallel_size * place.world_size
-        num_cores = pin_to_cores(before + place.rank, num_processes)
-        self._links = RankLinks.open(init, channels, num_cores)
+        self._place = init.channels.places[init.rank]
+        self._config = init.config
+        num_cores = _own_cores(init)
         self._progress = channels.progress(init.rank)
+        if init.node is None:
+            self._links = RankLinks.open(init, channels, num_cores)
+        else:
+            from engine.worker.tcp_links import open_node_links
+
+            self._links = open_node_links(init, channels, num_cores)
         self._worker = Worker(init.config, self._links)
 
     def handle(self, message: object) -> object:
@@ -104,7 +117,22 @@ class WorkerProc:
         assert isinstance(message, Step), message
         with self._links.step():
             output = self._worker.execute_model(message.scheduler_output, message.sampled)
-        return output if self._place.is_output else None
+        told = output if self._place.is_output else None
+        return self._step_answer(told) if self._config.parallel.node_rank else told
+
+    def _step_answer(self, output: ModelRunnerOutput | None) -> StepAnswer:
+        (note,) = self._progress.latest(1)
+        pid, on_cpu = os.getpid(), self._config.device.device == "cpu"
+        held_bytes = rss_bytes(pid) if on_cpu else self._worker.device_bytes
+        return StepAnswer(output, note, pid, held_bytes)
+
+
+def _own_cores(init: WorkerInit) -> int:
+    """Keep to this rank's share of its own machine; how many cores that are."""
+    parallel, local = init.config.parallel, init.channels.local
+    before = parallel.data_parallel_rank * len(local)  # ranks of other replicas
+    num_processes = parallel.data_parallel_size * len(local)
+    return pin_to_cores(before + init.rank - local.start, num_processes)
 
 
 def _first_message(source: socket.socket) -> WorkerInit:

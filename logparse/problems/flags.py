@@ -19,14 +19,15 @@ _OWN_FLAG_TEXT = """
 --allowed-origins
 --api-key --api-server-count --attention-backend --block-size --chat-template --convert
 --compilation-config --cudagraph-capture-sizes --data-parallel-routing --data-parallel-size
---device --disable-log-stats --disable-uvicorn-access-log --distributed-executor-backend --dtype
+--device --distributed-timeout-seconds --headless --no-headless
+--disable-log-stats --disable-uvicorn-access-log --distributed-executor-backend --dtype
 --enable-auto-tool-choice
 --enable-chunked-prefill --enable-debug-endpoints --enable-log-requests --enable-lora
 --enable-sleep-mode --no-enable-sleep-mode
 --enable-prefix-caching --lora-modules --max-cpu-loras --max-lora-rank --max-loras --no-enable-lora
 --enable-tokenizer-info-endpoint --enforce-eager --generation-config --gpu-memory-utilization
 --host --kernels --kv-cache-dtype --kv-cache-memory-bytes --limit-mm-per-prompt
---long-prefill-token-threshold
+--long-prefill-token-threshold --master-addr --master-port --nnodes --node-key-file --node-rank
 --max-cudagraph-capture-size --max-logprobs --max-model-len --max-num-batched-tokens
 --max-num-queued-reqs --max-num-queued-tokens
 --max-num-seqs --model-impl --no-allow-credentials --no-disable-log-stats
@@ -193,12 +194,6 @@ GONE_FLAGS: dict[str, GoneFlag] = {
 }
 # Flags of today's vLLM that our own server does not have, and what to do there instead.
 _MODEL_DECIDES = "the model's files decide it: leave it out"
-_RAY_JOINS = (
-    "several machines are joined by Ray: type `ray start --head` on the first one and `ray start "
-    "--address HEAD:6379` on each other one, then this command on the first one, with "
-    "--distributed-executor-backend ray in place of such flags; on one machine leave them out"
-)
-_JOINING_FLAGS = ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless")
 OWN_ANSWERS: dict[str, str] = {
     "--trust-remote-code": "no code of a model's repository is ever run: leave it out",
     "--download-dir": "the environment says where the hub's models are kept: HF_HUB_CACHE={value}",
@@ -208,7 +203,6 @@ OWN_ANSWERS: dict[str, str] = {
     "--config-format": _MODEL_DECIDES,
     "--load-format": "safetensors and GGUF files are told apart by themselves: leave it out",
     "--revision": "the newest one is served; another one is served by its folder",
-    **dict.fromkeys(_JOINING_FLAGS, _RAY_JOINS),
 }
 # What other engines call vLLM's flags. A fix with a flag that has no name there is left out.
 SGLANG_FLAGS = {

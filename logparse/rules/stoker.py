@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from logparse.rules.rule import NUM, SECONDS, Keep, Rule, Take, Unit, known_line
+from logparse.rules.rule import NUM, SECONDS, Keep, Mark, Rule, Take, Unit, known_line
 
 _E = "stoker"
 _WHY = Take("reason", Unit.TEXT)
@@ -468,7 +468,7 @@ _RANKS = (
     _line(
         "stoker-last-lines",
         "last lines of ",
-        r"(\S{1,40}): (.{0,400})",
+        r"(\S{1,40}(?: \(node [^)]{1,80}\))?): (.{0,400})",
         "What the process said before it ended.",
         _EXECUTOR,
         None,
@@ -505,4 +505,100 @@ _RANKS = (
     ),
 )
 
-STOKER_RULES: tuple[Rule, ...] = (*_KERNELS, *_WEIGHTS, *_MEMORY, *_FILES, *_SERVING, *_RANKS)
+_NODES_HERE = "engine/worker/remote_nodes.py"
+_NODE_THERE = "engine/worker/headless.py"
+_NODE = Take("node", Unit.TEXT)
+_NODES = (
+    _line(
+        "stoker-nodes-awaited",
+        "Waiting for ",
+        r"(\d{1,4} other nodes|node \d{1,4}) ?(?:at|:) ?(.{0,400})",
+        "The nodes of an engine on several machines wait for each other before they start.",
+        _NODES_HERE,
+        1,
+        _NODE,
+    ),
+    _line(
+        "stoker-node-came",
+        ("Node ", "Joined node "),
+        r"(\d{1,4} \(.{1,80}?\) has joined|0 at .{1,80}?; waiting)",
+        "A node has proved that it has the nodes' secret and was started with the same flags.",
+        _NODES_HERE,
+        1,
+    ),
+    _line(
+        "stoker-node-refused",
+        ("Somebody at ", "Node "),
+        r"(?:.{1,80}? could not join as a node|\d{1,4} at .{1,80}? is refused): (.{1,400})",
+        "It takes no part: the nodes' secret, a flag or its number is another one.",
+        _NODES_HERE,
+        1,
+        _WHY,
+    ),
+    _line(
+        "stoker-node-went",
+        "Node ",
+        r"(\d{1,4} \(.{1,80}?\)) has gone again",
+        "It ended before all nodes were there; node 0 waits for it again.",
+        _NODES_HERE,
+        1,
+        _NODE,
+    ),
+    _line(
+        "stoker-node-serves",
+        "Node serves node 0 at ",
+        r"(\S{1,80}) with (.{1,400}?)\.$",
+        "The ranks of this node are ready, and answer for the server on node 0.",
+        _NODE_THERE,
+        None,
+        Take("ranks", Unit.TEXT, (2,)),
+        mark=Mark.READY,
+    ),
+    _line(
+        "stoker-node-ended",
+        "Node 0 ends this node: ",
+        r"(.{1,400})",
+        "Something went wrong on one of the nodes, so all of them end; node 0 says what it was.",
+        _NODE_THERE,
+        None,
+        _WHY,
+    ),
+    _line(
+        "stoker-node-lost",
+        "Node ",
+        r"(\d{1,4} (?:at \S{1,80}|\(.{1,80}?\))) (?:is gone|has not answered)",
+        "A node has ended, stands still or cannot be reached, so all of them end.",
+        _NODE_THERE,
+        None,
+        _NODE,
+    ),
+    _line(
+        "stoker-node-stops",
+        "[shutdown] Node: ",
+        r"(.{1,200})",
+        "A node ends in order: a signal came, or node 0 has ended.",
+        _NODE_THERE,
+        None,
+    ),
+    _line(
+        "stoker-rank-ended",
+        "Worker",
+        r"(\S{0,40}) has ended \(exit code: (\S{1,12})\)",
+        "A rank of this node is gone; node 0 is told, and ends all nodes.",
+        _NODE_THERE,
+        None,
+    ),
+    _line(
+        "stoker-ranks-apart",
+        "torch's kernels are used: ",
+        r"(.{1,200}?)\.$",
+        "The native kernels add up in memory that ranks on several machines do not share.",
+        "engine/worker/worker.py",
+        2,
+        _WHY,
+    ),
+)
+
+STOKER_RULES: tuple[Rule, ...] = (
+    *(*_KERNELS, *_WEIGHTS, *_MEMORY, *_FILES, *_SERVING, *_RANKS, *_NODES),
+)

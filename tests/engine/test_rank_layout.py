@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from engine.config import ParallelConfig
 from engine.env import HostDevice
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig
+from engine.node_key import NODE_KEY_VARIABLE
 from engine.rank_layout import (
     RankPlace,
     layers_of,
@@ -21,6 +23,7 @@ from engine.rank_layout import (
     rank_places,
     require_devices,
     require_layout_fits,
+    require_nodes_fit,
     tensor_sizes,
 )
 from tests.tiny_model import write_tiny_llama
@@ -140,7 +143,7 @@ def test_a_rank_without_a_device_is_refused() -> None:
         "and 2 can be seen",
         "at most 2",
         "CUDA_VISIBLE_DEVICES",
-        "--distributed-executor-backend ray",
+        "several machines: --nnodes",
     ):
         assert words in str(refusal.value)
 
@@ -155,3 +158,43 @@ def test_a_copy_without_devices_is_told_how_many_all_copies_need() -> None:
         "own. Use fewer copies, or let CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES on ROCm) name "
         "more."
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_headless", "words"),
+    [
+        ({"nnodes": 1, "node_rank": 1}, False, "--node-rank 1 is for one of several machines"),
+        ({"nnodes": 1}, True, "--headless is for one of several machines"),
+        ({}, True, "--headless is for the nodes behind the first one"),
+        ({"executor_backend": "ray"}, False, "there is one command for all machines"),
+        ({"data_parallel_size": 2}, False, "--data-parallel-size is 2"),
+        ({"nnodes": 3}, False, "Numbers that do: 1, 2, 4."),
+        ({"node_key_file": None}, False, "--nnodes needs a secret that all nodes share"),
+        ({"node_key_file": "short.key"}, False, "short.key holds 5 bytes, and a secret has 16"),
+        ({"node_key_file": "none.key"}, False, "--node-key-file none.key cannot be read"),
+    ],
+)
+def test_nodes_that_cannot_work_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    is_headless: bool,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(NODE_KEY_VARIABLE, raising=False)
+    (tmp_path / "short.key").write_text("short")
+    (tmp_path / "node.key").write_text("0123456789abcdef")
+    right: dict[str, Any] = {"executor_backend": "mp", "nnodes": 2, "node_key_file": "node.key"}
+    require_nodes_fit(dataclasses.replace(layout(2, 2), **right), is_headless=False)
+    with pytest.raises(ConfigError) as refusal:
+        require_nodes_fit(
+            dataclasses.replace(layout(2, 2), **{**right, **changes}), is_headless=is_headless
+        )
+    assert words in str(refusal.value)
+
+
+def test_ranks_are_numbered_node_by_node() -> None:
+    parallel = dataclasses.replace(layout(2, 3), nnodes=2, node_rank=1)
+    assert parallel.local_ranks == range(3, 6)
+    assert parallel.ranks_of_node(0) == range(3)

@@ -336,7 +336,13 @@ VALUES = {  # of the placeholders, where a rule looks at them
     "[shutdown] %s still running; sending SIGKILL": "ApiServer_0",
     "Triton kernels are used with the tiles of %s.": "sm_90",
     "%s is an actor of Ray.": "Worker_PP1 (node 10.0.0.2, ce4a305e, pid 10812)",
-    "world_size=%d rank=%d local_rank=%d distributed_init_method=file://memory backend=%s": "gloo",
+    "world_size=%d rank=%d local_rank=%d distributed_init_method=%s backend=%s": "a backend=gloo",
+    "Node %d at %s is refused: %s": "10.0.0.2",
+    "Node serves node 0 at %s with %s.": "10.0.0.1",
+    "Node 0 at %s is gone%s.": "10.0.0.1",
+    "%s has joined.": "Node 1 (10.0.0.2)",
+    "%s has gone again.": "Node 1 (10.0.0.2)",
+    "%s has ended (exit code: %s).": "Worker_TP1",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -189,7 +190,7 @@ def test_a_killed_rank_is_named_and_the_others_end(
         workers = children()
         os.kill(workers["Worker_TP1"].pid, signal.SIGKILL)
         # Nothing runs: the busy loop is woken by a descriptor.
-        wait_for(lambda: bool(executor._ready(0.0)))
+        wait_for(lambda: bool(select.select(executor.wake_descriptors, [], [], 0)[0]))
         with pytest.raises(RankError, match=r"Worker proc Worker_TP1 died .*exit code: -9"):
             executor.check_health()
         wait_for(lambda: not any(map(is_running, workers.values())))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engine.worker.standstill import StandstillWatch
+from engine.worker.standstill import ProcessLook, StandstillWatch
 from tests.fakes.hidden_children import hide_children
 from tests.waiting import wait_for
 
@@ -17,7 +17,7 @@ def test_a_sleeper_is_found_where_its_children_are_hidden(monkeypatch: pytest.Mo
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     watch = StandstillWatch(sleeping_looks=2)
     try:
-        wait_for(lambda: watch.look({sleeper.pid: (1,)}) == [sleeper.pid])
+        wait_for(lambda: watch.look({7: ProcessLook.at(sleeper.pid, (1,))}) == [7])
     finally:
         sleeper.kill()
         sleeper.wait()

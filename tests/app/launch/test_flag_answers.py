@@ -79,16 +79,11 @@ def test_all_flags_are_answered_at_once() -> None:
     assert lines[1].endswith("HF_HUB_CACHE=/opt/m")
 
 
-def test_flags_that_join_machines_lead_to_ray() -> None:
-    """One answer for all of them."""
-    joining = ("--nnodes", "2", "--node-rank=0", "--master-addr", "10.0.0.1", "--headless")
-    message, hint = refusal(*joining, "--revision", "main")
-    assert message == "no such flags: --nnodes, --node-rank, --master-addr, --headless, --revision"
-    ray, revision = hint.strip().splitlines()
-    assert ray.startswith("--nnodes, --node-rank, --master-addr, --headless: ")
-    for words in ("`ray start --head`", "--address HEAD:", "--distributed-executor-backend ray"):
-        assert words in ray
-    assert revision.strip().startswith("--revision: ")
+def test_flags_that_join_machines_are_those_of_vllm() -> None:
+    words = ("-n", "2", "-r", "1", "--master-addr", "10.0.0.1", "--master-port=29500", "--headless")
+    args = parse_serve_request(["org/name", *words], STOKER).args
+    assert (args.nnodes, args.node_rank, args.is_headless) == (2, 1, True)
+    assert (args.master_addr, args.master_port) == ("10.0.0.1", 29500)
 
 
 def test_every_flag_of_vllm_has_an_answer_of_our_engine_and_of_llama_cpp() -> None:
