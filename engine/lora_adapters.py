@@ -129,15 +129,21 @@ def require_fitting(modules: list[AdapterModule], model: ModelConfig, folder: Pa
 
 
 def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """[outputs, inputs] of each linear of a decoder layer, by its name in the layer."""
+    """[outputs, inputs] of each linear of a decoder layer that can have an adapter, by its name in
+    the layer; those of experts cannot.
+    """
     hidden, inner = model.hidden_size, model.intermediate_size
     queries = model.num_attention_heads * model.head_dim
     keys = model.num_key_value_heads * model.head_dim
-    return {
+    attention = {
         "self_attn.q_proj": (queries, hidden),
         "self_attn.k_proj": (keys, hidden),
         "self_attn.v_proj": (keys, hidden),
         "self_attn.o_proj": (hidden, queries),
+    }
+    if model.experts is not None:
+        return attention
+    return attention | {
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),

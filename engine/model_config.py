@@ -15,6 +15,7 @@ from typing import Any
 from engine.errors import CorruptModelError, ModelError, ModelNotFoundError
 from engine.model_families import (
     NOT_CARRIED,
+    ExpertLayers,
     VisionConfig,
     encoder_positions,
     family_fields,
@@ -70,7 +71,8 @@ class ModelConfig:
     `served_name` is the name clients use; `dtype` is the checkpoint's own number format. The fields
     with a default are what a plain Llama does not have: see `engine.model_families`.
     `layer_windows` holds each layer's sliding window in tokens, None for full attention;
-    `local_rope_theta` is the rotary base of layers that have one. Norm weights are stored less
+    `local_rope_theta` is the rotary base of layers that have one. Of layers with experts
+    `intermediate_size` and `mlp_bias` are those of each. Norm weights are stored less
     `norm_offset`. An encoder keeps no KV and, like a decoder without its head, generates no text:
     `sentence` says how its vectors are made. `kv_lora_rank` and `qk_rope_head_dim` describe an MLA
     cache, which is only planned with. Where `implementation` is `transformers`, the shape is a
@@ -106,6 +108,10 @@ class ModelConfig:
     embedding_scale: float = 1.0
     query_scale: float | None = None  # None: head_dim ** -0.5
     local_rope_theta: float | None = None
+    score_cap: float | None = None  # attention scores, then logits, are pressed softly below it
+    logit_cap: float | None = None
+    has_sinks: bool = False  # each head has a score for a key that is not there
+    experts: ExpertLayers | None = None
     kv_lora_rank: int | None = None
     qk_rope_head_dim: int = 0
     implementation: str = "stoker"  # whose code runs the decoder: stoker or transformers
@@ -263,23 +269,27 @@ class ModelConfig:
             raise ModelError(f"Activation {activation!r} is not supported; {known} are.")
         rope = _full_rope(raw)
         theta = rope.get("rope_theta", raw.get("rope_theta", 10000.0))
+        fields = {
+            **decoder_numbers(raw),
+            "hidden_act": activation,
+            "mlp_bias": bool(raw.get("mlp_bias", False)),
+            "attention_bias": False,
+            **family_fields(architecture, raw),
+        }
         return cls(
             path=str(folder),
             served_name=served_name,
             architecture=architecture,
-            **decoder_numbers(raw),
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(theta),
             rope_scaling=rope_scaling(rope, int(raw["max_position_embeddings"])),
-            hidden_act=activation,
-            mlp_bias=bool(raw.get("mlp_bias", False)),
             **checkpoint_traits(raw),
             eos_token_ids=_eos_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
             kv_lora_rank=raw.get("kv_lora_rank"),
             qk_rope_head_dim=int(raw.get("qk_rope_head_dim") or 0),
             quantization=read_quantization(raw),
             kv_sources=kv_sources(raw),
-            **{"attention_bias": False, **family_fields(architecture, raw)},
+            **fields,
         )
 
 

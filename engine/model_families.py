@@ -6,6 +6,7 @@ checkpoints leave out are those of transformers' configuration class. Standard l
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,65 @@ _GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+
+
+_GEMMA_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 256_000,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+_GEMMA2_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 256_000,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GPT_OSS_DEFAULTS: Mapping[str, Any] = {
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "rope_theta": 150_000.0,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 131_072,
+}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "GemmaForCausalLM": _GEMMA_DEFAULTS,
+    "Gemma2ForCausalLM": _GEMMA2_DEFAULTS,
+    "Gemma3ForCausalLM": _GEMMA3_DEFAULTS,
+    "Gemma3ForConditionalGeneration": _GEMMA3_DEFAULTS,
+    "GptOssForCausalLM": _GPT_OSS_DEFAULTS,
+    "MixtralForCausalLM": {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "num_experts_per_tok": 2,
+    },
+}
+"""What a null means too; a value of these families that is not here must be given."""
+_DEFAULT_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # of Gemma 2
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayers:
+    """Feed-forward blocks of which each token goes through a few, the same in every layer.
+
+    The shares of a token's experts add up to 1 where `is_normalized`; else they are shares among
+    all of them.
+    """
+
+    number: int
+    per_token: int
+    is_normalized: bool = True
+    has_router_bias: bool = False
 
 
 def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,9 +175,11 @@ def with_default_sizes(architecture: str, raw: Mapping[str, Any]) -> dict[str, A
 
 def with_family_defaults(architecture: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """`raw` with the values that this family's checkpoints may leave out."""
-    if architecture.startswith("Gemma3"):
+    if architecture == "GemmaForCausalLM" and raw.get("hidden_act") == "gelu":
+        raw = {**raw, "hidden_act": None}  # the first checkpoints say so, and mean the default
+    if architecture in _DEFAULTS:
         given = {key: value for key, value in raw.items() if value is not None}
-        return {**raw, **_GEMMA3_DEFAULTS, **given}
+        return {**raw, **_DEFAULTS[architecture], **given}
     if architecture == "Qwen3ForCausalLM":
         return {"head_dim": 128, **raw}
     return dict(raw)
@@ -132,13 +194,27 @@ def require_own_code(architecture: str, raw: Mapping[str, Any]) -> None:
     """Raise ModelError for a checkpoint of a family of ours that our code would get wrong."""
     if raw.get("model_type") == "exaone":
         raise ModelError("The tensors of an exaone checkpoint have names of their own.")
+    if raw.get("use_bidirectional_attention"):
+        raise ModelError(f"{architecture} with attention both ways (an encoder) is not supported.")
+    if architecture == "Qwen3MoeForCausalLM" and not _all_have_experts(raw):
+        raise ModelError("Layers without experts among those with some are not supported.")
+    if architecture == "GptOssForCausalLM":
+        _require_usual_gate(raw)
     if not architecture.startswith("Gemma3"):
         return
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if raw.get(name):
             raise ModelError(f"{name} {raw[name]!r} is not supported for Gemma 3; only null is.")
-    if raw.get("use_bidirectional_attention"):
-        raise ModelError("Gemma 3 with bidirectional attention (an encoder) is not supported.")
+
+
+def _all_have_experts(raw: Mapping[str, Any]) -> bool:
+    return not raw.get("mlp_only_layers") and int(raw.get("decoder_sparse_step") or 1) == 1
+
+
+def _require_usual_gate(raw: Mapping[str, Any]) -> None:
+    for name, usual in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if float(raw.get(name) or usual) != usual:
+            raise ModelError(f"{name} {raw[name]!r} is not supported for gpt-oss; {usual} is.")
 
 
 _REPLACEABLE_LAYERS = frozenset(("full_attention", "sliding_attention"))
@@ -266,11 +342,9 @@ def _qwen3(raw: Mapping[str, Any]) -> Fields:
 
 def _gemma3(raw: Mapping[str, Any]) -> Fields:
     return {
-        **_llama(raw),
+        **_gemma(raw),
         "qk_norm": True,
         "has_sandwich_norms": True,
-        "norm_offset": 1.0,
-        "embedding_scale": float(raw["hidden_size"]) ** 0.5,
         "query_scale": float(raw["query_pre_attn_scalar"]) ** -0.5,
         "local_rope_theta": _local_theta(raw),
         "layer_windows": gemma3_windows(raw),
@@ -290,13 +364,86 @@ def _seeing_gemma3(raw: Mapping[str, Any]) -> Fields:
     return {**_gemma3(raw), "vision": vision}
 
 
+def _seed_oss(raw: Mapping[str, Any]) -> Fields:
+    return {
+        "attention_bias": bool(raw.get("attention_bias", True)),
+        "attention_output_bias": bool(raw.get("attention_out_bias", False)),
+    }
+
+
+def _ministral(raw: Mapping[str, Any]) -> Fields:
+    return {"layer_windows": plain_windows(raw)}
+
+
+def _gemma(raw: Mapping[str, Any]) -> Fields:
+    return {
+        **_llama(raw),
+        "norm_offset": 1.0,
+        "embedding_scale": float(raw["hidden_size"]) ** 0.5,
+    }
+
+
+def _gemma2(raw: Mapping[str, Any]) -> Fields:
+    caps = {**_DEFAULT_CAPS, **raw}  # null is none
+    return {
+        **_gemma(raw),
+        "has_sandwich_norms": True,
+        "query_scale": float(raw["query_pre_attn_scalar"]) ** -0.5,
+        "layer_windows": alternating_windows(raw, 2),
+        "score_cap": _cap(caps["attn_logit_softcapping"]),
+        "logit_cap": _cap(caps["final_logit_softcapping"]),
+    }
+
+
+def _cap(value: Any) -> float | None:
+    return float(value) if value else None
+
+
+def _mixtral(raw: Mapping[str, Any]) -> Fields:
+    return {**_mistral(raw), "experts": _experts(raw, is_normalized=True)}
+
+
+def _qwen3_moe(raw: Mapping[str, Any]) -> Fields:
+    window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
+    return {
+        **_llama(raw),
+        "qk_norm": True,
+        "layer_windows": (window,) * int(raw["num_hidden_layers"]),
+        "intermediate_size": int(raw["moe_intermediate_size"]),
+        "experts": _experts(raw, is_normalized=bool(raw.get("norm_topk_prob", False))),
+    }
+
+
+def _gpt_oss(raw: Mapping[str, Any]) -> Fields:
+    return {
+        **_llama(raw),
+        "layer_windows": alternating_windows(raw, 2),
+        "has_sinks": True,
+        "mlp_bias": True,
+        "hidden_act": "clamped_swiglu",
+        "experts": dataclasses.replace(_experts(raw, is_normalized=True), has_router_bias=True),
+    }
+
+
+def _experts(raw: Mapping[str, Any], *, is_normalized: bool) -> ExpertLayers:
+    number = raw.get("num_local_experts") or raw["num_experts"]
+    return ExpertLayers(int(number), int(raw["num_experts_per_tok"]), is_normalized)
+
+
 _FAMILIES: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
+    "GemmaForCausalLM": _gemma,
+    "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
     "Gemma3ForConditionalGeneration": _seeing_gemma3,
+    "GptOssForCausalLM": _gpt_oss,
+    "MinistralForCausalLM": _ministral,
+    "MixtralForCausalLM": _mixtral,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+    "SeedOssForCausalLM": _seed_oss,
 }
 
 

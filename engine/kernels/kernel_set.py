@@ -156,7 +156,10 @@ class KernelSet(Protocol):
         """
 
     def activate_and_mul(self, gate_up: Tensor, activation: str) -> Tensor:
-        """activation(first half) * second half, over the last dimension."""
+        """activation(first half) * second half, over the last dimension.
+
+        `clamped_swiglu` is gate * sigmoid(1.702 gate) * (up + 1), of values that are at most 7.
+        """
 
     def create_kv_cache(
         self, spec: KVCacheSpec, num_blocks: int, dtype: torch.dtype, device: torch.device
@@ -172,21 +175,17 @@ class KernelSet(Protocol):
         """Write [T, 2 x kv_heads, head_dim] (keys, then values) to the slots of the batch."""
 
     def attention(
-        self, qkv: Tensor, layer_cache: Tensor, plan: AttentionPlan, scale: float
+        self,
+        qkv: Tensor,
+        layer_cache: Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        rule: ScoreRule = PLAIN_SCORES,
     ) -> Tensor:
         """Causal attention: [T, q + 2 kv heads, head_dim] -> [T, q heads x head_dim].
 
         The keys and values of the step itself have been stored. `scale` multiplies the scores.
         """
-
-
-class RuledKernelSet(KernelSet, Protocol):
-    """A set whose attention also follows a ScoreRule."""
-
-    def ruled_attention(
-        self, qkv: Tensor, layer_cache: Tensor, plan: AttentionPlan, scale: float, rule: ScoreRule
-    ) -> Tensor:
-        """The same as `attention` with other scores."""
 
 
 def most_likely(logits: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from engine.kernels.kernel_set import PLAIN_SCORES, KVCache, PackedLinear, Score
 from engine.kernels.step_batch import StepBatch
 from engine.kv_sizing import KVCacheSpec
 
+_CLAMP = 7.0  # of gates and ups that are clamped
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
@@ -77,6 +78,9 @@ class ReferenceKernels:
         gate, up = gate_up.chunk(2, -1)
         if activation == "gelu_pytorch_tanh":
             return F.gelu(gate, approximate="tanh").mul_(up)
+        if activation == "clamped_swiglu":
+            gate, up = gate.clamp(max=_CLAMP), up.clamp(-_CLAMP, _CLAMP)
+            return (gate * 1.702).sigmoid_().mul_(gate).mul_(up + 1)
         return F.silu(gate).mul_(up)
 
     def create_kv_cache(
@@ -99,14 +103,17 @@ class ReferenceKernels:
         rows = _to_storage(kv.reshape(-1, row_values), layer_cache.dtype)
         layer_cache.view(-1, row_values).index_copy_(0, plan.store_rows, rows)
 
-    def attention(self, qkv: Tensor, layer_cache: Tensor, plan: Plan, scale: float) -> Tensor:
-        """Decode groups in one padded call each, prefill sequences one by one."""
-        return self.ruled_attention(qkv, layer_cache, plan, scale, PLAIN_SCORES)
-
-    def ruled_attention(
-        self, qkv: Tensor, layer_cache: Tensor, plan: Plan, scale: float, rule: ScoreRule
+    def attention(
+        self,
+        qkv: Tensor,
+        layer_cache: Tensor,
+        plan: Plan,
+        scale: float,
+        rule: ScoreRule = PLAIN_SCORES,
     ) -> Tensor:
-        """The fused attention of torch for plain scores, single operations for others."""
+        """Decode groups in one padded call each, prefill sequences one by one: the fused attention
+        of torch for plain scores, single operations for others.
+        """
         weigh = _Weigh(scale, rule)
         kv_heads, head_dim = layer_cache.shape[3:]
         q_heads = qkv.shape[1] - 2 * kv_heads

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.kernels.kernel_set import AttentionPlan, KernelSet, PackedLinear
+from engine.kernels.kernel_set import (
+    PLAIN_SCORES,
+    AttentionPlan,
+    KernelSet,
+    PackedLinear,
+    ScoreRule,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,8 @@ class StepContext:
 class Attention:
     """Grouped-query attention; `qkv` yields queries, keys and values side by side.
 
-    `scale` multiplies the scores. Queries and keys are normed per head where the family does so.
+    `scale` multiplies the scores, and `rule` says what else becomes of them. Queries and keys are
+    normed per head where the family does so.
     """
 
     kernels: KernelSet
@@ -35,6 +42,7 @@ class Attention:
     q_norm: Tensor | None
     k_norm: Tensor | None
     eps: float
+    rule: ScoreRule = PLAIN_SCORES
 
     def forward(self, x: Tensor, layer_cache: Tensor, context: StepContext) -> Tensor:
         """[T, hidden] -> [T, hidden]; writes the KV of the T tokens on the way."""
@@ -44,7 +52,8 @@ class Attention:
         self._norm_heads(qkv[:, self.num_heads : rotated], self.k_norm)
         self.kernels.rotary(qkv[:, :rotated], context.cos, context.sin)
         self.kernels.store_kv(qkv[:, self.num_heads :], layer_cache, context.plan)
-        return self.output.run(self.kernels.attention(qkv, layer_cache, context.plan, self.scale))
+        plan, rule = context.plan, self.rule
+        return self.output.run(self.kernels.attention(qkv, layer_cache, plan, self.scale, rule))
 
     def _norm_heads(self, heads: Tensor, weight: Tensor | None) -> None:
         if weight is not None:

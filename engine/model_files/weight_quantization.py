@@ -13,16 +13,18 @@ from engine.errors import ModelError
 from engine.model_files.bounds import of_type, shown, whole_number
 
 COMPRESSED_TENSORS, FP8, AWQ, GPTQ = "compressed-tensors", "fp8", "awq", "gptq"
+MXFP4 = "mxfp4"
 _SCALED_METHODS = (FP8, "fbgemm_fp8")
 _FORMATS = (  # of compressed-tensors
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
     *("mixed-precision", "dense"),
 )
+_MXFP4_GROUP = 32
 _MOST_BITS = 8
 _LARGEST_GROUP = 1 << 24
 _READ = (
     "compressed-tensors (int8, fp8, and packed integers of up to 8 bits), fp8 with factors per "
-    "tensor, channel or block, AWQ (gemm) and GPTQ"
+    "tensor, channel or block, AWQ (gemm), GPTQ, and MXFP4 of gpt-oss"
 )
 
 
@@ -70,6 +72,8 @@ def read_quantization(raw: Mapping[str, Any]) -> WeightQuantization | None:
         return _awq(config)
     if method == GPTQ:
         return _gptq(config)
+    if method == MXFP4 and "GptOssForCausalLM" in (raw.get("architectures") or ()):
+        return WeightQuantization(method=MXFP4, bits=(4,), group_sizes=(_MXFP4_GROUP,))
     raise _not_read(method)
 
 

@@ -12,11 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.kernel_set import KernelSet, KVCache, PackedLinear, most_likely
+from engine.kernels.kernel_set import (
+    PLAIN_SCORES,
+    KernelSet,
+    KVCache,
+    PackedLinear,
+    ScoreRule,
+    most_likely,
+)
 from engine.kernels.low_rank import Adapter
 from engine.kernels.step_batch import ImageTokens, IntArray, StepBatch
 from engine.kv_sizing import KVCacheSpec
 from engine.layers.attention import Attention, StepContext
+from engine.layers.experts import ExpertMLP
 from engine.layers.lora import LoraTable
 from engine.layers.mlp import GatedMLP
 from engine.layers.parallel import OneRank, RankGroup
@@ -36,7 +44,7 @@ class _Layer:
     attention: Attention
     attention_norm: Tensor | None
     post_norm: Tensor
-    mlp: GatedMLP
+    mlp: GatedMLP | ExpertMLP
     mlp_norm: Tensor | None
     group: int
     page: int
@@ -188,6 +196,8 @@ class DecoderModel:
         logits = self._lm_head.run(x)
         if logits.dtype != torch.float32 and self._head_rows is not None:
             logits = _with_exact_leaders(logits.float(), x, self._head_rows)
+        if (cap := self._config.logit_cap) is not None:
+            logits = (logits.float() / cap).tanh_().mul_(cap)
         return self._ranks.gather_columns(logits.float(), self._vocab_widths)
 
     def _tensor(self, array: IntArray) -> Tensor:
@@ -235,19 +245,36 @@ class DecoderModel:
                 q_norm=self._optional_norm(layer.q_norm),
                 k_norm=self._optional_norm(layer.k_norm),
                 eps=config.rms_norm_eps,
+                rule=self._score_rule(layer.sinks),
             ),
             attention_norm=self._optional_norm(layer.attention_norm),
             post_norm=self._norm(layer.post_norm),
-            mlp=GatedMLP(
-                self._kernels,
-                self._pack(layer.gate_up, (number, "gate_up")),
-                self._pack(layer.down, (number, "down")),
-                config.hidden_act,
-            ),
+            mlp=self._feed_forward(number, layer),
             mlp_norm=self._optional_norm(layer.mlp_norm),
             group=group,
             page=page,
         )
+
+    def _score_rule(self, sinks: Tensor | None) -> ScoreRule:
+        if sinks is None and self._config.score_cap is None:
+            return PLAIN_SCORES
+        self._weight_bytes += 0 if sinks is None else sinks.nbytes
+        return ScoreRule(self._config.score_cap, sinks)
+
+    def _feed_forward(self, number: int, layer: LayerWeights) -> GatedMLP | ExpertMLP:
+        kernels, activation = self._kernels, self._config.hidden_act
+        if layer.router is None or self._config.experts is None:
+            gate_up = self._pack(layer.gate_up, (number, "gate_up"))
+            return GatedMLP(kernels, gate_up, self._pack(layer.down, (number, "down")), activation)
+        router, bias = layer.router.weight, layer.router.bias
+        self._weight_bytes += router.nbytes + (0 if bias is None else bias.nbytes)
+        blocks = [
+            GatedMLP(kernels, self._pack_alone(gate_up), self._pack_alone(down), activation)
+            for gate_up, down in zip(
+                layer.gate_up.of_experts(), layer.down.of_experts(), strict=True
+            )
+        ]
+        return ExpertMLP(router, bias, blocks, self._config.experts)
 
     def _norm(self, weight: Tensor) -> Tensor:
         factors = weight.float() + self._config.norm_offset
@@ -258,9 +285,12 @@ class DecoderModel:
         return None if weight is None else self._norm(weight)
 
     def _pack(self, linear: LinearWeight, key: tuple[int, str]) -> PackedLinear:
+        return self._lora.beside(key, self._pack_alone(linear))
+
+    def _pack_alone(self, linear: LinearWeight) -> PackedLinear:
         packed = self._kernels.pack_linear(linear.weight, linear.bias)
         self._weight_bytes += packed.num_bytes
-        return self._lora.beside(key, packed)
+        return packed
 
     def _pack_head(self, weights: DecoderWeights) -> PackedLinear:
         packed = self._kernels.pack_head(weights.lm_head)

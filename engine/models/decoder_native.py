@@ -18,12 +18,14 @@ from engine.kv_sizing import KVCacheSpec
 from engine.layers.rotary import inverse_frequencies
 from engine.logger import get_logger
 from engine.model_config import ModelConfig, RopeScaling
+from engine.model_families import ExpertLayers
 from engine.models.weights import DecoderWeights, LayerWeights
 from engine.rank_layout import WHOLE, RankPlace, model_of_rank
 
 logger = get_logger(__name__)
 
-_ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}  # Activation in gemm.h
+_ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "clamped_swiglu": 2}  # Activation in gemm.h
+_NO_EXPERTS = ExpertLayers(0, 0)
 _FORMATS = {BF16: 0, INT8: 1, INT4: 2}  # Format in quantize.h
 
 
@@ -122,6 +124,7 @@ def _shape(
     place: RankPlace,
 ) -> Shape:
     part, vocabulary = model_of_rank(config, place), place.span(config.vocab_size)
+    experts = config.experts or _NO_EXPERTS
     return Shape(
         num_layers=part.num_hidden_layers,
         hidden=config.hidden_size,
@@ -140,6 +143,7 @@ def _shape(
         mlp_bias=config.mlp_bias,
         qk_norm=config.qk_norm,
         sandwich_norms=config.has_sandwich_norms,
+        sinks=config.has_sinks,
         activation=_ACTIVATIONS[config.hidden_act],
         layer_format=_FORMATS[kernels.formats.layers],
         head_format=_FORMATS[kernels.formats.head],
@@ -149,11 +153,17 @@ def _shape(
         vocab_first=vocabulary.start,
         vocab_rows=len(vocabulary),
         head_rows=len(vocabulary) if place.is_last_stage else 0,
+        num_experts=experts.number,
+        experts_per_token=experts.per_token,
+        normalized_experts=experts.is_normalized,
+        router_bias=experts.has_router_bias,
         eps=config.rms_norm_eps,
         norm_offset=config.norm_offset,
         # As trained: the factor is rounded to the weights' format before it is applied.
         embedding_scale=float(torch.tensor(config.embedding_scale, dtype=torch.bfloat16)),
         score_scale=config.query_scale or config.head_dim**-0.5,
+        score_cap=config.score_cap or 0.0,
+        logit_cap=config.logit_cap or 0.0,
     )
 
 
@@ -169,10 +179,13 @@ def _load_layer(
         qkv_bias=layer.qkv.bias,
         q_norm=layer.q_norm,
         k_norm=layer.k_norm,
+        sinks=layer.sinks,
         output=layer.output.weight,
         output_bias=layer.output.bias,
         attention_norm=layer.attention_norm,
         post_norm=layer.post_norm,
+        router=None if layer.router is None else layer.router.weight,
+        router_bias=None if layer.router is None else layer.router.bias,
         gate_up=layer.gate_up.weight,
         gate_up_bias=layer.gate_up.bias,
         down=layer.down.weight,

@@ -150,7 +150,10 @@ class TritonDecoder(DecoderModel):
         heads = qkv.view(len(qkv), -1, self._spec.head_dim)
         page, group, rotation = kv_cache[layer.page], layer.group, self._rotations[number]
         window = self._spec.groups[group].sliding_window
-        shape = AttentionShape(self._q_heads, layer.attention.scale, window)
+        rule = layer.attention.rule
+        shape = AttentionShape(
+            self._q_heads, layer.attention.scale, window, rule.softcap, sinks=rule.sinks
+        )
         if step.size.is_uniform:
             self._triton.uniform_attention(attended, heads, page, step, group, shape, rotation)
             return

@@ -1,8 +1,8 @@
 """Tensors of a quantised checkpoint as plain ones: each linear's numbers and factors in one weight.
 
 compressed-tensors writes `weight_packed` or a small `weight` with `weight_scale`, FP8 models
-`weight_scale_inv`, AWQ and GPTQ `qweight`, `qzeros` and `scales`. A weight is made in float32 when
-it is read, one at a time.
+`weight_scale_inv`, AWQ and GPTQ `qweight`, `qzeros` and `scales`, MXFP4 experts `NAME_blocks` and
+`NAME_scales`. A weight is made in float32 when it is read, one at a time; of MXFP4 in bfloat16.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.errors import CorruptModelError
 from engine.logger import get_logger
 from engine.model_files.checkpoint import checkpoint_headers
 from engine.model_files.safetensors_header import Header
-from engine.model_files.weight_quantization import AWQ, WeightQuantization
+from engine.model_files.weight_quantization import AWQ, MXFP4, WeightQuantization
 from engine.models.safetensors_loader import (
     CheckpointTensor,
     StoredTensor,
@@ -43,6 +43,9 @@ _UNUSED = (  # what inputs or the KV cache would be rounded with; both stay in t
 )
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of output 0, 1, ... among the nibbles of a word
 _WORD_BITS, _BYTE_BITS = 32, 8
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of 3 bits; the fourth is the sign
+_FP4_SCALE_BIAS = 127  # of the powers of two that 32 values share
+_BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 def checkpoint_tensors(
@@ -78,6 +81,9 @@ def iterate_plain_tensors(
                 base, _, kind = name.rpartition(".")
                 if kind in ("weight_packed", "qweight") or _has_factors(name, entries):
                     yield _linear(base, kind, entries, stored, quantization)
+                elif quantization.method == MXFP4 and name.endswith((_BLOCKS, _SCALES)):
+                    if name.endswith(_BLOCKS):
+                        yield _mxfp4_experts(name.removesuffix(_BLOCKS), entries, stored)
                 elif kind not in _UNUSED and not _is_part(base, kind, entries):
                     yield stored(name)
             on_shard(done, len(headers))
@@ -146,6 +152,20 @@ def _linear(
     bits = quantization.bits[0]
     shape = (words[1], words[0] * _WORD_BITS // bits)
     return QuantizedTensor(name, shape, parts, lambda found: _gptq(found, quantization))
+
+
+def _mxfp4_experts(
+    name: str, entries: Header, stored: Callable[[str], StoredTensor]
+) -> QuantizedTensor:
+    """All experts' weights of a linear, [experts, inputs, outputs]; stored are [experts, outputs,
+    groups, 16] bytes of two values.
+    """
+    parts = {kind: stored(name + kind) for kind in (_BLOCKS, _SCALES) if name + kind in entries}
+    blocks, scales = parts[_BLOCKS].shape, _part(parts, _SCALES, name).shape
+    if len(blocks) != 4 or blocks[:3] != scales or blocks[3] != 16:
+        raise _misfit(name, f"its blocks have the shape {list(blocks)}, scales {list(scales)}")
+    shape = blocks[0], blocks[2] * 2 * blocks[3], blocks[1]
+    return QuantizedTensor(name, shape, parts, _mxfp4)
 
 
 class _Parts:
@@ -290,6 +310,22 @@ def _gptq(parts: _Parts, quantization: WeightQuantization) -> Tensor:
     zeros &= (1 << bits) - 1  # a zero point of 0 was stored as the largest number
     of_inputs = parts.input_groups(groups, quantization)
     return numbers.sub_(zeros.t()[:, of_inputs]).mul_(factors.t()[:, of_inputs])
+
+
+def _mxfp4(parts: _Parts) -> Tensor:
+    """Exact in bfloat16; one expert after the other, since all together are gigabytes."""
+    blocks, scales = parts.read(_BLOCKS), parts.read(_SCALES)
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise _misfit(parts.name, f"it holds {blocks.dtype} and {scales.dtype}")
+    values = torch.tensor(_FP4).bfloat16()
+    values = torch.cat((values, -values))
+    experts, inputs, outputs = parts.shape
+    plain = torch.empty(experts, outputs, inputs, dtype=torch.bfloat16)
+    for found, numbers, powers in zip(plain, blocks, scales, strict=True):
+        both = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+        factors = torch.exp2(powers.float() - _FP4_SCALE_BIAS).bfloat16().unsqueeze(-1)
+        found.copy_((values[both.int()] * factors).flatten(-2))
+    return plain.transpose(1, 2)
 
 
 def _require_words(parts: _Parts, kind: str, shape: tuple[int, int]) -> None:

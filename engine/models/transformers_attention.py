@@ -7,7 +7,7 @@ transformers looks attention functions up by name in one table per process; what
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,6 @@ from engine.kernels.kernel_set import (
     PLAIN_SCORES,
     AttentionPlan,
     KernelSet,
-    RuledKernelSet,
     ScoreRule,
 )
 from engine.model_config import incompatible
@@ -107,23 +106,9 @@ class PagedAttention:
         all_heads = parts[0].shape[1]
         if self.sources[layer] == layer:
             self.kernels.store_kv(qkv[:, all_heads:], context.cache, context.plan)
-        out = self._weighted(qkv, context, scale, rule)
+        out = self.kernels.attention(qkv, context.cache, context.plan, scale, rule)
         out = out.view(1, len(qkv), all_heads, head_dim)[:, :, :num_heads, :value_dim]
         return out.to(query.dtype)
-
-    def _weighted(
-        self, qkv: Tensor, context: LayerContext, scale: float, rule: ScoreRule
-    ) -> Tensor:
-        if rule is PLAIN_SCORES:
-            return self.kernels.attention(qkv, context.cache, context.plan, scale)
-        if not hasattr(self.kernels, "ruled_attention"):
-            raise incompatible(
-                self.architecture,
-                f"its attention has soft caps or sinks, which the {self.kernels.name} kernels "
-                "lack; give --kernels reference",
-            )
-        kernels = cast(RuledKernelSet, self.kernels)
-        return kernels.ruled_attention(qkv, context.cache, context.plan, scale, rule)
 
     def require_plain(self, module: nn.Module, key: Tensor, value: Tensor, asked: Any) -> None:
         """Raise ModelError unless causal attention over this layer's window is all that is asked.

@@ -27,18 +27,24 @@ _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # older checkpoints store what co
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """[out, in] and an optional [out] bias."""
+    """[out, in] and an optional [out] bias; of experts one such pair behind the other."""
 
     weight: Tensor
     bias: Tensor | None
+
+    def of_experts(self) -> list[LinearWeight]:
+        """Each expert's own."""
+        biases = [None] * len(self.weight) if self.bias is None else list(self.bias)
+        return [LinearWeight(*pair) for pair in zip(self.weight, biases, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer; `qkv` and `gate_up` are fused along the output dimension.
 
-    `post_norm` stands before the feed-forward block. The last four are None where the family has
-    no such norm: of each query and key head, of the attention's and of the block's output.
+    `post_norm` stands before the feed-forward block. Norms that may be None: of each query and key
+    head, of the attention's and of the block's output. `sinks` [q heads] are scores. With a
+    `router` the weights and biases of `gate_up` and `down` are those of all experts, [experts, ..].
     """
 
     input_norm: Tensor
@@ -51,6 +57,8 @@ class LayerWeights:
     k_norm: Tensor | None = None
     attention_norm: Tensor | None = None
     mlp_norm: Tensor | None = None
+    sinks: Tensor | None = None
+    router: LinearWeight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ def load_decoder_weights(
                 f"Parameter {name} has shape {list(stored.shape)}, but config.json asks for "
                 f"{list(target.shape)}. The two do not belong together."
             )
-        target.tensor.copy_(stored.read(target.part))
+        target.fill(stored)
         seen.add(name)
     _require_complete(config, targets.keys() - seen, unknown)
     return weights
@@ -110,12 +118,12 @@ def _allocate(
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def linear(out: int, inp: int, has_bias: bool) -> LinearWeight:
-        return LinearWeight(new(out, inp), new(out) if has_bias else None)
+    def linear(out: int, inp: int, has_bias: bool, *stack: int) -> LinearWeight:
+        return LinearWeight(new(*stack, out, inp), new(*stack, out) if has_bias else None)
 
-    def summed(out: int, inp: int, has_bias: bool) -> LinearWeight:
+    def summed(out: int, inp: int, has_bias: bool, *stack: int) -> LinearWeight:
         """One rank adds the bias."""
-        result = linear(out, inp, has_bias)
+        result = linear(out, inp, has_bias, *stack)
         if result.bias is not None and place.tensor_rank:
             result.bias.zero_()
         return result
@@ -124,18 +132,24 @@ def _allocate(
     hidden, inner = part.hidden_size, part.intermediate_size
     q_size = part.num_attention_heads * part.head_dim
     kv_size = part.num_key_value_heads * part.head_dim
+    experts = config.experts
+    stack = () if experts is None else (experts.number,)
     layers = [
         LayerWeights(
             input_norm=new(hidden),
             qkv=linear(q_size + 2 * kv_size, hidden, config.attention_bias),
             output=summed(hidden, q_size, config.attention_output_bias),
             post_norm=new(hidden),
-            gate_up=linear(2 * inner, hidden, config.mlp_bias),
-            down=summed(hidden, inner, config.mlp_bias),
+            gate_up=linear(2 * inner, hidden, config.mlp_bias, *stack),
+            down=summed(hidden, inner, config.mlp_bias, *stack),
             q_norm=new(config.head_dim) if config.qk_norm else None,
             k_norm=new(config.head_dim) if config.qk_norm else None,
             attention_norm=new(hidden) if config.has_sandwich_norms else None,
             mlp_norm=new(hidden) if config.has_sandwich_norms else None,
+            sinks=new(part.num_attention_heads) if config.has_sinks else None,
+            router=None
+            if experts is None
+            else linear(experts.number, hidden, experts.has_router_bias),
         )
         for _ in range(part.num_hidden_layers)
     ]
@@ -149,11 +163,19 @@ def _allocate(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A parameter, or the piece of a fused one, and what fills it: `part` of one of `shape`."""
+    """A parameter, or the piece of a fused one, and what fills it: `part` of one of `shape`.
+
+    Where `are_pairs`, the stored last dimension holds what are the last two of `tensor`.
+    """
 
     tensor: Tensor
     shape: tuple[int, ...]
     part: tuple[slice, ...] = ()
+    are_pairs: bool = False
+
+    def fill(self, stored: CheckpointTensor) -> None:
+        found = stored.read(self.part)
+        self.tensor.copy_(found.view(self.tensor.shape) if self.are_pairs else found)
 
 
 def _rows(tensor: Tensor, part: range, size: int) -> _Target:
@@ -196,21 +218,74 @@ def _layer_targets(
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     queries = scaled_range(place.span(heads), config.head_dim)
     keys = scaled_range(place.kv_heads(kv_heads), config.head_dim)
-    inner = place.span(config.intermediate_size)
     targets = {f"{name}.weight": _whole(norm) for name, norm in _norms(layer).items()}
     sizes = [heads * config.head_dim, *[kv_heads * config.head_dim] * 2]
     projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     targets |= _split(projections, layer.qkv, [queries, keys, keys], sizes)
-    both = ("mlp.gate_proj", "mlp.up_proj")
-    targets |= _split(both, layer.gate_up, [inner] * 2, [config.intermediate_size] * 2)
-    for name, linear, part, size in (
-        ("self_attn.o_proj", layer.output, queries, sizes[0]),
-        ("mlp.down_proj", layer.down, inner, config.intermediate_size),
-    ):
-        targets[f"{name}.weight"] = _columns(linear.weight, part, size)
-        if linear.bias is not None and place.tensor_rank == 0:
-            targets[f"{name}.bias"] = _whole(linear.bias)
+    targets |= _summed("self_attn.o_proj", layer.output, queries, sizes[0], place)
+    if layer.sinks is not None:
+        targets["self_attn.sinks"] = _rows(layer.sinks, place.span(heads), heads)
+    size = config.intermediate_size
+    if layer.router is None:
+        return targets | _feed_forward("mlp", layer.gate_up, layer.down, size, place)
+    targets |= {"mlp.gate.weight": _whole(layer.router.weight)}
+    if layer.router.bias is not None:
+        targets["mlp.gate.bias"] = _whole(layer.router.bias)
+    if layer.gate_up.bias is not None:
+        return targets | _interleaved_experts(layer, size, place)
+    blocks = zip(layer.gate_up.of_experts(), layer.down.of_experts(), strict=True)
+    for number, (gate_up, down) in enumerate(blocks):
+        targets |= _feed_forward(f"mlp.experts.{number}", gate_up, down, size, place)
     return targets
+
+
+def _feed_forward(
+    name: str, gate_up: LinearWeight, down: LinearWeight, size: int, place: RankPlace
+) -> dict[str, _Target]:
+    """A block of `size` inner values."""
+    inner = place.span(size)
+    both = (f"{name}.gate_proj", f"{name}.up_proj")
+    targets = _split(both, gate_up, [inner] * 2, [size] * 2)
+    return targets | _summed(f"{name}.down_proj", down, inner, size, place)
+
+
+def _summed(
+    name: str, linear: LinearWeight, part: range, size: int, place: RankPlace
+) -> dict[str, _Target]:
+    """A linear whose products the ranks add up; one of them has the bias."""
+    targets = {f"{name}.weight": _columns(linear.weight, part, size)}
+    if linear.bias is not None and place.tensor_rank == 0:
+        targets[f"{name}.bias"] = _whole(linear.bias)
+    return targets
+
+
+def _interleaved_experts(layer: LayerWeights, size: int, place: RankPlace) -> dict[str, _Target]:
+    """As gpt-oss stores them: [experts, inputs, outputs], a gate beside its up."""
+    inner = place.span(size)
+    gate_up, down = layer.gate_up, layer.down
+    assert gate_up.bias is not None
+    assert down.bias is not None
+    experts, hidden = down.bias.shape
+    pairs = (slice(2 * inner.start, 2 * inner.stop),)
+    every, is_part = slice(None), len(inner) < size
+    weight = gate_up.weight.view(experts, 2, len(inner), hidden).permute(0, 3, 2, 1)
+    bias = gate_up.bias.view(experts, 2, len(inner)).transpose(1, 2)
+    targets = {
+        "gate_up_proj": _Target(
+            weight, (experts, hidden, 2 * size), (every, every, *pairs) if is_part else (), True
+        ),
+        "gate_up_proj_bias": _Target(
+            bias, (experts, 2 * size), (every, *pairs) if is_part else (), True
+        ),
+        "down_proj": _Target(
+            down.weight.transpose(1, 2),
+            (experts, size, hidden),
+            (every, slice(inner.start, inner.stop)) if is_part else (),
+        ),
+    }
+    if place.tensor_rank == 0:
+        targets["down_proj_bias"] = _whole(down.bias)
+    return {f"mlp.experts.{name}": target for name, target in targets.items()}
 
 
 def scaled_range(part: range, factor: int) -> range:
@@ -267,6 +342,15 @@ def _norms(layer: LayerWeights) -> dict[str, Tensor]:
     return found
 
 
+_OTHER_NAMES = {  # of Mixtral and gpt-oss
+    ".block_sparse_moe.": ".mlp.",
+    ".mlp.router.": ".mlp.gate.",
+    ".w1.": ".gate_proj.",
+    ".w3.": ".up_proj.",
+    ".w2.": ".down_proj.",
+}
+
+
 def is_of_tower(name: str) -> bool:
     """Whether a parameter belongs to what turns images into soft tokens."""
     return name.removeprefix("model.").startswith(_VISION)
@@ -274,6 +358,8 @@ def is_of_tower(name: str) -> bool:
 
 def _text_name(name: str) -> str | None:
     """The text decoder's name of a parameter; None for the parts of a model that sees."""
+    for other, ours in _OTHER_NAMES.items():
+        name = name.replace(other, ours)
     if is_of_tower(name):
         return None
     for nested in ("language_model.model.", "model.language_model.", "model.text_model."):

@@ -444,6 +444,9 @@ class Worker:
         plan = configured_graphs(config, _compute_capability(self._device))
         if config.model.implementation == "transformers" or config.model.is_encoder:
             return None
+        if config.model.experts is not None:
+            logger.info("CUDA graphs are off: which experts run changes from step to step.")
+            return None
         if self._place.world_size > 1:  # what ranks say to each other is in no graph
             return None
         from engine.worker.cuda_graphs import graphed_decoder  # which imports the kernels

@@ -1,8 +1,9 @@
-"""Prints what LoRA adapters cost a step: `python -m tests.benchmarks.bench_lora [N] [RANK]`.
+"""Prints what LoRA adapters cost a step: `python -m tests.benchmarks.bench_lora [N] [RANK] [T]`.
 
 N rounds (default 30) on the default model and native kernels; in each the plain model and two
 adapters of that rank (default 16) on all linears take turns. Best of some steps, then medians and
-the adapters' speed as a share of the plain model's.
+the adapters' speed as a share of the plain model's. With T = 1 thread the CPU time counts, with
+more (default: all) the wall time.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def main() -> None:
     """One line per case."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
     rank = int(sys.argv[2]) if len(sys.argv) > 2 else 16
-    model: Any = load("none", None)
+    num_threads = int(sys.argv[3]) if len(sys.argv) > 3 else None
+    clock = time.thread_time if num_threads == 1 else time.perf_counter
+    model: Any = load("none", num_threads)
     config = ModelConfig.from_folder(default_model_folder(), "default")
     for slot in (0, 1):
         model.load_adapter(slot, random_adapter(config, rank, slot))
@@ -74,7 +77,7 @@ def main() -> None:
     for _ in range(rounds):
         for case, (batch, repeats) in cases().items():
             for kind, step in (("plain", batch), ("adapted", adapted(batch))):
-                milliseconds = best_ms(model, cache, step, repeats, time.perf_counter)
+                milliseconds = best_ms(model, cache, step, repeats, clock)
                 times[case, kind].append(milliseconds)
     for case in cases():
         plain, own = (statistics.median(times[case, kind]) for kind in ("plain", "adapted"))

@@ -46,6 +46,7 @@ _SMALL = {
     "head_dim": 16,
     "sliding_window": 32,
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _FEW = ("Olmo2ForCausalLM", "Cohere2ForCausalLM", "GPTBigCodeForCausalLM", "GPT2LMHeadModel")
 
 
@@ -57,7 +58,17 @@ _FEW = ("Olmo2ForCausalLM", "Cohere2ForCausalLM", "GPTBigCodeForCausalLM", "GPT2
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "stoker", None),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "transformers", "'dynamic'"),
         ({"architectures": ["Olmo2ForCausalLM"]}, "transformers", None),
-        ({"architectures": ["Gemma2ForCausalLM"]}, "transformers", None),
+        ({"architectures": ["Gemma2ForCausalLM"]}, "stoker", None),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0], **_EXPERTS},
+            "transformers",
+            "Layers without experts",
+        ),
+        (
+            {"architectures": ["GptOssForCausalLM"], "swiglu_limit": 5.0, **_EXPERTS},
+            "transformers",
+            "swiglu_limit 5.0",
+        ),
         ({"architectures": ["Lfm2ForCausalLM"]}, "transformers", None),
         ({"architectures": ["DoryForCausalLM"]}, None, "with a cache it gives other logits"),
         ({"architectures": ["RwkvForCausalLM"]}, None, "none of the decoders that serve"),

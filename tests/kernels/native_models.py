@@ -131,3 +131,30 @@ GEMMA3: dict[str, Any] = {
     "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2 + ["sliding_attention"],
     "tie_word_embeddings": True,
 }
+GEMMA2: dict[str, Any] = {
+    "family": "Gemma2",
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "query_pre_attn_scalar": 20,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
+MIXTRAL: dict[str, Any] = {
+    "family": "Mixtral",
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+QWEN3_MOE: dict[str, Any] = {
+    "family": "Qwen3Moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+}
+GPT_OSS: dict[str, Any] = {
+    "family": "GptOss",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 11,
+}

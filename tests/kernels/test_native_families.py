@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 
 from engine.kernels.native.model_step import NativeModelStep
 from tests.kernels.native_models import (
+    GEMMA2,
     GEMMA3,
+    GPT_OSS,
+    MIXTRAL,
+    QWEN3_MOE,
     assert_same,
     group_windows,
     native_library,
@@ -46,6 +50,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"family": "Qwen3"},
     "qwen3 with biases": {"family": "Qwen3", "attention_bias": True, "head_dim": 96},
+    "gemma2": GEMMA2,
+    "mixtral": MIXTRAL,
+    "qwen3 moe": QWEN3_MOE,
+    "gpt-oss": GPT_OSS,
     "gemma3": GEMMA3,
     "gemma3 scaled": {
         **GEMMA3,

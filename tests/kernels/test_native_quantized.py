@@ -30,6 +30,7 @@ from engine.models.registry import load_weights
 from engine.worker.kv_cache import cache_spec
 from tests.kernels.native_models import (
     GEMMA3,
+    GPT_OSS,
     assert_same,
     group_windows,
     native_library,
@@ -54,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2": {"family": "Qwen2"},
     "qwen3": {"family": "Qwen3"},
     "gemma3": {**GEMMA3, "sliding_window": 24},
+    "gpt-oss": {**GPT_OSS, "num_experts_per_tok": 4},
 }
 
 

@@ -18,7 +18,7 @@ from engine.models.decoder_native import build_native_decoder
 from engine.models.registry import load_weights
 from engine.rank_layout import WHOLE, RankPlace, rank_places
 from engine.worker.kv_cache import cache_spec
-from tests.kernels.native_models import native_library, save_rounded
+from tests.kernels.native_models import GEMMA2, GPT_OSS, native_library, save_rounded
 from tests.models.rank_threads import run_stages, two_prompts, with_image
 from tests.worker.driver import engine_config
 
@@ -31,6 +31,8 @@ _FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("Llama", {"attention_bias": True, "mlp_bias": True}),
     ("Qwen3", {"tie_word_embeddings": True}),
     ("Gemma3", _WINDOWS),
+    ("Gemma2", {**GEMMA2, "num_hidden_layers": 3}),
+    ("GptOss", GPT_OSS),
 ]
 
 
@@ -87,7 +89,7 @@ def test_parts_give_what_the_whole_gives(
     tmp_path: Path, family: str, changes: dict[str, Any]
 ) -> None:
     """Their products are rounded to bf16 before other sums than those of one rank."""
-    save_rounded(tmp_path, family, **changes)
+    save_rounded(tmp_path, **{**changes, "family": family})
     assert compare(tmp_path, [(2, 1), (4, 1), (1, 3), (2, 2)]) < 0.05
 
 

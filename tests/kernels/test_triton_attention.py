@@ -106,7 +106,12 @@ class Case:
         count = len(self.lengths)
         return DecodeScratch.allocate(count, self.q_heads, kv_heads, head_dim, splits, CPU)
 
-    def expected(self, soft_cap: float | None = None) -> Tensor:
+    @property
+    def sinks(self) -> Tensor:
+        """A score of one more key for each query head."""
+        return torch.linspace(-2.0, 3.0, self.q_heads)
+
+    def expected(self, soft_cap: float | None = None, sinks: Tensor | None = None) -> Tensor:
         """Plain attention in float32 over what the page holds, one token after the other."""
         kv_heads, size = self.spec.num_kv_heads, self.spec.block_size
         out = torch.empty(len(self.qkv), self.q_heads, self.spec.head_dim)
@@ -123,7 +128,9 @@ class Case:
                     scores = keys[:, kv_head] @ self.qkv[token, head].float() * self.shape.scale
                     if soft_cap is not None:
                         scores = soft_cap * torch.tanh(scores / soft_cap)
-                    out[token, head] = scores.softmax(0) @ values[:, kv_head]
+                    if sinks is not None:
+                        scores = torch.cat((scores, sinks[head : head + 1]))
+                    out[token, head] = scores.softmax(0)[: len(keys)] @ values[:, kv_head]
                 token += 1
         return out.flatten(1)
 
@@ -185,6 +192,25 @@ def test_a_soft_cap_presses_scores() -> None:
     found = decode(case, 2, soft_cap=5.0)
     near(found, case.expected(soft_cap=5.0))
     assert not torch.allclose(found, case.expected())
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sinks_take_a_share_of_the_weights(splits: int) -> None:
+    case = Case(DECODES)
+    store(case)
+    expected = case.expected(sinks=case.sinks)
+    case.shape = replace(case.shape, sinks=case.sinks)
+    near(decode(case, splits), expected)
+    assert not torch.allclose(expected, case.expected(), rtol=0.1)
+
+
+def test_chunks_with_sinks() -> None:
+    case = Case(CHUNKS, window=30)
+    store(case)
+    out = torch.empty(len(case.qkv), case.q_heads * 16)
+    shape = replace(case.shape, sinks=case.sinks)
+    prefill_attention(launch, out, case.qkv, case.page, case.tiles([0, 1, 2, 3, 4]), shape, TILES)
+    near(out, case.expected(sinks=case.sinks))
 
 
 def test_decodes_over_an_fp8_cache() -> None:

@@ -156,6 +156,31 @@ def save_gptq(
     )
 
 
+def save_mxfp4(folder: Path) -> Checkpoint:
+    """As gpt-oss stores its experts; the reference is transformers' own dequantisation."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    model = save_tiny_model(
+        folder, "GptOss", head_dim=32, num_local_experts=3, num_experts_per_tok=2, sliding_window=11
+    )
+    random = torch.Generator().manual_seed(3)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    plain = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        groups = experts, outputs, inputs // 32
+        blocks = torch.randint(0, 256, (*groups, 16), dtype=torch.uint8, generator=random)
+        scales = torch.randint(120, 126, groups, dtype=torch.uint8, generator=random)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_split(folder, tensors)
+    add_to_config(folder, {"quant_method": "mxfp4"})
+    model.load_state_dict(plain)
+    return Checkpoint(folder, model)
+
+
 def rounded(
     weight: Tensor, size: int, bits: int, *, symmetric: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

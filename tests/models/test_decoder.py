@@ -16,6 +16,7 @@ from engine.kv_sizing import group_layers
 from engine.model_config import ModelConfig
 from engine.models.registry import kernel_sets_of, load_weights, model_class
 from engine.worker.kv_cache import cache_spec
+from tests.kernels.native_models import GEMMA2, GPT_OSS, MIXTRAL, QWEN3_MOE
 from tests.models.tiny_models import (
     LINEAR_ROPE,
     LLAMA3_ROPE,
@@ -53,6 +54,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "qwen3": {"family": "Qwen3", "head_dim": 24},
+    "gemma2": {**GEMMA2, "head_dim": 16},
+    "gemma2 without caps": {
+        **GEMMA2,
+        "head_dim": 16,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
+    "mixtral": MIXTRAL,
+    "mixtral with a window": {**MIXTRAL, "sliding_window": 11, "num_local_experts": 2},
+    "qwen3 moe": {**QWEN3_MOE, "head_dim": 24},
+    "qwen3 moe, normalised": {**QWEN3_MOE, "head_dim": 16, "norm_topk_prob": True},
+    "gpt-oss": {**GPT_OSS, "head_dim": 16},
+    "gpt-oss, yarn": {**GPT_OSS, "head_dim": 16, "rope_parameters": YARN_ROPE},
     "gemma3": GEMMA3,
     "gemma3 scaled": {
         **GEMMA3,
@@ -63,6 +77,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
 }
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(folder: Path, block_size: int) -> ModelStep:

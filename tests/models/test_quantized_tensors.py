@@ -23,6 +23,7 @@ from engine.models.weights import DecoderWeights
 from engine.rank_layout import WHOLE, RankPlace, rank_places
 from engine.worker.kv_cache import cache_spec
 from tests.kernels.native_models import (
+    group_windows,
     native_model,
     random_prompts,
     reference_model,
@@ -36,6 +37,7 @@ from tests.models.quantized_checkpoints import (
     save_compressed,
     save_fp8_blocks,
     save_gptq,
+    save_mxfp4,
     save_split,
     words,
 )
@@ -145,6 +147,32 @@ def test_the_native_kernels_get_the_same_weights(checkpoint: Checkpoint) -> None
         wanted = checkpoint.oracle(torch.tensor([text])).logits[0]
     (found,) = PagedSequences(native_model(checkpoint.folder), [text], 16).run([[len(text)]])
     assert relative_error(found, wanted) < 0.03  # bf16 throughout
+
+
+def test_mxfp4_experts_give_the_logits_of_their_dequantised_weights(tmp_path: Path) -> None:
+    checkpoint = save_mxfp4(tmp_path)
+    (prompt,) = random_prompts(40)
+    with torch.inference_mode():
+        wanted = checkpoint.oracle(torch.tensor([prompt])).logits[0]
+    windows = group_windows(tmp_path)
+    for model, most in ((reference_model(tmp_path), 1e-4), (native_model(tmp_path), 0.03)):
+        (found,) = PagedSequences(model, [prompt], 16, windows=windows).run([[40]])
+        assert relative_error(found, wanted) < most
+    config = ModelConfig.from_folder(tmp_path, "tiny")
+    whole = load(config, WHOLE).layers[1]
+    part = load(config, rank_places(ParallelConfig(tensor_parallel_size=2))[1]).layers[1]
+    assert torch.equal(part.down.weight, whole.down.weight.chunk(2, 2)[1])
+    gates, ups = (half.chunk(2, 1)[1] for half in whole.gate_up.weight.chunk(2, 1))
+    assert torch.equal(part.gate_up.weight, torch.cat((gates, ups), 1))
+
+
+def test_mxfp4_blocks_without_their_scales_are_refused(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path)
+    tensors = {k: v for path in tmp_path.glob("*.safetensors") for k, v in load_file(path).items()}
+    del tensors["model.layers.1.mlp.experts.down_proj_scales"]
+    save_split(tmp_path, tensors)
+    with pytest.raises(CorruptModelError, match="the checkpoint lacks its _scales"):
+        load(ModelConfig.from_folder(tmp_path, "tiny"), WHOLE)
 
 
 def test_a_rank_gets_its_part(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ _FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("Qwen2", {}),
     ("Qwen3", {"tie_word_embeddings": True}),
     ("Gemma3", _WINDOWS),
+    ("Gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    ("Mixtral", {"num_local_experts": 3}),
+    ("GptOss", {"num_local_experts": 3, "num_experts_per_tok": 2, **_WINDOWS}),
 ]
 _LAYOUTS = [(2, 1), (4, 1), (1, 2), (2, 2)]
 

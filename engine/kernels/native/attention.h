@@ -173,6 +173,7 @@ struct AttentionInput {
   const float* qkv;
   std::int64_t qkv_stride;
   const float *q_norm, *k_norm;  // of each head; null where the family has none
+  const float* sinks;            // [q_heads], likewise: scores of one more key whose value is zero
   RotaryTable rotary;
   char* cache;
   const std::int64_t* positions;
@@ -188,10 +189,12 @@ constexpr std::int64_t kNoWindow = std::int64_t{1} << 40;  // more keys than the
 // Attention of all layers that see the same number of keys.
 class Attention {
  public:
-  // A token sees itself and the `window` - 1 before it; `scale` multiplies the scores.
-  Attention(CacheShape cache, std::int64_t q_heads, std::int64_t window, float scale, float eps)
+  // A token sees itself and the `window` - 1 before it; `scale` multiplies the scores, which are then
+  // pressed softly below `soft_cap` if that is not 0.
+  Attention(CacheShape cache, std::int64_t q_heads, std::int64_t window, float scale,
+            float soft_cap, float eps)
       : cache_(cache), q_heads_(q_heads), group_(q_heads / cache.kv_heads), window_(window),
-        score_scale_(kLog2E * scale), eps_(eps) {}
+        score_scale_(kLog2E * scale), soft_cap_(kLog2E * soft_cap), eps_(eps) {}
 
   std::int64_t window() const { return window_; }
 
@@ -463,6 +466,7 @@ class Attention {
                  address, ahead, scratch.scores.data() + row * kTileKeys);
     }
     for (std::int64_t row = 0; row < rows; ++row) {
+      if (soft_cap_ != 0.0f) cap_scores(groups, scratch.scores.data() + row * kTileKeys);
       const std::int64_t token = row / group_;
       const std::int64_t end = key_end(input, unit, token) - start;
       const Span visible{unit.position + token + 1 - window_ - start, end};
@@ -478,6 +482,12 @@ class Attention {
     }
   }
 
+  void cap_scores(Span groups, float* scores) const {
+    for (std::int64_t i = groups.begin * kKeyGroup; i < groups.end * kKeyGroup; i += kLanes) {
+      store(scores + i, capped(load(scores + i), soft_cap_));
+    }
+  }
+
   // Passes of `rows` rows, see tiles.cpp.
   void score_rows(int rows, Span groups, const bf16* queries, const TileAddress& address,
                   const TileAddress& next, float* scores) const;
@@ -489,14 +499,17 @@ class Attention {
     for (std::int64_t row = 0; row < rows_of(unit); ++row) {
       const std::int64_t token = unit.token + row / group_;
       const std::int64_t q_head = head * group_ + row % group_;
-      write_output(total.values + row * head_dim(), total.sum[row], head_dim(),
+      const float sink = input.sinks == nullptr
+                             ? 0.0f
+                             : std::exp2(kLog2E * input.sinks[q_head] - total.maximum[row]);
+      write_output(total.values + row * head_dim(), total.sum[row] + sink, head_dim(),
                    input.out + (token * q_heads_ + q_head) * head_dim());
     }
   }
 
   CacheShape cache_;
   std::int64_t q_heads_, group_, window_;
-  float score_scale_, eps_;
+  float score_scale_, soft_cap_, eps_;  // the first two in units of log 2
   std::vector<Unit> units_;
   std::vector<Task> tasks_;
   std::vector<Scratch> scratch_;

@@ -32,6 +32,12 @@ struct PackedMatrix {
   bf16* panel(std::int64_t index) const { return data + index * pairs * kPairLine; }
 };
 
+// Whether `column` of a panel belongs to the second half of a gate_up weight.
+inline bool is_up(Columns order, int column) {
+  const int vector = column / kLanes, lane = column % kLanes;
+  return order == Columns::kGateUp && (vector == 1 || (vector == 2 && lane >= 8));
+}
+
 // Row of the plain [out, in] weight that column `column` of a panel holds, or -1 for padding.
 //
 // A gate_up panel has 24 gate and 24 up columns, placed so that the two meet lane by lane: gate
@@ -43,10 +49,9 @@ inline std::int64_t source_row(Columns order, std::int64_t outputs, std::int64_t
     return row < outputs ? row : -1;
   }
   const int vector = column / kLanes, lane = column % kLanes;
-  const bool is_up = vector == 1 || (vector == 2 && lane >= 8);
   const std::int64_t row = panel * kGated + (vector == 2 ? 16 + lane % 8 : lane);
   if (row >= outputs) return -1;
-  return is_up ? outputs + row : row;
+  return is_up(order, column) ? outputs + row : row;
 }
 
 // Packs one panel of a row-major weight [out, inputs], inputs >= 2. An odd last input gets a zero
@@ -83,11 +88,14 @@ inline Floats load_sums(const PackedMatrix& weight, std::int64_t panel, const fl
 struct StoreFloat {
   const PackedMatrix& weight;
   float* out;  // [rows, outputs]
+  float soft_cap = 0.0f;  // 0: none
 
   void operator()(std::int64_t row, std::int64_t panel, const float* sums) const {
     for (int vector = 0; vector < kVectors; ++vector) {
       const std::int64_t column = panel * kPanel + vector * kLanes;
-      store(out + row * weight.outputs + column, load_sums(weight, panel, sums, vector),
+      const Floats values = load_sums(weight, panel, sums, vector);
+      store(out + row * weight.outputs + column,
+            soft_cap == 0.0f ? values : capped(values, soft_cap),
             first_lanes(weight.outputs - column));
     }
   }
@@ -137,7 +145,7 @@ struct KeepLargest {
   }
 };
 
-enum class Activation : std::int64_t { kSilu = 0, kGeluTanh = 1 };
+enum class Activation : std::int64_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2 };
 
 struct GateToBf16 {
   const PackedMatrix& weight;
@@ -151,13 +159,17 @@ struct GateToBf16 {
     const Floats both = load_sums(weight, panel, sums, 2);  // 8 gates, then their 8 ups
     bf16* target = out + row * stride + panel * kGated;
     const std::int64_t room = stride - panel * kGated;
-    store_bf16(target, activate(gate) * up, first_lanes(room));
-    store_bf16(target + kLanes, activate(both) * upper_half(both),
+    store_bf16(target, gated(gate, up), first_lanes(room));
+    store_bf16(target + kLanes, gated(both, upper_half(both)),
                first_lanes(std::min<std::int64_t>(room, kGated) - kLanes));
   }
 
-  Floats activate(Floats gate) const {
-    return activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate);
+  Floats gated(Floats gate, Floats up) const {
+    switch (activation) {
+      case Activation::kSilu: return silu(gate) * up;
+      case Activation::kGeluTanh: return gelu_tanh(gate) * up;
+      default: return clamped_swiglu(gate, up);
+    }
   }
 };
 

@@ -16,8 +16,8 @@ _WAITED_OFFSET = 24  # in it
 class Shape(Structure):
     """Sizes and kind of the model, or of one rank's part of it.
 
-    Biases and norms are 0 or 1, silu is 0 and gelu_tanh 1. Formats of weights are 0 for bf16, 1 for
-    int8, 2 for int4. The cache is fp8 (1) or bf16 (0).
+    Biases, norms and sinks are 0 or 1; silu is 0, gelu_tanh 1 and clamped_swiglu 2. Formats of
+    weights are 0 for bf16, 1 for int8, 2 for int4. The cache is fp8 (1) or bf16 (0).
     """
 
     _fields_ = (
@@ -38,6 +38,7 @@ class Shape(Structure):
         ("mlp_bias", c_int64),
         ("qk_norm", c_int64),
         ("sandwich_norms", c_int64),
+        ("sinks", c_int64),
         ("activation", c_int64),
         ("layer_format", c_int64),
         ("head_format", c_int64),
@@ -47,10 +48,16 @@ class Shape(Structure):
         ("vocab_first", c_int64),
         ("vocab_rows", c_int64),
         ("head_rows", c_int64),
+        ("num_experts", c_int64),
+        ("experts_per_token", c_int64),
+        ("normalized_experts", c_int64),
+        ("router_bias", c_int64),
         ("eps", c_double),
         ("norm_offset", c_double),
         ("embedding_scale", c_double),
         ("score_scale", c_double),
+        ("score_cap", c_double),
+        ("logit_cap", c_double),
     )
 
 
@@ -63,10 +70,13 @@ class LayerTensors(Structure):
         ("qkv_bias", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
+        ("sinks", c_void_p),
         ("output", c_void_p),
         ("output_bias", c_void_p),
         ("attention_norm", c_void_p),
         ("post_norm", c_void_p),
+        ("router", c_void_p),
+        ("router_bias", c_void_p),
         ("gate_up", c_void_p),
         ("gate_up_bias", c_void_p),
         ("down", c_void_p),

@@ -11,6 +11,7 @@
 
 #include "arena.h"
 #include "attention.h"
+#include "experts.h"
 #include "linear.h"
 #include "lora.h"
 #include "norm.h"
@@ -23,23 +24,29 @@ namespace stoker {
 struct Shape {
   std::int64_t num_layers, hidden, inner, q_heads, kv_heads, head_dim, vocab;
   std::int64_t num_positions, block_size, num_threads, num_groups, num_pages;
-  std::int64_t qkv_bias, output_bias, mlp_bias, qk_norm, sandwich_norms;  // 0 or 1
+  std::int64_t qkv_bias, output_bias, mlp_bias, qk_norm, sandwich_norms, sinks;  // 0 or 1
   Activation activation;
   Format layer_format, head_format;  // of the packed weights
   std::int64_t fp8_cache;            // 0 or 1
   // Heads and `inner` are this rank's; of the vocabulary it has `vocab_rows` from `vocab_first`, and
   // as many or, in a stage before the last, none of the head's.
   std::int64_t rank, num_ranks, vocab_first, vocab_rows, head_rows;
+  // Of each layer; `inner` is one expert's. 0: a layer has one feed-forward block for all tokens.
+  std::int64_t num_experts, experts_per_token;
+  std::int64_t normalized_experts, router_bias;  // 0 or 1
   double eps;
   double norm_offset;  // is added to every norm's weights
   double embedding_scale, score_scale;
+  double score_cap, logit_cap;  // soft caps, 0 for none
 };
 
 // bf16, row-major [out, in]; q, k, v and gate, up are fused along `out`. What the model does not
-// have is null. The layer's KV lies in the blocks of `group`, in cache tensor `page`.
+// have is null. Of experts all gate_up, all down and all biases of each lie one behind the other.
+// The layer's KV lies in the blocks of `group`, in cache tensor `page`.
 struct LayerTensors {
-  const bf16 *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *output, *output_bias, *attention_norm;
-  const bf16 *post_norm, *gate_up, *gate_up_bias, *down, *down_bias, *mlp_norm;
+  const bf16 *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *sinks;
+  const bf16 *output, *output_bias, *attention_norm, *post_norm, *router, *router_bias;
+  const bf16 *gate_up, *gate_up_bias, *down, *down_bias, *mlp_norm;
   std::int64_t group, page;
 };
 
@@ -95,15 +102,20 @@ enum Status : std::int32_t {
 
 namespace {
 
-constexpr std::int64_t kPhasesPerLayer = 16, kOtherPhases = 8;  // calls of Team::share below
+constexpr std::int64_t kPhasesPerLayer = 19, kOtherPhases = 8;  // calls of Team::share below
 
 // Where the matrices of an adapter stand in LoraAdapter, and in what `load_adapter` takes.
 enum LoraPlace : int { kQkv = 0, kOutput = 1, kGateUp = 2, kDown = 3 };
 
-// The norms of heads and of the blocks' outputs are null where the family has none.
+struct FeedForward {
+  Linear gate_up, down;
+};
+
+// The norms of heads and of the blocks' outputs, and sinks, are null where the family has none.
 struct Layer {
-  float *input_norm, *q_norm, *k_norm, *attention_norm, *post_norm, *mlp_norm;
-  Linear qkv, output, gate_up, down;
+  float *input_norm, *q_norm, *k_norm, *sinks, *attention_norm, *post_norm, *mlp_norm;
+  Linear qkv, output, router;
+  std::vector<FeedForward> blocks;  // one, or one per expert
   std::int64_t group, page;
 };
 
@@ -128,13 +140,26 @@ class Model {
     load_norm(tensors.input_norm, shape_.hidden, layer.input_norm);
     load_norm(tensors.q_norm, shape_.head_dim, layer.q_norm);
     load_norm(tensors.k_norm, shape_.head_dim, layer.k_norm);
+    load_floats(tensors.sinks, shape_.q_heads, layer.sinks);
     load_norm(tensors.attention_norm, shape_.hidden, layer.attention_norm);
     load_norm(tensors.post_norm, shape_.hidden, layer.post_norm);
     load_norm(tensors.mlp_norm, shape_.hidden, layer.mlp_norm);
     pack(tensors.qkv, tensors.qkv_bias, shape_.hidden, Columns::kPlain, layer.qkv);
     pack(tensors.output, tensors.output_bias, q_size(), Columns::kPlain, layer.output);
-    pack(tensors.gate_up, tensors.gate_up_bias, shape_.hidden, Columns::kGateUp, layer.gate_up);
-    pack(tensors.down, tensors.down_bias, shape_.inner, Columns::kPlain, layer.down);
+    if (has_experts()) {
+      pack(tensors.router, tensors.router_bias, shape_.hidden, Columns::kPlain, layer.router);
+    }
+    const std::int64_t hidden = shape_.hidden, inner = shape_.inner;
+    for (std::size_t i = 0; i < layer.blocks.size(); ++i) {
+      const auto part = [i](const bf16* all, std::int64_t size) {
+        return all == nullptr ? nullptr : all + i * size;
+      };
+      const FeedForward& block = layer.blocks[i];
+      pack(part(tensors.gate_up, 2 * inner * hidden), part(tensors.gate_up_bias, 2 * inner), hidden,
+           Columns::kGateUp, block.gate_up);
+      pack(part(tensors.down, hidden * inner), part(tensors.down_bias, hidden), inner,
+           Columns::kPlain, block.down);
+    }
   }
 
   void load_ends(const ModelTensors& tensors) {
@@ -209,16 +234,11 @@ class Model {
     normed_.reserve(std::max(batch.num_tokens, batch.num_logits) * hidden_stride());
     qkv_out_.reserve(batch.num_tokens * qkv_size());
     attended_.reserve(batch.num_tokens * q_size());
-    gated_.reserve(batch.num_tokens * inner_stride());
+    if (has_experts()) reserve_experts(batch.num_tokens);
+    gated_.reserve(rows_of_blocks(batch.num_tokens) * inner_stride());
     reserve_inputs(batch.num_tokens, batch.num_logits);
     if (shape_.sandwich_norms != 0) projected_.reserve(batch.num_tokens * shape_.hidden);
-    if (batch.adapters != nullptr) {
-      lows_.reserve(batch.num_tokens * low_stride_);
-      // Adapters read whole lines, of which the gated panels of an odd size do not reach the end.
-      if (shape_.inner % kLine != 0) {
-        std::memset(gated_.data(), 0, batch.num_tokens * inner_stride() * sizeof(bf16));
-      }
-    }
+    if (batch.adapters != nullptr) lows_.reserve(batch.num_tokens * low_stride_);
     group_rows(batch);
     batch_ = batch;
     caches_.assign(batch.cache, batch.cache + shape_.num_pages);
@@ -243,6 +263,21 @@ class Model {
   std::int64_t q_size() const { return shape_.q_heads * shape_.head_dim; }
   std::int64_t qkv_size() const { return q_size() + 2 * shape_.kv_heads * shape_.head_dim; }
 
+  bool has_experts() const { return shape_.num_experts > 0; }
+
+  // Of all feed-forward blocks: one per token and expert of its.
+  std::int64_t rows_of_blocks(std::int64_t tokens) const {
+    return has_experts() ? tokens * shape_.experts_per_token : tokens;
+  }
+
+  void reserve_experts(std::int64_t tokens) {
+    const std::int64_t rows = rows_of_blocks(tokens);
+    routing_.reserve(shape_.num_layers, tokens, shape_.num_experts, shape_.experts_per_token);
+    router_logits_.reserve(tokens * shape_.num_experts);
+    gathered_.reserve(rows * hidden_stride());
+    expert_out_.reserve(rows * shape_.hidden);
+  }
+
   void lay_out_adapter(const LoraTensors* tensors, LoraAdapter& adapter) {
     for (std::int64_t index = 0; index < shape_.num_layers; ++index, tensors += kLoraLinears) {
       const Layer& layer = layers_[index];
@@ -253,16 +288,19 @@ class Model {
       };
       take(kQkv, shape_.hidden, layer.qkv, Columns::kPlain);
       take(kOutput, q_size(), layer.output, Columns::kPlain);
-      take(kGateUp, shape_.hidden, layer.gate_up, Columns::kGateUp);
-      take(kDown, shape_.inner, layer.down, Columns::kPlain);
+      if (has_experts()) continue;
+      take(kGateUp, shape_.hidden, layer.blocks.front().gate_up, Columns::kGateUp);
+      take(kDown, shape_.inner, layer.blocks.front().down, Columns::kPlain);
     }
   }
 
   // All layers are alike.
   void reserve_inputs(std::int64_t tokens, std::int64_t logits) {
     const Layer& layer = layers_.front();
-    for (const Linear* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-      inputs_.reserve(tokens, *weight);
+    for (const Linear* weight : {&layer.qkv, &layer.output}) inputs_.reserve(tokens, *weight);
+    const FeedForward& block = layer.blocks.front();
+    for (const Linear* weight : {&block.gate_up, &block.down}) {
+      inputs_.reserve(rows_of_blocks(tokens), *weight);
     }
     inputs_.reserve(logits, lm_head_);
     norm_scratch_.resize(pool_.size());
@@ -279,7 +317,8 @@ class Model {
     const CacheShape cache{shape_.block_size, shape_.kv_heads, shape_.head_dim,
                            shape_.fp8_cache != 0};
     const auto scale = static_cast<float>(shape_.score_scale);
-    attentions_.emplace_back(cache, shape_.q_heads, window, scale, eps_);
+    const auto soft_cap = static_cast<float>(shape_.score_cap);
+    attentions_.emplace_back(cache, shape_.q_heads, window, scale, soft_cap, eps_);
   }
 
   void lay_out() {
@@ -292,14 +331,23 @@ class Model {
       layer.qkv = linear(qkv_size(), shape_.hidden, Columns::kPlain, shape_.qkv_bias, format);
       layer.q_norm = norm(shape_.head_dim, shape_.qk_norm);
       layer.k_norm = norm(shape_.head_dim, shape_.qk_norm);
+      layer.sinks = norm(shape_.q_heads, shape_.sinks);
       layer.output =
           linear(shape_.hidden, q_size(), Columns::kPlain, shape_.output_bias, format);
       layer.attention_norm = norm(shape_.hidden, shape_.sandwich_norms);
       layer.post_norm = norm(shape_.hidden);
-      layer.gate_up =
-          linear(shape_.inner, shape_.hidden, Columns::kGateUp, shape_.mlp_bias, format);
-      layer.down =
-          linear(shape_.hidden, shape_.inner, Columns::kPlain, shape_.mlp_bias, format);
+      if (has_experts()) {
+        layer.router = linear(shape_.num_experts, shape_.hidden, Columns::kPlain,
+                              shape_.router_bias, Format::kBf16);
+      }
+      layer.blocks.resize(has_experts() ? shape_.num_experts : 1);
+      for (FeedForward& block : layer.blocks) {
+        block.gate_up =
+            linear(shape_.inner, shape_.hidden, Columns::kGateUp, shape_.mlp_bias, format);
+      }
+      for (FeedForward& block : layer.blocks) {
+        block.down = linear(shape_.hidden, shape_.inner, Columns::kPlain, shape_.mlp_bias, format);
+      }
       layer.mlp_norm = norm(shape_.hidden, shape_.sandwich_norms);
     }
     final_norm_ = norm(shape_.hidden);
@@ -358,8 +406,12 @@ class Model {
   }
 
   void load_norm(const bf16* source, std::int64_t size, float* target) const {
+    load_floats(source, size, target, static_cast<float>(shape_.norm_offset));
+  }
+
+  static void load_floats(const bf16* source, std::int64_t size, float* target,
+                          float offset = 0.0f) {
     if (target == nullptr) return;
-    const auto offset = static_cast<float>(shape_.norm_offset);
     for (std::int64_t i = 0; i < size; ++i) target[i] = to_float(source[i]) + offset;
   }
 
@@ -396,7 +448,9 @@ class Model {
       Candidate* best = best_.data() + team.thread() * batch_.num_logits;
       multiply_normed(team, batch_.num_logits, lm_head_, KeepLargest{lm_head_.plain, best});
     } else {
-      multiply_normed(team, batch_.num_logits, lm_head_, StoreFloat{lm_head_.plain, out_});
+      const auto soft_cap = static_cast<float>(shape_.logit_cap);
+      multiply_normed(team, batch_.num_logits, lm_head_,
+                      StoreFloat{lm_head_.plain, out_, soft_cap});
     }
   }
 
@@ -478,18 +532,97 @@ class Model {
     attention.run(team, input);
     project(team, attended_.data(), q_size(), index, kOutput, layer.output, layer.attention_norm,
             inside);
-    prefetch_linear(team, tokens, layer.gate_up);
+    const Linear& first = has_experts() ? layer.router : layer.blocks.front().gate_up;
+    prefetch_linear(team, tokens, first);
     meet(team);
     share_rows(team, tokens, [&](std::int64_t row) {
       add_projected(team, row, layer.attention_norm, inside);
-      norm(team, row, layer.post_norm, layer.gate_up, row);
-      keep_normed(team, row, layer.gate_up);
+      norm(team, row, layer.post_norm, first, row);
+      keep_normed(team, row, first);
     });
+    if (has_experts()) {
+      run_experts(team, index, inside + 1);
+      return;
+    }
+    const FeedForward& block = layer.blocks.front();
     shrink(team, normed_.data(), hidden_stride(), index, kGateUp);
-    const GateToBf16 gate{layer.gate_up.plain, shape_.activation, gated_.data(), inner_stride()};
-    multiply_normed(team, tokens, layer.gate_up, adapted(index, kGateUp, gate));
-    project(team, gated_.data(), inner_stride(), index, kDown, layer.down, layer.mlp_norm,
+    const GateToBf16 gate{block.gate_up.plain, shape_.activation, gated_.data(), inner_stride()};
+    multiply_normed(team, tokens, block.gate_up, adapted(index, kGateUp, gate));
+    project(team, gated_.data(), inner_stride(), index, kDown, block.down, layer.mlp_norm,
             inside + 1);
+  }
+
+  // The feed-forward blocks of the experts that the normed rows choose.
+  void run_experts(Team& team, std::int64_t index, std::int64_t meeting) {
+    const Layer& layer = layers_[index];
+    const std::int64_t rows = routing_.num_rows();
+    multiply_normed(team, batch_.num_tokens, layer.router,
+                    StoreFloat{layer.router.plain, router_logits_.data()});
+    share_rows(team, batch_.num_tokens, [&](std::int64_t token) {
+      routing_.choose(token, router_logits_.data() + token * shape_.num_experts,
+                      shape_.normalized_experts != 0);
+    });
+    team.share(1, [&](std::int64_t, std::int64_t) { routing_.group(index); });
+    const Linear& gate_up = layer.blocks.front().gate_up;
+    share_rows(team, rows, [&](std::int64_t row) {
+      bf16* target = gathered_.data() + row * hidden_stride();
+      std::memcpy(target, normed_.data() + routing_.token_of(row) * hidden_stride(),
+                  hidden_stride() * sizeof(bf16));
+      if (gate_up.is_quantized()) inputs_.quantize(target, row, gate_up.quantized);
+    });
+    share_experts(team, index, gathered_.data(), hidden_stride(), &FeedForward::gate_up,
+                  [&](const Linear& weight) {
+                    return GateToBf16{weight.plain, shape_.activation, gated_.data(),
+                                      inner_stride()};
+                  });
+    if (gate_up.is_quantized()) {
+      share_rows(team, rows, [&](std::int64_t row) {
+        inputs_.quantize(gated_.data() + row * inner_stride(), row,
+                         layer.blocks.front().down.quantized);
+      });
+    }
+    share_experts(team, index, gated_.data(), inner_stride(), &FeedForward::down,
+                  [&](const Linear& weight) {
+                    return StoreFloat{weight.plain, expert_out_.data()};
+                  });
+    share_rows(team, batch_.num_tokens, [&](std::int64_t token) {
+      combine_experts(token, layer.mlp_norm, meeting);
+    });
+  }
+
+  // The products of one linear of all experts that have rows, which lie in `rows` one expert behind
+  // the other; epilogue(weight) takes the sums of one.
+  template <class Epilogue>
+  void share_experts(Team& team, std::int64_t index, const bf16* rows, std::int64_t stride,
+                     Linear FeedForward::*linear, const Epilogue& epilogue) {
+    const std::vector<FeedForward>& blocks = layers_[index].blocks;
+    const std::int64_t panels = (blocks.front().*linear).plain.panels;
+    team.share(routing_.num_groups(index) * panels, [&](std::int64_t item, std::int64_t following) {
+      const ExpertRows& group = routing_.rows(item / panels);
+      const Linear& weight = blocks[group.expert].*linear;
+      const std::int64_t panel = item % panels, next = following < 0 ? panel : following % panels;
+      if constexpr (kHasAllFormats) {
+        if (weight.is_quantized()) {
+          multiply_quantized_panel(inputs_.rows_for(weight.quantized), group.rows, weight.quantized,
+                                   panel, next, epilogue(weight));
+          return;
+        }
+      }
+      multiply_panel(rows, stride, group.rows, weight.plain, panel, next, epilogue(weight));
+    });
+  }
+
+  // As `project`: into the residual, or where `add_projected` takes it from.
+  void combine_experts(std::int64_t token, const float* norm, std::int64_t meeting) {
+    const bool is_added = norm == nullptr && !ranks_.are_several();
+    float* target = is_added ? residual_.data()
+                    : ranks_.are_several() ? ranks_.own_part(meeting) : projected_.data();
+    target += token * shape_.hidden;
+    for (std::int64_t i = 0; i < shape_.hidden; i += kLanes) {
+      const Lanes lanes = first_lanes(shape_.hidden - i);
+      const Floats sum = routing_.combined(expert_out_.data(), shape_.hidden, token, i, lanes);
+      store(target + i, is_added ? load(target + i, lanes) + sum : sum, lanes);
+    }
   }
 
   AttentionInput attention_input(const Layer& layer) {
@@ -499,6 +632,7 @@ class Model {
             qkv_size(),
             layer.q_norm,
             layer.k_norm,
+            layer.sinks,
             is_local ? local_rotary_ : rotary_,
             caches_[layer.page],
             batch_.positions,
@@ -530,8 +664,7 @@ class Model {
     multiply_any(team, rows, stride, batch_.num_tokens, weight, adapted(index, place, keep));
   }
 
-  // A x of all rows that have an adapter, for `place` of layer `index`. Rows are followed by zeros up
-  // to a whole line.
+  // A x of all rows that have an adapter, for `place` of layer `index`.
   void shrink(Team& team, const bf16* rows, std::int64_t stride, std::int64_t index,
               LoraPlace place) {
     const auto count = static_cast<std::int64_t>(lora_rows_.size());
@@ -561,21 +694,37 @@ class Model {
     }
   }
 
-  // Rows with the same adapter, in groups, in the order of the step.
+  // Rows with the same adapter: of the whole step for A, of each tile of a product for B.
   void group_rows(const Batch& batch) {
     lora_rows_.clear();
+    lora_tiles_.clear();
+    tile_ends_.clear();
     if (batch.adapters == nullptr) return;
-    std::vector<std::ptrdiff_t> open(adapters_.size(), -1);
-    for (std::int64_t row = 0; row < batch.num_tokens; ++row) {
+    add_groups(batch, {0, batch.num_tokens}, lora_rows_);
+    for (std::int64_t row = 0; row < batch.num_tokens; row += tile_rows()) {
+      add_groups(batch, {row, std::min(row + tile_rows(), batch.num_tokens)}, lora_tiles_);
+      tile_ends_.push_back(static_cast<std::int64_t>(lora_tiles_.size()));
+    }
+  }
+
+  // Of the rows in `span`, in the order of the step.
+  void add_groups(const Batch& batch, Span span, std::vector<LoraRows>& groups) {
+    open_groups_.assign(adapters_.size(), -1);
+    for (std::int64_t row = span.begin; row < span.end; ++row) {
       const std::int64_t slot = batch.adapters[row];
       if (slot < 0) continue;
-      if (open[slot] < 0 || lora_rows_[open[slot]].count == kLoraRows) {
-        open[slot] = static_cast<std::ptrdiff_t>(lora_rows_.size());
-        lora_rows_.push_back({slot, 0, {}});
+      std::ptrdiff_t& open = open_groups_[slot];
+      if (open < 0 || groups[open].count == kLoraRows) {
+        open = static_cast<std::ptrdiff_t>(groups.size());
+        groups.push_back({slot, 0, {}});
       }
-      LoraRows& group = lora_rows_[open[slot]];
-      group.rows[group.count++] = row;
+      groups[open].rows[groups[open].count++] = row;
     }
+  }
+
+  // Rows that a product of a layer hands to its epilogue together.
+  std::int64_t tile_rows() const {
+    return layers_.front().qkv.is_quantized() ? kByteTileRows : kTileRows;
   }
 
   // What the adapter in `slot` reads next is asked for: of this linear the next panel, of the next
@@ -587,28 +736,26 @@ class Model {
     const std::int64_t next = place == kDown ? index + 1 : index;
     if (next == shape_.num_layers) return;
     const Layer& layer = layers_[index];
-    const Linear* linears[] = {&layer.qkv, &layer.output, &layer.gate_up, &layer.down};
+    const FeedForward& block = layer.blocks.front();
+    const Linear* linears[] = {&layer.qkv, &layer.output, &block.gate_up, &block.down};
     layers[next][(place + 1) % kLoraLinears].prefetch_rows(panel, linears[place]->plain.panels);
   }
 
-  // Adds what adapters make of some rows to their sums of one panel: rows of the same one together.
-  void add_adapters(std::int64_t first, int count, std::int64_t index, LoraPlace place,
-                    std::int64_t panel, float* sums) const {
-    std::uint32_t left = (1u << count) - 1u;
-    for (int start = 0; start < count; ++start) {
-      const std::int64_t slot = batch_.adapters[first + start];
-      if (slot < 0 || (left >> start & 1u) == 0) continue;
+  // Adds what adapters make of the rows of a tile, from `first` on, to their sums of one panel.
+  void add_adapters(std::int64_t first, std::int64_t index, LoraPlace place, std::int64_t panel,
+                    float* sums) const {
+    const std::int64_t tile = first / tile_rows();
+    for (std::int64_t number = tile == 0 ? 0 : tile_ends_[tile - 1]; number < tile_ends_[tile];
+         ++number) {
+      const LoraRows& group = lora_tiles_[number];
       const bf16* lows[kLoraRows];
       float* targets[kLoraRows];
-      int taken = 0;
-      for (int r = start; r < count && taken < kLoraRows; ++r) {
-        if (batch_.adapters[first + r] != slot || (left >> r & 1u) == 0) continue;
-        left &= ~(1u << r);
-        lows[taken] = lows_.data() + (first + r) * low_stride_;
-        targets[taken++] = sums + r * kPanel;
+      for (int r = 0; r < group.count; ++r) {
+        lows[r] = lows_.data() + group.rows[r] * low_stride_;
+        targets[r] = sums + (group.rows[r] - first) * kPanel;
       }
-      if (first == 0) prefetch_adapter(slot, index, place, panel);
-      adapters_[slot].layers[index][place].expand(taken, lows, panel, targets);
+      if (first == 0) prefetch_adapter(group.slot, index, place, panel);
+      adapters_[group.slot].layers[index][place].expand(group.count, lows, panel, targets);
     }
   }
 
@@ -622,7 +769,7 @@ class Model {
 
     void take_rows(std::int64_t row, int count, std::int64_t panel, float* sums) const {
       if (model.batch_.adapters != nullptr) {
-        model.add_adapters(row, count, index, place, panel, sums);
+        model.add_adapters(row, index, place, panel, sums);
       }
       finish_rows(epilogue, row, count, panel, sums, 0);
     }
@@ -764,13 +911,19 @@ class Model {
   Buffer<bf16> normed_;      // [tokens or logits, hidden_stride]
   Buffer<float> qkv_out_;    // [tokens, qkv_size]
   Buffer<bf16> attended_;    // [tokens, q_size]
-  Buffer<bf16> gated_;       // [tokens, inner_stride]
+  Buffer<bf16> gated_;       // [tokens, or rows of experts, inner_stride]
   Buffer<float> projected_;  // [tokens, hidden], of blocks whose output is normed
+  ExpertRouting routing_;        // of the layer at hand
+  Buffer<float> router_logits_;  // [tokens, experts]
+  Buffer<bf16> gathered_;        // [rows of experts, hidden_stride]
+  Buffer<float> expert_out_;     // [rows of experts, hidden]
   LinearInputs inputs_;      // of the product at hand, if its weight is quantized
   std::vector<Buffer<float>> norm_scratch_;  // [hidden], one per thread
   std::vector<LoraAdapter> adapters_;        // by slot; empty where there is none
   std::int64_t low_stride_ = 0;
-  std::vector<LoraRows> lora_rows_;  // of this step
+  std::vector<LoraRows> lora_rows_, lora_tiles_;  // of this step
+  std::vector<std::int64_t> tile_ends_;           // where each tile's end in `lora_tiles_`
+  std::vector<std::ptrdiff_t> open_groups_;       // by slot, while they are made
   Buffer<bf16> lows_;  // [tokens, low_stride_], A x of the product at hand
   ThreadPool pool_;          // the last member: its threads end before anything else goes
 };

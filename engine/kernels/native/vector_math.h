@@ -61,6 +61,21 @@ inline Floats gelu_tanh(Floats x) {
   return x / (decay + splat(1.0f));
 }
 
+// cap x tanh(x / cap).
+inline Floats capped(Floats x, float cap) {
+  const Floats growth = exp2_of(x * splat(2.0f * kLog2E / cap));
+  return splat(cap) - splat(2.0f * cap) / (growth + splat(1.0f));
+}
+
+// gate x sigmoid(1.702 gate) x (up + 1) of values that are at most 7, ups also at least -7.
+inline Floats clamped_swiglu(Floats gate, Floats up) {
+  const Floats zero = splat(0.0f), most = splat(7.0f);
+  gate = zero - larger(zero - gate, zero - most);
+  up = zero - larger(zero - larger(up, zero - most), zero - most);
+  const Floats decay = exp2_of(gate * splat(-1.702f * kLog2E));
+  return gate / (decay + splat(1.0f)) * (up + splat(1.0f));
+}
+
 // Reads a line ahead: into the first cache level, or only into the second.
 inline void prefetch_near(const void* address) { __builtin_prefetch(address, 0, 3); }
 inline void prefetch_second_level(const void* address) { __builtin_prefetch(address, 0, 2); }

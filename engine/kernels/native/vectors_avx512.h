@@ -130,9 +130,9 @@ inline Floats dot_pairs(Floats sum, Pair a, Pairs b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-// sum += a[2i] * b[2i] + a[2i + 1] * b[2i + 1] for the 16 pairs i of both.
-inline Floats dot_lines(Floats sum, Pairs a, Pairs b) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+// The same, with `c` instead of `a` for the last 8 pairs of b.
+inline Floats dot_two_pairs(Floats sum, Pair a, Pair c, Pairs b) {
+  return dot_pairs(sum, _mm512_mask_mov_epi32(a, 0xFF00, c), b);
 }
 
 // Rounds to the nearest bf16, ties to even.
@@ -156,13 +156,14 @@ inline Pair broadcast_pair(const bf16* pair) {
   return {widen_first(all), widen_second(all)};
 }
 
-inline Floats dot_lines(Floats sum, Pairs a, Pairs b) {
-  return multiply_add(widen_second(a), widen_second(b),
-                      multiply_add(widen_first(a), widen_first(b), sum));
-}
-
 inline Floats dot_pairs(Floats sum, const Pair& a, Pairs b) {
   return multiply_add(a.second, widen_second(b), multiply_add(a.first, widen_first(b), sum));
+}
+
+inline Floats dot_two_pairs(Floats sum, const Pair& a, const Pair& c, Pairs b) {
+  const Pair both{_mm512_mask_mov_ps(a.first, 0xFF00, c.first),
+                  _mm512_mask_mov_ps(a.second, 0xFF00, c.second)};
+  return dot_pairs(sum, both, b);
 }
 
 inline __m256i narrow(Floats values) {

@@ -244,22 +244,21 @@ inline Pair broadcast_pair(const bf16* pair) {
   return {widen_first(all), widen_second(all)};
 }
 
-// sum += a[2i] * b[2i] + a[2i + 1] * b[2i + 1] for the 16 pairs i of both.
-inline Floats dot_lines(const Floats& sum, const Pairs& a, const Pairs& b) {
-  Floats result;
-  for (int part = 0; part < kParts; ++part) {
-    const BitPart left = a.parts[part], right = b.parts[part];
-    const FloatPart half = widen_first(left) * widen_first(right) + sum.parts[part];
-    result.parts[part] = widen_second(left) * widen_second(right) + half;
-  }
-  return result;
-}
-
 inline Floats dot_pairs(const Floats& sum, const Pair& a, const Pairs& b) {
   return make_floats([&](int part) {
     const BitPart pairs = b.parts[part];
     const FloatPart half = a.first * widen_first(pairs) + sum.parts[part];
     return a.second * widen_second(pairs) + half;
+  });
+}
+
+// The same, with `c` instead of `a` for the last 8 pairs of b.
+inline Floats dot_two_pairs(const Floats& sum, const Pair& a, const Pair& c, const Pairs& b) {
+  return make_floats([&](int part) {
+    const Pair& own = part < kParts / 2 ? a : c;
+    const BitPart pairs = b.parts[part];
+    const FloatPart half = own.first * widen_first(pairs) + sum.parts[part];
+    return own.second * widen_second(pairs) + half;
   });
 }
 

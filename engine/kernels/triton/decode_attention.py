@@ -59,6 +59,7 @@ class AttentionShape:
     window: int | None = None
     soft_cap: float | None = None
     kv_scales: tuple[float, float] = (1.0, 1.0)  # of an fp8 cache
+    sinks: Tensor | None = None  # [q heads], scores of one more key whose value is zero
 
 
 @triton.jit
@@ -76,6 +77,16 @@ def weighed(scores, largest):
     # Where nothing was seen yet, -inf - -inf is no number.
     base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
     return new_largest, tl.exp2(scores - base[:, None]), tl.exp2(largest - base)
+
+
+@triton.jit
+def with_sinks(total, largest, sinks, heads, is_head, HAS_SINKS: tl.constexpr):
+    """The sum of the weights [rows] with that of each row's sink."""
+    if HAS_SINKS:
+        sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32) * _LOG2_E
+        # Rows of padding have seen nothing: exp2 of infinity is never divided by.
+        total = total + tl.where(is_head, tl.exp2(sink - largest), 0.0)
+    return total
 
 
 @triton.jit
@@ -99,6 +110,7 @@ def decode_attention_kernel(
     angles,
     q_norm,
     k_norm,
+    sinks,  # [Q heads] (HAS_SINKS)
     parts,  # sums of values, then the largest score and the sum of the weights
     counters,
     eps,
@@ -121,6 +133,7 @@ def decode_attention_kernel(
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     FP8: tl.constexpr,
     DOT: tl.constexpr,  # format of the products' inputs
 ):
@@ -213,14 +226,16 @@ def decode_attention_kernel(
             largest = new_largest
 
     target = out + token * (KV_HEADS * GROUP * HEAD_DIM) + (kv_head * GROUP + groups) * HEAD_DIM
+    lanes = tl.arange(0, GROUP_PAD)
+    q_heads = kv_head * GROUP + lanes
     if SPLITS == 1:
+        total = with_sinks(total, largest, sinks, q_heads, lanes < GROUP, HAS_SINKS)
         result = divided(sum_of_values, total) * v_scale
         tl.store(target + dims, result.to(out.dtype.element_ty), mask=is_group & inside)
     else:
         PART: tl.constexpr = HEAD_DIM + 2
         pair = number * KV_HEADS + kv_head
         row = (pair.to(tl.int64) * SPLITS + split) * GROUP
-        lanes = tl.arange(0, GROUP_PAD)
         places = parts + (row + groups) * PART
         tl.store(places + dims, sum_of_values, mask=is_group & inside)
         ends = parts + (row + lanes) * PART + HEAD_DIM
@@ -247,6 +262,7 @@ def decode_attention_kernel(
                 sum_of_values = sum_of_values * shrink[:, None] + values_of * grow[:, None]
                 total = total * shrink + part * grow
                 largest = new_largest
+            total = with_sinks(total, largest, sinks, q_heads, lanes < GROUP, HAS_SINKS)
             result = divided(sum_of_values, total) * v_scale
             tl.store(target + dims, result.to(out.dtype.element_ty), mask=is_group & inside)
             tl.store(counters + pair, 0)
@@ -304,6 +320,7 @@ def decode_attention(
         rotation.angles if rotation else nothing,
         nothing if q_norm is None else q_norm,
         nothing if k_norm is None else k_norm,
+        nothing if shape.sinks is None else shape.sinks,
         scratch.parts,
         scratch.counters,
         rotation.eps if rotation else 0.0,
@@ -325,6 +342,7 @@ def decode_attention(
         HAS_Q_NORM=q_norm is not None,
         HAS_K_NORM=k_norm is not None,
         HAS_CAP=shape.soft_cap is not None,
+        HAS_SINKS=shape.sinks is not None,
         FP8=page.element_size() == 1,
         DOT=dot_dtype(qkv.dtype),
         num_warps=tiles.decode_warps,

@@ -13,7 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.kernel_set import DrawSettings, KVCache, PackedLinear
+from engine.kernels.kernel_set import (
+    PLAIN_SCORES,
+    DrawSettings,
+    KVCache,
+    PackedLinear,
+    ScoreRule,
+)
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.scaled_weights import ScaledWeight, scaled_weight
 from engine.kernels.step_batch import StepBatch
@@ -152,6 +158,8 @@ class TritonKernels:
         ReferenceKernels().rotary(heads, cos, sin)
 
     def activate_and_mul(self, gate_up: Tensor, activation_name: str) -> Tensor:
+        if activation_name == "clamped_swiglu":
+            return ReferenceKernels().activate_and_mul(gate_up, activation_name)
         out = gate_up.new_empty(len(gate_up), gate_up.shape[-1] // 2)
         tiles = self.target.tiles
         return activation.activate_and_mul(
@@ -234,7 +242,14 @@ class TritonKernels:
         slots = torch.from_numpy(plan.batch.slot_mapping[plan.group]).to(plan.device, torch.int32)
         rotate_and_store(self._launch, kv, layer_cache, slots, slots, None)
 
-    def attention(self, qkv: Tensor, layer_cache: Tensor, plan: TritonPlan, scale: float) -> Tensor:
+    def attention(
+        self,
+        qkv: Tensor,
+        layer_cache: Tensor,
+        plan: TritonPlan,
+        scale: float,
+        rule: ScoreRule = PLAIN_SCORES,
+    ) -> Tensor:
         spec = plan.spec
         q_heads = qkv.shape[1] - 2 * spec.num_kv_heads
         if not plan.inputs:
@@ -244,7 +259,7 @@ class TritonKernels:
             plan.inputs.append(unpack(packed, buffer, size, len(spec.groups)))
         window = spec.groups[plan.group].sliding_window
         out = qkv.new_empty(len(qkv), q_heads * spec.head_dim)
-        shape = AttentionShape(q_heads, scale, window)
+        shape = AttentionShape(q_heads, scale, window, rule.softcap, sinks=rule.sinks)
         self.mixed_attention(out, qkv, layer_cache, plan.inputs[0], plan.group, shape)
         return out
 

@@ -19,6 +19,7 @@ from engine.kernels.triton.decode_attention import (
     dot_dtype,
     keys_per_tile,
     weighed,
+    with_sinks,
 )
 from engine.kernels.triton.heads import widened, within
 from engine.kernels.triton.runtime import Launch
@@ -36,6 +37,7 @@ def prefill_attention_kernel(
     query_start,  # [S + 1] int32: the first token of each chunk
     tile_sequences,  # [tiles] int32: the sequence of each tile of queries
     tile_starts,  # [tiles] int32: its first token, counted from the chunk's
+    sinks,  # [Q heads] (HAS_SINKS)
     scale,  # of the scores, that of fp8 keys included
     cap,
     v_scale,
@@ -50,6 +52,7 @@ def prefill_attention_kernel(
     ROWS: tl.constexpr,  # query rows of a tile: tokens x GROUP_PAD
     KEYS: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     FP8: tl.constexpr,
     DOT: tl.constexpr,
 ):
@@ -105,6 +108,7 @@ def prefill_attention_kernel(
         sum_of_values = sum_of_values * shrink[:, None] + product
         total = total * shrink + tl.sum(weights, axis=1)
 
+    total = with_sinks(total, largest, sinks, heads, is_row, HAS_SINKS)
     result = divided(sum_of_values, total) * v_scale
     target = out + tokens * (KV_HEADS * GROUP * HEAD_DIM) + heads * HEAD_DIM
     tl.store(target[:, None] + dims, result.to(out.dtype.element_ty), mask=mask)
@@ -146,6 +150,7 @@ def prefill_attention(
         chunks.query_start,
         chunks.sequences,
         chunks.starts,
+        qkv if shape.sinks is None else shape.sinks,
         shape.scale * shape.kv_scales[0],
         shape.soft_cap or 0.0,
         shape.kv_scales[1],
@@ -160,6 +165,7 @@ def prefill_attention(
         ROWS=rows_per_tile(tiles, group, head_dim),
         KEYS=keys_per_tile(tiles.prefill_keys, head_dim),
         HAS_CAP=shape.soft_cap is not None,
+        HAS_SINKS=shape.sinks is not None,
         FP8=page.element_size() == 1,
         DOT=dot_dtype(qkv.dtype),
         num_warps=tiles.prefill_warps,
