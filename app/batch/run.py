@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ _AWAY = (502, 503, 504)
 
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+_LOOK_S = 0.1
 _RESERVE = 1.5  # times the longest answer so far: less time left, and none is begun
 
 
@@ -45,6 +47,7 @@ class BatchPlan:
     timeout_s: float
     deadline_s: float | None = None
     patience_s: float = 300.0
+    stop: threading.Event = field(default_factory=threading.Event)  # ends it from another thread
 
 
 @dataclass(slots=True)
@@ -82,7 +85,7 @@ def run_batch(
 ) -> Progress:
     """Send what has no answer yet; ServerGone when the server cannot be had.
 
-    Returns early, with fewer answers than requests, where the deadline comes first.
+    Returns early, with fewer answers than requests, where the deadline comes first, or a stop.
     """
     return asyncio.run(_Batch(plan, answers, on_progress).run())
 
@@ -113,15 +116,30 @@ class _Batch:
             streams = [
                 asyncio.create_task(self._stream(client, waiting)) for _ in range(plan.concurrency)
             ]
+            stopped = asyncio.create_task(self._stopped())
+            answered = asyncio.create_task(self._all(streams))
             try:
-                await asyncio.wait_for(asyncio.gather(*streams), self._time_left())
-            except asyncio.TimeoutError:
-                pass  # the deadline: what is under way is sent again by the next run
+                # What is under way at the end of the time is sent again by the next run.
+                done, _ = await asyncio.wait(
+                    {answered, stopped},
+                    timeout=self._time_left(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if answered in done:
+                    answered.result()
             finally:
-                for stream in streams:
-                    stream.cancel()
-                await asyncio.gather(*streams, return_exceptions=True)
+                for task in (stopped, answered, *streams):
+                    task.cancel()
+                await asyncio.gather(stopped, answered, *streams, return_exceptions=True)
         return self._progress
+
+    async def _all(self, streams: Sequence[asyncio.Task[None]]) -> None:
+        await asyncio.gather(*streams)
+
+    async def _stopped(self) -> None:
+        """Until somebody wants the end."""
+        while not self._plan.stop.is_set():
+            await asyncio.sleep(_LOOK_S)
 
     async def _stream(self, client: httpx.AsyncClient, waiting: Iterator[BatchRequest]) -> None:
         for request in waiting:  # shared: each stream takes the next one when its last is done

@@ -124,7 +124,9 @@ class StreamClient:
         can_be_kept = False
         try:
             if status != 200:
-                await _refuse(connection[0], headers, status)
+                error = await _refusal(connection[0], headers, status)
+                can_be_kept = _can_be_kept(headers)
+                raise error
             try:
                 await _read_events(connection[0], headers, outcome)
             except (OSError, EOFError) as error:
@@ -166,7 +168,7 @@ class StreamClient:
 
 
 def _can_be_kept(headers: Mapping[str, str]) -> bool:
-    is_framed = "chunked" in headers.get("transfer-encoding", "")
+    is_framed = "chunked" in headers.get("transfer-encoding", "") or "content-length" in headers
     return is_framed and headers.get("connection", "").lower() != "close"
 
 
@@ -206,11 +208,14 @@ def _cut_off(outcome: RequestResult) -> StreamError:
     return StreamError("stream cut off", f"after {len(outcome.chunks_s)} chunks")
 
 
-async def _refuse(reader: asyncio.StreamReader, headers: Mapping[str, str], status: int) -> None:
+async def _refusal(
+    reader: asyncio.StreamReader, headers: Mapping[str, str], status: int
+) -> StreamError:
+    """What an answer that is none says; its body has been read."""
     from app.client.errors import error_text
 
     body = b"".join([piece async for piece in _pieces(reader, headers)])
-    raise StreamError(f"HTTP {status}", error_text(body.decode(errors="replace")))
+    return StreamError(f"HTTP {status}", error_text(body.decode(errors="replace")))
 
 
 async def _read_events(

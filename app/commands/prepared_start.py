@@ -39,10 +39,15 @@ if TYPE_CHECKING:
     from app.supervise.front import FrontLink
     from app.supervise.managed_server import ServerCare
     from app.views.serve import Running
+    from logparse import Event
 
 
 def _note_nothing(server: ManagedServer) -> None:
     """This start is not for the ledger."""
+
+
+def _go_on() -> None:
+    """Nothing but a signal ends the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class PreparedStart:
     timeout_s: float  # without progress
     name: str | None = None
     note: Callable[[ManagedServer], None] = _note_nothing  # keeps what a start that got ready took
+    is_for_itself: bool = False  # the command that starts it is its only client
+    while_starting: Callable[[], None] = _go_on  # what it raises ends the start
 
     def free_name(self, registry: ServerRegistry) -> str:
         """The name that the server gets; UsageError if the wanted one is taken."""
@@ -75,8 +82,15 @@ def run_here(start: PreparedStart, running: Running | None = None) -> int:
     )
     usual = wait_quietly if start.care.is_background else print_throughput
     history = StartHistory(state_dir() / START_TIMES)
-    with steady_output(), ServeView(server, history, start.note) as view:
-        return serve_until_stopped(server, view.screens(running or usual), start.timeout_s)
+    greets = not start.is_for_itself
+    with steady_output(), ServeView(server, history, start.note, greets=greets) as view:
+        screens = view.screens(running or usual)
+
+        def starting(events: tuple[Event, ...]) -> None:
+            start.while_starting()
+            screens.starting(events)
+
+        return serve_until_stopped(server, replace(screens, starting=starting), start.timeout_s)
 
 
 def run_detached(start: PreparedStart) -> int:

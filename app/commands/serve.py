@@ -231,7 +231,7 @@ def serve(
     for line in exposure_lines(request, key_file):
         say(f"note: {line}")
     report = PreparationReport(service, request.served_name, startup_timeout)
-    spec = _prepare(request, place, api_key, report)
+    spec = prepare(request, place, api_key, report)
     for line in spec.notes:
         say(f"note: {line}")
     if dry_run:
@@ -428,7 +428,7 @@ def _api_key(request: ServeRequest, key_file: Path | None) -> str | None:
     return api_key_from(key_file)
 
 
-def _prepare(
+def prepare(
     request: ServeRequest,
     place: EnginePlace,
     api_key: str | None,

@@ -37,8 +37,12 @@ class ServeView:
         server: ManagedServer,
         history: StartHistory,
         on_ready: Callable[[ManagedServer], None] = lambda server: None,
+        *,
+        greets: bool = True,
     ) -> None:
+        """Without `greets` nobody is told how the server can be asked."""
         self._server = server
+        self._greets = greets
         self._spec = server.spec
         self._history = history
         self._on_ready = on_ready
@@ -81,7 +85,7 @@ class ServeView:
     def _ready(self, server: ManagedServer) -> None:
         self._start.close()
         self._remember()
-        if not server.care.is_background:
+        if self._greets and not server.care.is_background:
             say_warnings(server.log.report(), server.name)
             _print_ready(server)
         self._on_ready(server)

@@ -114,14 +114,14 @@ class FirstTokenForecast:
 
     def seconds(self, num_tokens: int) -> float:
         """Until the last of `num_tokens` waiting prompt tokens is computed, or found in the prefix
-        cache as often as lately: in the step after the one that runs, half of which is over.
+        cache as often as lately: in the step after the one that runs, which may just have begun.
         """
         steps = self._engines.values() or [StepTimes()]
         tokens = num_tokens / len(steps)
         if self._prompt_tokens:
             tokens *= self._computed_tokens / self._prompt_tokens
         num_steps = max(1, math.ceil(tokens / self._step_tokens))
-        return min(one.base_s * (num_steps + 0.5) + one.per_token_s * tokens for one in steps)
+        return min(one.base_s * (num_steps + 1) + one.per_token_s * tokens for one in steps)
 
     def seconds_to_a_place(self, now_s: float, num_waiting: int) -> float:
         """Until `num_waiting` requests have ended. Where they end at random it takes longer in one

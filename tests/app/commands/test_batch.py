@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 from app.cli import run
 from tests.client.local_server import Answer, Call, Route, serving
 from tests.e2e.running_server import STOKER, Server, tiny_server
+from tests.tiny_model import write_tiny_llama
 from tests.waiting import wait_for
 
 Capture = pytest.CaptureFixture[str]
@@ -170,3 +172,56 @@ def test_killed_again_and_again_it_answers_each_request_once(
     found = answers(out)
     assert found.keys() == {f"r{number}" for number in range(60)}
     assert all(entry["body"]["usage"]["completion_tokens"] == 8 for entry in found.values())
+
+
+def started(*arguments: object) -> subprocess.Popen[str]:
+    """A batch in a process of its own, as its server's supervisor takes the signals."""
+    command = [str(STOKER), "batch", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_model_is_served_for_the_batch_alone(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model")
+    source = requests(tmp_path / "in.jsonl", 2000, max_tokens=8, ignore_eos=True, model="any/name")
+    out = tmp_path / "out.jsonl"
+    arguments = (source, model, "-o", out, "--concurrency", 2, "--json")
+    with started(*arguments) as process:
+        wait_for(lambda: process.poll() is not None or (out.exists() and out.stat().st_size > 0))
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate()
+    assert process.returncode == 130, stderr
+    count = json.loads(stdout)["answered"]
+    assert 0 < count < 2000
+    assert "ended, socket" in stderr  # the proof of the stop
+    few = source.read_text().splitlines(keepends=True)[: count + 4]
+    source.write_text("".join(few))
+    with started(*arguments) as process:
+        stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["answered"] == len(answers(out)) == count + 4
+    assert "ended, socket" in stderr
+    with started(*arguments) as process:  # nothing is left to do
+        assert "starting" not in process.communicate()[1]
+    assert process.returncode == 0
+
+
+def test_a_server_of_its_own_ends_with_the_time(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model")
+    source = requests(tmp_path / "in.jsonl", 5000, max_tokens=64, ignore_eos=True)
+    with started(source, model, "-o", tmp_path / "out.jsonl", "--time-limit", 1) as process:
+        _, stderr = process.communicate()
+    assert process.returncode == 3, stderr
+    assert "the time was up" in stderr
+    assert "ended, socket" in stderr
+
+
+def test_one_server_has_one_model(tmp_path: Path, capsys: Capture) -> None:
+    model = write_tiny_llama(tmp_path / "model")
+    source = requests(tmp_path / "in.jsonl", 1, model="a")
+    two = requests(tmp_path / "two.jsonl", 1, model="b").read_text().replace("r0", "r1")
+    source.write_text(source.read_text() + two)
+    assert run(["batch", str(source), str(model), "-o", str(tmp_path / "out")]) == 2
+    assert "the requests name 2 models: a, b" in capsys.readouterr().err
+    assert run(["batch", str(source), "no-such-model", "-o", str(tmp_path / "out")]) == 4
+    assert "no server is called no-such-model" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

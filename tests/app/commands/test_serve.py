@@ -116,7 +116,7 @@ def test_a_model_that_is_made_is_shown_and_told_to_the_service_manager(
     told: list[StoreProgress] = []
     request: Any = SimpleNamespace(model="smollm2-135m")
 
-    serve_command._prepare(request, EnginePlace(), None, told.append)
+    serve_command.prepare(request, EnginePlace(), None, told.append)
 
     assert told == [made]
     assert "smollm2-135m: downloading (89.0 MiB)" in capsys.readouterr().err
