@@ -106,6 +106,8 @@ class EngineCore:
             time.monotonic() - start,
         )
         self._most_in_flight = self.executor.max_concurrent_batches
+        # Steps are planned before the tokens of the last one are known.
+        self._is_async = self._most_in_flight > config.parallel.pipeline_parallel_size
         is_watched = config.observability.debug_endpoints
         self.scheduler = Scheduler(
             self.config.scheduler,
@@ -113,7 +115,7 @@ class EngineCore:
             self.capacity.num_blocks,
             self.spec.groups,
             num_micro_batches=config.parallel.pipeline_parallel_size,
-            is_async=self._most_in_flight > config.parallel.pipeline_parallel_size,
+            is_async=self._is_async,
             max_loras=None if config.lora is None else config.lora.max_loras,
         )
         self._in_flight: deque[_StepInFlight] = deque()
@@ -325,16 +327,30 @@ class EngineCore:
         planned_s = time.monotonic()
         if self._steps is not None:
             self._steps.record(self.scheduler, scheduled)
-        scheduled.grammar_bitmask = self._grammar_bitmask(scheduled)
+        if not self._is_async:
+            scheduled.grammar_bitmask = self._grammar_bitmask(scheduled)
         future = self.executor.execute_model(scheduled)
         self._in_flight.append(_StepInFlight(scheduled, future, start_s, planned_s))
+        if len(self._in_flight) == 1:
+            self._choose_tokens()
         return True
+
+    def _choose_tokens(self) -> None:
+        """The tokens before those of the newest step are known: its grammars can say what may
+        follow, and its other requests what they want.
+        """
+        if self._is_async:
+            newest = self._in_flight[-1].scheduled
+            newest.grammar_bitmask = self._grammar_bitmask(newest)
+            self.executor.choose_tokens(newest.grammar_bitmask)
 
     def _take_back(self, step: _StepInFlight) -> list[EngineCoreOutput]:
         result = step.future.result()
         executed_s = time.monotonic()
         self.scheduler.note_step(step.scheduled, executed_s - step.planned_s)
         outputs = self.scheduler.update_from_output(step.scheduled, result)
+        if self._in_flight:
+            self._choose_tokens()
         self._free_adapters()
         if self._traces is not None and self._blocks_timer is not None:
             blocks_s = self._blocks_timer.take_s()

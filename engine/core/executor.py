@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kv_sizing import KVCacheSpec
 from engine.quick_imports import no_collections
-from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.sched.snapshot import RankSnapshot
 
 _EXECUTORS = {
@@ -52,6 +52,11 @@ class Executor(Protocol):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start one step. The future may already be done; errors arrive through it."""
+
+    def choose_tokens(self, bitmask: GrammarBitmask | None, /) -> None:
+        """Choose the tokens of the step that was started last, where it was started before those
+        of the last one were known; now they are. `bitmask` is that of its grammars.
+        """
 
     @property
     def max_concurrent_batches(self) -> int:

@@ -103,15 +103,24 @@ class PendingTokens(Protocol):
 
 
 class AheadStep(Protocol):
-    """A model whose steps can be started before the tokens of the step before are known."""
+    """A model whose steps can be started before the tokens of the step before are known.
 
-    def start_tokens(
-        self, batch: StepBatch, kv_cache: KVCache, settings: DrawSettings | None
-    ) -> PendingTokens:
-        """Start a step and the choice of its tokens: by `settings`, or the most likely ones.
+    Nothing waits for the device but the tokens that `download` returns.
+    """
 
-        The next step may name them by their rows (`StepBatch.token_ids`).
+    def start(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """Start a step; float32 logits [R, vocabulary], to be changed in place as one likes."""
+
+    def choose_tokens(self, logits: Tensor, settings: DrawSettings | None) -> Tensor:
+        """Tokens [R] on the device, by `settings` or the most likely ones; before the next step is
+        started, which may name them by their rows (`StepBatch.token_ids`).
         """
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """A copy on the host, whole once tokens whose download began later are here."""
+
+    def download(self, tokens: Tensor) -> PendingTokens:
+        """Start to bring them to the host."""
 
 
 @runtime_checkable

@@ -52,8 +52,8 @@ class Request:
     """State that changes every step, so a slotted class rather than a frozen value.
 
     `num_computed_tokens` counts tokens whose KV exists or is being computed by the scheduled step.
-    `num_output_placeholders` counts tokens that steps under way will bring; a request that
-    `can_run_ahead` is scheduled before they are known. `block_hashes` covers every full block of
+    `num_output_placeholders` counts tokens that steps under way will bring, where a request is
+    scheduled before they are known. `block_hashes` covers every full block of
     `token_ids`, in order. `grammar` is None for requests without structured output.
     """
 
@@ -63,7 +63,6 @@ class Request:
         "block_hashes",
         "block_size",
         "cache_salt",
-        "can_run_ahead",
         "eos_token_ids",
         "error",
         "events",
@@ -120,13 +119,6 @@ class Request:
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         self.num_passes = 0  # of later requests, while there was no room for its adapter
-        self.can_run_ahead = not (
-            grammar
-            or message.pooling
-            or self.asks_logprobs
-            or params.has_penalties
-            or params.bad_words_token_ids
-        )
         self.num_cached_tokens: int | None = None  # hits at first admission
         self.prefix_miss: PrefixMiss | None = None
         self.num_preemptions = 0

@@ -191,7 +191,7 @@ class Scheduler:
         for request_id, count in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
             request.num_computed_tokens += count
-            if self._is_async and request.can_run_ahead:
+            if self._is_async and request.pooling is None:
                 known = request.num_tokens + request.num_output_placeholders
                 request.num_output_placeholders += request.num_computed_tokens == known
         if self._has_overlap:

@@ -98,17 +98,25 @@ class GraphedDecoder:
         return self._model.most_likely(self._run(batch, kv_cache))
 
     @torch.inference_mode()
-    def start_tokens(
-        self, batch: StepBatch, kv_cache: KVCache, settings: DrawSettings | None
-    ) -> PendingTokens:
-        """An AheadStep: nothing in here waits for the device."""
-        logits = self._model.logits(self._run(batch, kv_cache))
+    def start(self, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        """An AheadStep: nothing in here or in the next three waits for the device."""
+        return self._model.logits(self._run(batch, kv_cache))
+
+    @torch.inference_mode()
+    def choose_tokens(self, logits: Tensor, settings: DrawSettings | None) -> Tensor:
+        """Tokens [R] on the device, where the next step finds them and then leaves its own."""
         tokens, packed = self._sampled[: len(logits)], None
         if settings is not None:
             numbers = packed_settings(settings)
             self._device.upload(numbers, self._settings)
             packed = self._settings[: len(numbers)]
         self._model.choose(logits, tokens, packed)
+        return tokens
+
+    def send(self, tensor: Tensor) -> Tensor:
+        return self._device.send(tensor)
+
+    def download(self, tokens: Tensor) -> PendingTokens:
         return self._device.download(tokens)
 
     def take_stats(self) -> GraphStats:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.kernels.step_batch import IntArray
 from engine.sched.scheduler_output import GrammarBitmask
+from engine.worker.host_arrays import on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class GrammarMask:
         """Change `logits` [R, vocabulary] in place: what the grammar forbids gets -inf, which is
         below what `logit_edits` forbids, so the grammar has the last word.
         """
-        rows = torch.from_numpy(self.rows).to(logits.device)
-        forbidden = torch.from_numpy(self.forbidden[:, : logits.shape[1]]).to(logits.device)
+        rows = on_device(self.rows, logits.device)
+        forbidden = on_device(self.forbidden[:, : logits.shape[1]], logits.device)
         chosen = logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf)
         logits.index_copy_(0, rows, chosen)

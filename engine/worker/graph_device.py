@@ -50,6 +50,11 @@ class GraphDevice(Protocol):
     def upload(self, numbers: Packed, buffer: Tensor) -> None:
         """Copy `numbers` to the beginning of `buffer`, which is on the device; may go on later."""
 
+    def send(self, tensor: Tensor) -> Tensor:
+        """Start to copy `tensor` to the host; its numbers are there once a download that was
+        started later has been waited for.
+        """
+
     def download(self, tokens: Tensor) -> PendingTokens:
         """Start to copy `tokens` to the host, behind all that was started before."""
 
@@ -93,6 +98,11 @@ class CudaGraphDevice:
         pinned[:count].copy_(torch.from_numpy(numbers))
         buffer[:count].copy_(pinned[:count], non_blocking=True)
         copied.record()
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """Into pinned memory of its own."""
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return pinned.copy_(tensor, non_blocking=True)
 
     def download(self, tokens: Tensor) -> PendingTokens:
         """Into pinned memory that is used again two steps later."""

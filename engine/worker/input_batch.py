@@ -55,7 +55,7 @@ class InputBatch:
         self.edits: dict[int, RowEdits] = {}  # rows with has_edits only
         # Rows whose token is the most likely one, with nothing to change or to report before.
         self.is_plain = np.zeros(max_num_seqs, dtype=np.bool_)
-        # Rows whose token is not chosen, or not told, without what the host knows.
+        # Rows whose token is chosen, or told, with what the host knows of the tokens before.
         self.needs_host = np.zeros(max_num_seqs, dtype=np.bool_)
 
     def __len__(self) -> int:
@@ -158,6 +158,9 @@ class InputBatch:
         """Remember the sampled token of each row."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
+        self._count_seen(rows, token_ids)
+
+    def _count_seen(self, rows: IntArray, token_ids: IntArray) -> None:
         penalised = self.has_penalties[rows]
         if penalised.any():
             self.seen.add(rows[penalised], token_ids[penalised])
@@ -180,6 +183,7 @@ class InputBatch:
             dtype=np.bool_,
         )
         self.token_ids[rows[known], places[known]] = token_ids[known]
+        self._count_seen(rows[known], token_ids[known])
 
     def _append_blocks(self, row: int, block_ids: BlockIds) -> None:
         start = int(self.num_blocks[row])
@@ -215,5 +219,6 @@ class InputBatch:
         if edits is not None:
             self.edits[row] = edits
         is_changed = edits is not None or params.has_penalties
-        self.needs_host[row] = params.logprobs is not None or is_changed
+        has_grammar = params.structured_outputs is not None
+        self.needs_host[row] = params.logprobs is not None or is_changed or has_grammar
         self.is_plain[row] = params.is_greedy and not self.needs_host[row]

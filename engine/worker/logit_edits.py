@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.step_batch import IntArray, within_runs
+from engine.worker.host_arrays import on_device
 from engine.worker.input_batch import InputBatch
 from engine.worker.row_edits import RowEdits
 
@@ -33,10 +34,7 @@ class Places:
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """As an index of the logits."""
-        return (
-            torch.from_numpy(self.rows).to(device),
-            torch.from_numpy(self.token_ids).to(device),
-        )
+        return on_device(self.rows, device), on_device(self.token_ids, device)
 
     @classmethod
     def joined(cls, parts: list[tuple[int, IntArray]]) -> Places:
@@ -82,10 +80,10 @@ class Penalties:
         device = logits.device
         index = self.places.on(device)
         values = logits[index]
-        repetition = torch.from_numpy(self.repetition).to(device)
+        repetition = on_device(self.repetition, device)
         values = torch.where(values > 0, values / repetition, values * repetition)
         subtracted = self.frequency * self.counts + self.presence * (self.counts > 0)
-        logits[index] = values - torch.from_numpy(subtracted.astype(np.float32)).to(device)
+        logits[index] = values - on_device(subtracted.astype(np.float32), device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +127,14 @@ class LogitEdits:
         device = logits.device
         if self.bias is not None:
             places, bias = self.bias
-            logits[places.on(device)] += torch.from_numpy(bias).to(device)
+            logits[places.on(device)] += on_device(bias, device)
         if self.penalties is not None:
             self.penalties.apply(logits)
         if self.allowed is not None:
             rows, places = self.allowed
             index = places.on(device)
             kept = logits[index]
-            logits.index_fill_(0, torch.from_numpy(rows).to(device), FORBIDDEN)
+            logits.index_fill_(0, on_device(rows, device), FORBIDDEN)
             logits[index] = kept
         if self.forbidden is not None:
             logits[self.forbidden.on(device)] = FORBIDDEN

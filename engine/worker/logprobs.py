@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.step_batch import IntArray, StepBatch
@@ -19,7 +19,19 @@ from engine.worker.input_batch import InputBatch
 @torch.inference_mode()
 def token_logprobs(logits: Tensor, token_ids: IntArray, num_top: IntArray) -> list[TokenLogprobs]:
     """One entry per row of `logits`: its token, then its `num_top` most likely ones."""
-    ids, values, ranks = _top_logprobs(logits, token_ids, int(num_top.max()))
+    chosen = torch.from_numpy(token_ids).to(logits.device)
+    return logprob_entries(top_logprobs(logits, chosen, int(num_top.max())), num_top)
+
+
+TopLogprobs: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Token ids and log probabilities [R, 1 + top] of each row's token and the best ones, and the
+token's rank [R].
+"""
+
+
+def logprob_entries(found: TopLogprobs, num_top: IntArray) -> list[TokenLogprobs]:
+    """One entry per row: its token, then as many as it asked for."""
+    ids, values, ranks = found
     return [
         TokenLogprobs(row_ids[: count + 1], logprobs[: count + 1], rank)
         for row_ids, logprobs, rank, count in zip(
@@ -28,19 +40,18 @@ def token_logprobs(logits: Tensor, token_ids: IntArray, num_top: IntArray) -> li
     ]
 
 
-def _top_logprobs(
-    logits: Tensor, token_ids: IntArray, num_top: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Ids and log probabilities [R, 1 + top] of each row's token and the best; the token's rank."""
+@torch.inference_mode()
+def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> TopLogprobs:
+    """Of raw `logits` [R, vocabulary] and the chosen tokens [R], all on one device."""
     normaliser = logits.logsumexp(-1, keepdim=True)
     # NO_TOKEN has none of its own, and its request ends with this step.
-    chosen_ids = torch.from_numpy(token_ids).to(logits.device).clamp(min=0).unsqueeze(1)
+    chosen_ids = token_ids.clamp(min=0).unsqueeze(1)
     chosen = logits.gather(1, chosen_ids)
     ranks = (logits >= chosen).sum(-1)
     top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
     ids = torch.cat((chosen_ids, top.indices), dim=1).to(torch.int32)
     values = torch.cat((chosen, top.values), dim=1) - normaliser
-    return ids.cpu().numpy(), values.cpu().numpy(), ranks.to(torch.int32).cpu().numpy()
+    return ids, values, ranks.to(torch.int32)
 
 
 @dataclasses.dataclass(slots=True)
@@ -54,7 +65,9 @@ class _Prompt:
     ranks: list[bytes] = dataclasses.field(default_factory=list)
 
     def collect(self, logits: Tensor, following: IntArray) -> None:
-        ids, values, ranks = _top_logprobs(logits, following, self.num_top)
+        chosen = torch.from_numpy(following).to(logits.device)
+        found = top_logprobs(logits, chosen, self.num_top)
+        ids, values, ranks = (one.cpu().numpy() for one in found)
         self.width = ids.shape[1]
         self.ids.append(ids.tobytes())
         self.values.append(values.tobytes())

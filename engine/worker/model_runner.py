@@ -27,7 +27,7 @@ from engine.kernels.kernel_set import (
 )
 from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
 from engine.models.vision_tower import VisionTower
-from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.worker.draft_check import DraftCheck
 from engine.worker.image_encoder import ImageEncoder
 from engine.worker.input_batch import InputBatch
@@ -35,6 +35,7 @@ from engine.worker.logprobs import PromptLogprobs, token_logprobs
 from engine.worker.pooler import Head, Pooler
 from engine.worker.rank_links import RankLinks
 from engine.worker.sampler import SamplingBatch, sample
+from engine.worker.started_step import StartedStep, WholeStep
 
 _ALONE = RankLinks()
 
@@ -63,6 +64,7 @@ class ModelRunner:
         """With `ahead`, the same model, steps that can be are launched without a wait."""
         self._draw = draw
         self._ahead = ahead
+        self._started: StartedStep | WholeStep | None = None
         self._slot_of = slot_of
         scheduler = config.scheduler
         self._num_groups = num_groups
@@ -112,14 +114,33 @@ class ModelRunner:
 
     def launch(self, step: SchedulerOutput) -> Finish:
         """Start the step; what it returns waits for it. Of two steps the first is to be finished
-        first.
+        first, and then `choose_tokens` called for the second.
         """
         self._apply(step)
         req_ids = list(step.num_scheduled_tokens)
-        if self._ahead is not None and req_ids and self._is_for_device(step):
-            return self._start(self._ahead, step, req_ids)
-        output = self._execute(step, req_ids)
-        return lambda: output
+        if self._ahead is None or not req_ids:
+            output = self._execute(step, req_ids)
+            return lambda: output
+        self._started = started = self._start(self._ahead, step, req_ids)
+        if not started.needs_host:
+            started.choose(None)
+        return started.finish
+
+    def choose_tokens(self, bitmask: GrammarBitmask | None) -> None:
+        """Of the step that was launched last, once the one before it is finished; harmless where
+        they are chosen. `bitmask` is that of its requests with a grammar.
+        """
+        if self._started is not None:
+            self._started.choose(bitmask)
+
+    def _start(
+        self, model: AheadStep, step: SchedulerOutput, req_ids: list[str]
+    ) -> StartedStep | WholeStep:
+        if self._pooler or self._prompt_logprobs:
+            return WholeStep(step, lambda: self._execute(step, req_ids))
+        batch, sampling = self._build(step, req_ids, self._batch.rows(req_ids))
+        logits = model.start(batch, self._kv_cache)
+        return StartedStep(model, self._batch, req_ids, sampling, logits)
 
     def _execute(self, step: SchedulerOutput, req_ids: list[str]) -> ModelRunnerOutput:
         output = ModelRunnerOutput([], [])
@@ -132,34 +153,6 @@ class ModelRunner:
         for is_pooling, run in itertools.groupby(req_ids, self._pooler.__contains__):
             (self._pool if is_pooling else self._generate)(step, list(run), output)
         return output
-
-    def _is_for_device(self, step: SchedulerOutput) -> bool:
-        """Whether the device alone can choose the tokens of this step."""
-        rows = self._batch.rows(list(step.num_scheduled_tokens))
-        needs_host = self._batch.needs_host[rows].any()
-        has_other = self._pooler or self._prompt_logprobs or step.grammar_bitmask is not None
-        return not (needs_host or has_other)
-
-    def _start(self, model: AheadStep, step: SchedulerOutput, req_ids: list[str]) -> Finish:
-        start_s = time.monotonic()
-        rows = self._batch.rows(req_ids)
-        batch, sampling = self._build(step, req_ids, rows)
-        chosen = rows[sampling]
-        is_greedy = bool(self._batch.is_plain[chosen].all())
-        settings = None if is_greedy else SamplingBatch.of(self._batch, chosen).settings
-        pending = model.start_tokens(batch, self._kv_cache, settings)
-        places = self._batch.expect_tokens(chosen)
-
-        def finish() -> ModelRunnerOutput:
-            tokens = pending.wait()
-            waiting = [req_ids[number] for number in sampling]
-            self._batch.fill_tokens(waiting, chosen, places, tokens)
-            sampled: list[list[int]] = [[] for _ in req_ids]
-            for number, token in zip(sampling.tolist(), tokens.tolist(), strict=True):
-                sampled[number] = [token]
-            return ModelRunnerOutput(req_ids, sampled, forward_s=time.monotonic() - start_s)
-
-        return finish
 
     def _pool(self, step: SchedulerOutput, req_ids: list[str], output: ModelRunnerOutput) -> None:
         batch, complete = self._build(step, req_ids, self._batch.rows(req_ids))

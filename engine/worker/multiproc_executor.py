@@ -22,7 +22,7 @@ from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
 from engine.machine.processes import rss_bytes
 from engine.rank_layout import rank_places
-from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.sched.snapshot import RankSnapshot
 from engine.worker.headless import interface_of
 from engine.worker.local_ranks import (
@@ -205,6 +205,9 @@ class MultiprocExecutor:
                 self._take_step(rank, answer)
             if not found:
                 self._require_movement(watch, "in a step that the others wait for")
+
+    def choose_tokens(self, _bitmask: GrammarBitmask | None) -> None:
+        """No step is started before the tokens of its requests are known."""
 
     @property
     def max_concurrent_batches(self) -> int:

@@ -24,7 +24,7 @@ from engine.errors import ConfigError, EngineError
 from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
 from engine.rank_layout import RankPlace, rank_places
-from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.sched.snapshot import RankSnapshot
 from engine.worker.rank_progress import StepNote, stray_ranks
 from engine.worker.rank_steps import (
@@ -198,6 +198,9 @@ class RayExecutor:
             kv_cache_bytes=self._cache_bytes[rank.place.rank],
             held_bytes=rank.held_bytes,
         )
+
+    def choose_tokens(self, _bitmask: GrammarBitmask | None) -> None:
+        """No step is started before the tokens of its requests are known."""
 
     @property
     def max_concurrent_batches(self) -> int:

@@ -18,6 +18,7 @@ from engine.kernels.kernel_set import Draw, DrawSettings, most_likely
 from engine.kernels.step_batch import NO_TOKEN, IntArray
 from engine.sched.scheduler_output import GrammarBitmask
 from engine.worker.grammar_mask import GrammarMask
+from engine.worker.host_arrays import on_device
 from engine.worker.input_batch import InputBatch
 from engine.worker.logit_edits import LogitEdits
 
@@ -38,6 +39,13 @@ class SamplingBatch:
     uniforms: NDArray[np.float32]
     edits: LogitEdits | None = None
     grammar: GrammarMask | None = None
+
+    def edit(self, logits: Tensor) -> None:
+        """Change `logits` [R, vocabulary] in place as the requests and their grammars want it."""
+        if self.edits is not None:
+            self.edits.apply(logits)
+        if self.grammar is not None:
+            self.grammar.apply(logits)
 
     @property
     def settings(self) -> DrawSettings:
@@ -73,10 +81,7 @@ def sample(logits: Tensor, batch: SamplingBatch, draw: Draw | None = None) -> In
 
     `draw` is a kernel that filters and draws; without one torch does.
     """
-    if batch.edits is not None:
-        batch.edits.apply(logits)
-    if batch.grammar is not None:
-        batch.grammar.apply(logits)
+    batch.edit(logits)
     if draw is not None:
         found: IntArray = draw(logits, batch.settings).cpu().numpy()
         return found
@@ -168,4 +173,4 @@ def _apply_top_p(
 
 
 def _tensor(array: NDArray[np.generic], like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.device)
+    return on_device(array, like.device)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.kv_sizing import KVCacheSpec
-from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.sched.snapshot import RankSnapshot
 from engine.worker.model_runner import Finish
 from engine.worker.ram import ram_for_cache, ram_reserved
@@ -73,6 +73,9 @@ class UniProcExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Launch the step now. Errors of the device and of the engine arrive through the future."""
         return LaunchedStep(lambda: self._require_worker().launch_model(scheduler_output))
+
+    def choose_tokens(self, bitmask: GrammarBitmask | None) -> None:
+        self._require_worker().choose_tokens(bitmask)
 
     @property
     def max_concurrent_batches(self) -> int:

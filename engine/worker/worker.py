@@ -41,7 +41,7 @@ from engine.models.transformers_own_cache import (
 from engine.models.vision_tower import VisionTower, load_vision_tower
 from engine.models.weights import DecoderWeights
 from engine.rank_layout import require_devices
-from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.worker.graph_device import CudaGraphDevice, GraphDevice
 from engine.worker.graph_settings import configured_graphs
 from engine.worker.kv_cache import cache_spec, torch_dtype
@@ -340,6 +340,10 @@ class Worker:
         if graphed is None:
             return finish
         return lambda: dataclasses.replace(finish(), graphs=graphed.take_stats())
+
+    def choose_tokens(self, bitmask: GrammarBitmask | None) -> None:
+        """Of the step that was launched last, once the one before it is finished."""
+        self._runner.choose_tokens(bitmask)
 
     def _select_kernels(self) -> KernelSet | NativeKernels:
         device, model = self._device_of_kernels(), self._config.model

@@ -71,7 +71,7 @@ def answers_of(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str,
     answers = {item.request_id: Answer() for item in requests}
     while not core.is_idle:
         for output in core.step().outputs:
-            answer = answers[output.request_id]
+            answer = answers.setdefault(output.request_id, Answer())
             answer.tokens += output.new_token_ids
             answer.logprobs += output.logprobs or []
             answer.prompt_logprobs += output.prompt_logprobs or []

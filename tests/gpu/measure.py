@@ -238,14 +238,14 @@ class Measurement:
         waited = graphed.greedy_tokens(batch, cache)
         known = dataclasses.replace(batch, token_ids=waited)
         unknown = dataclasses.replace(batch, token_ids=-1 - np.arange(len(waited)))
-        first = graphed.start_tokens(batch, cache, None)
-        second = graphed.start_tokens(unknown, cache, None)
+        first = _started(graphed, batch, cache)
+        second = _started(graphed, unknown, cache)
         assert first.wait().tolist() == waited.tolist()
         assert second.wait().tolist() == graphed.greedy_tokens(known, cache).tolist()
         under_way: deque[Any] = deque()
 
         def step() -> None:
-            under_way.append(graphed.start_tokens(batch, cache, None))
+            under_way.append(_started(graphed, batch, cache))
             if len(under_way) == 2:
                 under_way.popleft().wait()
 
@@ -426,6 +426,11 @@ def _reference() -> Any:
 
 def _device_name(device: torch.device) -> str:
     return "CPU, dry" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def _started(graphed: Any, batch: Any, cache: Any) -> Any:
+    """The greedy tokens of a step, on their way."""
+    return graphed.download(graphed.choose_tokens(graphed.start(batch, cache), None))
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import tests.interpreted_triton  # noqa: F401  (before any kernel)
@@ -14,13 +16,17 @@ from engine.kernels import selection
 from engine.kernels.triton.kernels import TritonKernels
 from engine.kernels.triton.targets import INTERPRETED
 from engine.messages import EngineCoreRequest
-from engine.sampling_params import SamplingParams
+from engine.pooling_params import PoolingParams
+from engine.sampling_params import SamplingParams, StructuredOutputsParams
+from engine.sched.grammar import Grammar
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker import worker
 from tests.core.conftest import engine_config
-from tests.core.core_runs import run
+from tests.core.core_runs import answers_of, run
 from tests.fakes.graph_device import RecordingDevice
+from tests.waiting import wait_for
 
+DIGITS = StructuredOutputsParams(regex="[0-9]{3}")
 GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": (2, 8)}
 EAGER: dict[str, Any] = {"enforce_eager": True}
 
@@ -42,20 +48,36 @@ def core_of(folder: Path, kernels: str = "triton", **flags: Any) -> EngineCore:
     return EngineCore(engine_config(folder, kernels=kernels, num_threads=1, **flags))
 
 
+def grammars(core: EngineCore) -> list[Grammar]:
+    requests = core.scheduler.requests.values()
+    return [one.grammar for one in requests if one.grammar is not None]
+
+
 def asked(request_id: str, prompt: list[int], **params: Any) -> EngineCoreRequest:
     settings = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params})
     return EngineCoreRequest(request_id, prompt, settings, arrival_time=0.0)
 
 
 def mixed_requests() -> list[EngineCoreRequest]:
-    """Greedy, drawn, and such as only the host can choose for; different lengths."""
+    """Greedy, drawn, and such as want to know the tokens before; different lengths."""
     return [
         asked("plain", [5, 6, 7, 8, 9]),
         asked("drawn", [40, 41], temperature=0.9, top_k=30, top_p=0.9, seed=4, max_tokens=5),
         asked("biased", [1, 2, 3], logit_bias=((17, 2.0),), max_tokens=3),
         asked("penalised", [9, 9, 9, 4], repetition_penalty=1.5, max_tokens=3),
         asked("reported", [12, 13], logprobs=2, max_tokens=2),
+        asked("forbidden", [7, 7, 2], bad_words_token_ids=((5,), (9, 11)), max_tokens=5),
+        asked("digits", [30, 31], structured_outputs=DIGITS, max_tokens=8),
     ]
+
+
+CHOSEN_LATE: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.7},
+    "logprobs": {"logprobs": 3},
+    "bad words": {"bad_words_token_ids": ((5,), (9, 11))},
+    "bias": {"logit_bias": ((17, 2.0),)},
+    "grammar": {"structured_outputs": StructuredOutputsParams(regex="[0-9]{40}")},
+}
 
 
 def test_steps_tell_what_was_replayed(tiny_folder: Path, device: RecordingDevice) -> None:
@@ -105,10 +127,86 @@ def test_a_step_is_planned_before_the_last_one_is_waited_for(
 def test_tokens_are_those_of_steps_that_wait(
     flags: dict[str, Any], tiny_folder: Path, device: RecordingDevice
 ) -> None:
-    """Also of requests that cannot run ahead, beside those that do."""
+    """Also of requests whose tokens are chosen late, beside those that need not wait."""
     wanted = run(core_of(tiny_folder, "reference"), mixed_requests()).texts
     assert run(core_of(tiny_folder, **flags), mixed_requests()).texts == wanted
     assert "download" in device.traffic
+
+
+@pytest.mark.parametrize("kind", CHOSEN_LATE)
+def test_what_the_choice_waits_for_the_step_does_not(
+    kind: str, tiny_folder: Path, device: RecordingDevice
+) -> None:
+    """The step is launched before the last one's tokens are waited for; then they are chosen. The
+    request gets one in every step, and so does who runs beside it.
+    """
+    params = CHOSEN_LATE[kind]
+    requests = [asked("late", [5, 6, 7], **params), asked("plain", [8, 9])]
+    wanted = answers_of(core_of(tiny_folder, "reference"), requests)
+    core = core_of(tiny_folder, **EAGER)
+    launch = core.executor.execute_model
+
+    def seen(scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        device.traffic.append("launch")
+        return launch(scheduler_output)
+
+    core.executor.execute_model = seen  # type: ignore[method-assign]
+    for request in requests:
+        core.add_request(request)
+    wait_for(lambda: all(one.is_ready for one in grammars(core)))
+    device.traffic.clear()
+    found = answers_of(core, [])
+    assert {name: answer.tokens for name, answer in found.items()} == {
+        name: answer.tokens for name, answer in wanted.items()
+    }
+    chosen = [word for word in device.traffic if word != "upload"]
+    assert chosen == [
+        *("launch", "download"),
+        *("launch", "wait", "download") * 3,
+        "wait",
+    ]
+    if kind == "logprobs":
+        pairs = zip(found["late"].logprobs, wanted["late"].logprobs, strict=True)
+        assert all(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
+
+
+def test_prompts_that_are_reported_or_pooled_wait_and_change_nobodys_tokens(
+    tiny_folder: Path, device: RecordingDevice
+) -> None:
+    pooled = asked("pooled", [4, 5, 6, 7], max_tokens=1)
+    requests = [
+        *mixed_requests(),
+        asked("prompt", [12, 13, 14, 15], prompt_logprobs=2, max_tokens=6),
+        msgspec.structs.replace(pooled, pooling=PoolingParams(pooling_type="MEAN")),
+    ]
+    wanted = answers_of(core_of(tiny_folder, "reference"), requests)
+    found = answers_of(core_of(tiny_folder, **EAGER), requests)
+    assert {name: answer.tokens for name, answer in found.items()} == {
+        name: answer.tokens for name, answer in wanted.items()
+    }
+    assert found["prompt"].all_prompt_logprobs() == pytest.approx(
+        wanted["prompt"].all_prompt_logprobs(), abs=1e-4
+    )
+    assert len(found["pooled"].vector) == len(wanted["pooled"].vector) > 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "grammar"])
+def test_kept_requests_survive_a_sleep_in_the_middle_of_two_steps(
+    kind: str, tiny_folder: Path, device: RecordingDevice
+) -> None:
+    params = CHOSEN_LATE.get(kind, {})
+    request = asked("a", [5, 6, 7], **params, max_tokens=6)
+    wanted = answers_of(core_of(tiny_folder, "reference"), [request])["a"].tokens
+    core = core_of(tiny_folder, **EAGER)
+    core.add_request(request)
+    wait_for(lambda: all(one.is_ready for one in grammars(core)))
+    found = [token for _ in range(3) for one in core.step().outputs for token in one.new_token_ids]
+    core.prepare_sleep("keep")
+    found += [token for one in core.fall_asleep(1) for token in one.new_token_ids]
+    core.wake_up()
+    while not core.is_idle:
+        found += [token for one in core.step().outputs for token in one.new_token_ids]
+    assert found == wanted
 
 
 def test_the_flag_has_every_step_waited_for(tiny_folder: Path, device: RecordingDevice) -> None:
