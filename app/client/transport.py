@@ -6,6 +6,7 @@ Tests enter through `transport` (httpx.MockTransport). Owns no endpoint.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import ssl
@@ -161,7 +162,7 @@ def _may_use_proxy(base_url: str) -> bool:
     return not is_loopback(urlsplit(base_url).hostname or "")
 
 
-def _verification(base_url: str) -> ssl.SSLContext | bool:
+def _verification(base_url: str) -> ssl.SSLContext:
     """Whom to trust: what httpx does, read only where it can be needed.
 
     To read the authorities takes a tenth of a second, before each first picture and first answer.
@@ -170,7 +171,15 @@ def _verification(base_url: str) -> ssl.SSLContext | bool:
     parts = urlsplit(base_url)
     if parts.scheme == "http" and is_loopback(parts.hostname or ""):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return True
+    return _authorities(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@functools.lru_cache(maxsize=4)
+def _authorities(_cert_file: str | None, _cert_dir: str | None) -> ssl.SSLContext:
+    """Those that httpx trusts where these variables are set; read once for all clients."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 @contextlib.contextmanager

@@ -83,8 +83,10 @@ def test_plain_http_to_this_machine_reads_no_authorities_and_trusts_nobody() -> 
     assert isinstance(found, ssl.SSLContext)
     assert found.verify_mode is ssl.CERT_REQUIRED
     assert found.get_ca_certs() == []
-    assert transport._verification("https://127.0.0.1:8000") is True
-    assert transport._verification("http://other:8000") is True
+    trusting = transport._verification("https://127.0.0.1:8000")
+    assert trusting.get_ca_certs()
+    assert trusting.verify_mode is ssl.CERT_REQUIRED
+    assert transport._verification("http://other:8000") is trusting  # read once
 
 
 def test_a_socket_file_that_is_not_there_is_said_without_numbers() -> None:
