@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import zmq
 
 from engine.config import EngineConfig
@@ -24,6 +25,7 @@ from engine.errors import EngineDeadError, EngineError, ReplicaDownError
 from engine.logger import get_logger
 from engine.machine.cores import usable_cores
 from engine.messages import (
+    SLEEP,
     CoreLinks,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -31,6 +33,7 @@ from engine.messages import (
     FinishReason,
     HandshakeReady,
     SchedulerStats,
+    SleepCall,
 )
 
 logger = get_logger(__name__)
@@ -128,6 +131,7 @@ class ReplicatedClient:
         self._router, _ = create_router(config)
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._watches: list[asyncio.Task[None]] = []
+        self._joining: set[asyncio.Task[None]] = set()  # the sleep of the others
         self._all_dead: EngineDeadError | None = None
 
     @property
@@ -288,9 +292,27 @@ class ReplicatedClient:
         except (EngineError, OSError, zmq.ZMQError) as error:  # the latter: no room for a process
             logger.warning("Replica %s did not start: %s", replica.name, error)
             return
+        level = await self._sleep_level()
         self._router.note_up(replica.rank)
         logger.info("Replica %s (pid %s) serves again.", replica.name, replica.client.pid)
         self._tell(replica.rank)
+        if level:  # its answer is read by who watches the replica
+            task = asyncio.create_task(self._join_sleep(replica, level))
+            self._joining.add(task)
+            task.add_done_callback(self._joining.discard)
+
+    async def _sleep_level(self) -> int:
+        """How deep those that are up sleep, as they do together."""
+        for replica in self._replicas:
+            with contextlib.suppress(EngineError):
+                found = await self.call_utility("sleep_level", replica.rank)
+                return found if isinstance(found, int) else 0
+        return 0
+
+    async def _join_sleep(self, replica: _Replica, level: int) -> None:
+        with contextlib.suppress(EngineError):  # it has died again
+            call = msgspec.json.encode(SleepCall(level)).decode()
+            await replica.client.call_utility(SLEEP + call)
 
 
 def lost_outputs(engine: str, request_ids: Sequence[str]) -> list[EngineCoreOutput]:

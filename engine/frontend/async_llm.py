@@ -20,7 +20,13 @@ import msgspec
 from engine.args import EngineArgs
 from engine.config import EngineConfig
 from engine.core.together import all_together
-from engine.errors import EngineDeadError, EngineError, GenerationError, ReplicaDownError
+from engine.errors import (
+    EngineDeadError,
+    EngineError,
+    GenerationError,
+    ReplicaDownError,
+    RequestError,
+)
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.engine_start import LoadedModel, load_model
 from engine.frontend.input_processor import InputProcessor
@@ -34,6 +40,9 @@ from engine.lora_adapters import LoraRequest
 from engine.messages import (
     LOAD_ADAPTER,
     SLEEP,
+    SLEEP_LEVELS,
+    SLEEP_MODES,
+    SLEEP_TAGS,
     UNLOAD_ADAPTER,
     WAKE_UP,
     EngineCoreOutputs,
@@ -169,7 +178,12 @@ class AsyncLLM:
         await self._call_all(f"{UNLOAD_ADAPTER}{lora_id}")
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Put every engine to sleep; EngineError when one does not, and then none sleeps."""
+        """Put every engine to sleep; EngineError when one does not, and then none sleeps.
+
+        RequestError for a level or a mode that is none.
+        """
+        _require_one_of("level", level, SLEEP_LEVELS)
+        _require_one_of("mode", mode, SLEEP_MODES)
         call = msgspec.json.encode(SleepCall(level, mode)).decode()
         try:
             await self._call_all(SLEEP + call)
@@ -180,7 +194,11 @@ class AsyncLLM:
             raise
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Wake every engine, or bring back of each what `tags` name (of SLEEP_TAGS)."""
+        """Wake every engine, or bring back of each what `tags` name; RequestError for others than
+        SLEEP_TAGS.
+        """
+        for tag in tags:
+            _require_one_of("tags", tag, SLEEP_TAGS)
         await self._call_all(WAKE_UP + ",".join(tags))
 
     async def sleep_level(self) -> int:
@@ -317,6 +335,12 @@ class AsyncLLM:
     def _note_idle(self) -> None:
         if not self._processor.num_unfinished:
             self._idle.set()
+
+
+def _require_one_of(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        choice = " or ".join((", ".join(map(str, known[:-1])), str(known[-1])))
+        raise RequestError(f"{name}={str(value)[:40]} is not known; use {choice}.", param=name)
 
 
 ClientFactory = Callable[[EngineConfig], EngineCoreClient]

@@ -111,6 +111,9 @@ def test_copies_behind_several_api_servers_sleep_together(tmp_path: Path) -> Non
         # Whichever API server takes the connection, and whatever it knows already.
         assert {ask(server).status_code for _ in range(8)} == {503}
         assert is_sleeping(server.url)
+        server.engine_core().kill()  # which is started again, and joins the other's sleep
+        wait_for(lambda: server.text.count("seconds to fall asleep.") == 3)
+        wait_for(lambda: scrape_metrics(server.url).sleep_level == 2)
         wake_up(server.url)
         wait_for(lambda: scrape_metrics(server.url).sleep_level == 0)
         wait_for(lambda: ask(server).status_code == 200)

@@ -22,6 +22,7 @@ from engine import LLM, AsyncLLM, SamplingParams
 from engine.args import EngineArgs
 from engine.errors import (
     ConfigError,
+    EngineAsleepError,
     EngineDeadError,
     MemoryBudgetError,
     ModelNotFoundError,
@@ -314,3 +315,28 @@ def test_the_names_of_the_facade() -> None:
         assert getattr(engine, name)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         engine.Nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_it_sleeps_and_answers_as_before_when_it_is_awake(llm: LLM, level: int) -> None:
+    def text() -> str:
+        return llm.generate("ABC", GREEDY)[0].outputs[0].text
+
+    wanted = text()
+    llm.sleep(level)
+    with pytest.raises(EngineAsleepError, match="sleeps and generates nothing"):
+        text()
+    llm.wake_up(["weights"])
+    with pytest.raises(EngineAsleepError):
+        text()
+    llm.wake_up(["kv_cache"])
+    assert text() == wanted
+
+
+def test_a_sleep_that_is_none_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="level=3 is not known; use 1 or 2"):
+        llm.sleep(3)
+    with pytest.raises(RequestError, match="mode=now is not known; use abort, wait or keep"):
+        llm.sleep(1, "now")
+    with pytest.raises(RequestError, match="tags=all is not known; use weights or kv_cache"):
+        llm.wake_up(["all"])
