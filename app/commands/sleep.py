@@ -31,6 +31,7 @@ def sleep(
         typer.Option(
             min=1,
             max=2,
+            metavar="1|2",
             help="1: weights go from the GPU to the host's memory; 2: they are dropped, and read "
             "again at waking.",
         ),
