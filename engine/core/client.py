@@ -20,7 +20,7 @@ import zmq.asyncio
 from engine.config import EngineConfig
 from engine.core.core_process import CoreProcess
 from engine.core.handshake import CoreAddresses, error_from_name
-from engine.core.sockets import bound, is_sent
+from engine.core.sockets import MessageReader, bound, is_sent
 from engine.errors import EngineDeadError, EngineError
 from engine.logger import get_logger
 from engine.messages import (
@@ -76,7 +76,7 @@ class AsyncMPClient:
         self._calls: dict[int, asyncio.Future[UtilityOutput]] = {}
         self._input = bound(self._context, zmq.PUSH, self._addresses.input)
         self._output = bound(self._context, zmq.PULL, self._addresses.output)
-        self._pending_recv: asyncio.Future[bytes] | None = None
+        self._reader: MessageReader | None = None
 
     @property
     def pid(self) -> int | None:
@@ -93,7 +93,10 @@ class AsyncMPClient:
             self._process = self._spawn(self._addresses)
         self._exit_watch = asyncio.create_task(self._process.wait())
         try:
-            return (await self._handshake(handshake),)
+            ready = await self._handshake(handshake)
+            self._reader = MessageReader(self._output)
+            self._exit_watch.add_done_callback(self._on_exit)
+            return (ready,)
         except BaseException:
             await self.shutdown(0.0)
             raise
@@ -113,8 +116,13 @@ class AsyncMPClient:
 
     async def get_output(self) -> EngineCoreOutputs:
         """The next step's outputs; EngineDeadError once EngineCore is gone."""
+        assert self._reader is not None, "start() comes first"
         while True:
-            outputs = self._decode(await self._recv_or_die())
+            message = await self._reader.next()
+            if message is None:
+                self._mark_dead()
+                raise EngineDeadError(f"EngineCore is gone (exit code {self._exit_code()}).")
+            outputs = self._decode(message)
             if outputs.engine_dead:
                 self._mark_dead()
                 raise EngineDeadError("EngineCore failed; see its traceback in the log.")
@@ -155,8 +163,8 @@ class AsyncMPClient:
             # Not awaited itself: a cancellation would end the watch, and the process with nobody.
             await asyncio.wait({self._exit_watch})
         self._mark_dead()
-        if self._pending_recv is not None:
-            self._pending_recv.cancel()
+        if self._reader is not None:
+            self._reader.end()
         self._context.destroy(linger=0)
         self._addresses.remove()
 
@@ -189,18 +197,9 @@ class AsyncMPClient:
             )
         return msgspec.msgpack.decode(message.result(), type=Handshake)
 
-    async def _recv_or_die(self) -> bytes:
-        assert self._exit_watch is not None, "start() comes first"
-        if self._pending_recv is None:
-            self._pending_recv = asyncio.ensure_future(self._output.recv())
-        if not self._pending_recv.done():
-            waited: set[asyncio.Future[Any]] = {self._pending_recv, self._exit_watch}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if self._pending_recv.done() and not self._pending_recv.cancelled():
-            message, self._pending_recv = self._pending_recv.result(), None
-            return message
-        self._mark_dead()
-        raise EngineDeadError(f"EngineCore is gone (exit code {self._exit_code()}).")
+    def _on_exit(self, _watch: asyncio.Task[int]) -> None:
+        assert self._reader is not None, "set before"
+        self._reader.end()
 
     def _exit_code(self) -> int | None:
         return self._process.returncode if self._process else None

@@ -19,7 +19,7 @@ import zmq.asyncio
 from engine.config import EngineConfig
 from engine.core.handshake import SharedAddresses
 from engine.core.replicas import create_router, lost_outputs, replica_config
-from engine.core.sockets import bound, is_sent, open_socket
+from engine.core.sockets import MessageReader, bound, is_sent, open_socket
 from engine.errors import EngineDeadError, EngineError, ReplicaDownError
 from engine.logger import get_logger
 from engine.messages import (
@@ -222,19 +222,25 @@ class SharedClient:
 
     async def _read_outputs(self) -> None:
         decode = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
-        while True:
-            outputs = decode(await self._output.recv())
-            if (answer := outputs.utility_output) is not None:
-                call = self._calls.get(answer.call_id)
-                if call is not None and not call.done():
-                    call.set_result(answer)
-                continue
-            for output in outputs.outputs:
-                if self._queued_tokens.pop(output.request_id, None) is not None:
-                    self._has_changed.set()
-                if output.finish_reason is not None:
-                    self._forget(output.request_id)
-            self._messages.put_nowait(outputs)
+        reader = MessageReader(self._output)
+        try:
+            while (message := await reader.next()) is not None:
+                self._take_outputs(decode(message))
+        finally:
+            reader.end()
+
+    def _take_outputs(self, outputs: EngineCoreOutputs) -> None:
+        if (answer := outputs.utility_output) is not None:
+            call = self._calls.get(answer.call_id)
+            if call is not None and not call.done():
+                call.set_result(answer)
+            return
+        for output in outputs.outputs:
+            if self._queued_tokens.pop(output.request_id, None) is not None:
+                self._has_changed.set()
+            if output.finish_reason is not None:
+                self._forget(output.request_id)
+        self._messages.put_nowait(outputs)
 
     async def _read_queues(self) -> None:
         decode = msgspec.msgpack.Decoder(QueueStats).decode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,3 +41,52 @@ async def is_sent(
         return False
     sending.result()
     return True
+
+
+class MessageReader:
+    """The messages of a socket that one task waits for. zmq.asyncio makes a future for each and
+    asks the socket five times for its state, which at every step costs as much as the step's text.
+
+    To be closed before the socket.
+    """
+
+    def __init__(self, socket: zmq.asyncio.Socket) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
+        self._messages: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._has_ended = False
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = self._socket.FD
+        self._loop.add_reader(self._descriptor, self._take)
+        self._take()
+
+    async def next(self) -> bytes | None:
+        """The next message; None once all that came before `end` are read."""
+        while not self._messages:
+            if self._has_ended:
+                return None
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._messages.popleft()
+
+    def end(self) -> None:
+        """Nobody sends any more; what has come is still read. Idempotent."""
+        if self._has_ended:
+            return
+        self._take()
+        self._has_ended = True
+        self._loop.remove_reader(self._descriptor)
+        self._wake()
+
+    def _take(self) -> None:
+        """All that lies in the socket: its descriptor tells of news once, not of what is left."""
+        if self._has_ended:
+            return
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._messages.append(self._socket.recv(zmq.NOBLOCK))
+        if self._messages:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

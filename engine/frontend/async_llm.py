@@ -32,7 +32,7 @@ from engine.frontend.engine_start import LoadedModel, load_model
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import IterationStats, ParentRequest, StatSink
 from engine.frontend.output_processor import OutputProcessor
-from engine.frontend.outputs import RequestDelta
+from engine.frontend.outputs import Outlet, RequestDelta
 from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.tokenizer import Tokenizer
 from engine.logger import get_logger
@@ -140,16 +140,19 @@ class AsyncLLM:
         return self._processor.num_queued_tokens
 
     async def generate(
-        self, request: EngineCoreRequest, parent: ParentRequest | None = None
+        self,
+        request: EngineCoreRequest,
+        parent: ParentRequest | None = None,
+        outlet: Outlet | None = None,
     ) -> AsyncGenerator[RequestDelta, None]:
         """Run one request; outputs carry what is new since the previous one.
 
-        Closing or cancelling the generator aborts the request. Raises EngineDeadError when
-        EngineCore is down or goes down.
+        What the outlet takes does not come out here. Closing or cancelling the generator aborts the
+        request. Raises EngineDeadError when EngineCore is down or goes down.
         """
         if self._error is not None:
             raise self._error
-        box = self._processor.add_request(request, parent)
+        box = self._processor.add_request(request, parent, outlet)
         self._idle.clear()
         try:
             if self.traces is not None:

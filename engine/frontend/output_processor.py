@@ -18,7 +18,7 @@ from engine.frontend.iteration_stats import (
     RequestTimes,
 )
 from engine.frontend.logprobs import LogprobsList
-from engine.frontend.outputs import OutputBox, RequestDelta
+from engine.frontend.outputs import Outlet, OutputBox, RequestDelta
 from engine.frontend.stop_strings import StopStringMatcher
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -75,12 +75,17 @@ class OutputProcessor:
         return list(self._states)
 
     def add_request(
-        self, request: EngineCoreRequest, parent: ParentRequest | None = None
+        self,
+        request: EngineCoreRequest,
+        parent: ParentRequest | None = None,
+        outlet: Outlet | None = None,
     ) -> OutputBox:
-        """Start following a request; its outputs will appear in the returned box."""
+        """Start following a request; its outputs will appear in the returned box, or leave by the
+        outlet.
+        """
         assert request.request_id not in self._states, f"{request.request_id} is in flight"
         params = request.sampling_params
-        box = OutputBox()
+        box = OutputBox(outlet)
         self._states[request.request_id] = _RequestState(
             request=request,
             parent=parent or ParentRequest(1),
@@ -165,8 +170,9 @@ def _to_delta(state: _RequestState, output: EngineCoreOutput) -> RequestDelta:
     if len(visible) > 1 and state.request.sampling_params.stop:
         return _stopped_within(state, output, visible, result)
     text = state.detokenizer.feed(visible)
-    if state.num_generation_tokens <= state.request.sampling_params.min_tokens:
-        # A stop string cannot end the request yet.
+    params = state.request.sampling_params
+    if not params.stop or state.num_generation_tokens <= params.min_tokens:
+        # No stop string can end the request, or none can yet.
         result.text = text
         return result
     check = state.stops.feed(text)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.errors import EngineError
 from engine.frontend.logprobs import LogprobsList
 from engine.messages import FinishReason
 
@@ -49,33 +49,58 @@ class RequestDelta:
             self.logprobs.extend(newer.logprobs)
 
 
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where outputs go at once while their consumer waits for the next one, which then sleeps on.
+
+    `can_take` says whether `take` may be called with an output; the last one of a request never
+    goes this way. Neither may wait.
+    """
+
+    can_take: Callable[[RequestDelta], bool]
+    take: Callable[[RequestDelta], None]
+
+    def behind(self, change: Callable[[RequestDelta], RequestDelta]) -> Outlet:
+        """The same for outputs that `change` makes others of."""
+        return Outlet(self.can_take, lambda output: self.take(change(output)))
+
+
 class OutputBox:
     """Holds at most one output; what arrives while it is full is merged into it.
 
     So a consumer that stops reading costs memory for its text only, and never blocks the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, outlet: Outlet | None = None) -> None:
+        self._outlet = outlet
+        self._is_awaited = False
         self._output: RequestDelta | None = None
-        self._error: EngineError | None = None
+        self._error: Exception | None = None
         self._filled = asyncio.Event()
 
     def put(self, output: RequestDelta) -> None:
         """Add an output; never blocks."""
+        if self._is_awaited and self._goes_out(output):
+            return
         if self._output is None:
             self._output = output
         else:
             self._output.absorb(output)
         self._filled.set()
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: Exception) -> None:
         """Make the next `get` raise, even if an output waits."""
         self._error = error
         self._filled.set()
 
     async def get(self) -> RequestDelta:
         """Wait for the next output; raises what `fail` was given."""
-        await self._filled.wait()
+        if not self._filled.is_set():
+            self._is_awaited = True
+            try:
+                await self._filled.wait()
+            finally:
+                self._is_awaited = False
         if self._error is not None:
             raise self._error
         output = self._output
@@ -83,3 +108,16 @@ class OutputBox:
         self._output = None
         self._filled.clear()
         return output
+
+    def _goes_out(self, output: RequestDelta) -> bool:
+        """Whether the outlet has dealt with it, if only by failing, which its consumer is told."""
+        outlet = self._outlet
+        if outlet is None or self._filled.is_set() or output.is_finished:
+            return False
+        try:
+            if not outlet.can_take(output):
+                return False
+            outlet.take(output)
+        except Exception as error:  # of one request, not of all
+            self.fail(error)
+        return True

@@ -5,7 +5,6 @@ Also reads the special tokens of tokenizer_config.json. Chat templates are `chat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from engine.errors import CorruptModelError
+from engine.frontend.token_pieces import BYTE_TOKEN, TokenPieces, token_pieces
 from engine.model_files.json_objects import read_optional_json
 
 _SPACE_MARK = "\u2581"  # SentencePiece's underscore
-_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _SPECIAL_TOKEN_KEYS = (
     "bos_token",
     "eos_token",
@@ -30,7 +29,7 @@ _SPECIAL_TOKEN_KEYS = (
 
 
 class Tokenizer:
-    """One model's tokenizer. Safe to call from several threads: nothing changes after loading."""
+    """One model's tokenizer. Safe to call from several threads: only tables grow after loading."""
 
     def __init__(self, fast: FastTokenizer, special_tokens: dict[str, str]) -> None:
         # A tokenizer.json may carry the truncation and padding of its training run.
@@ -44,6 +43,9 @@ class Tokenizer:
         }
         is_byte_level = fast.decoder is not None and b'"ByteLevel"' in fast.decoder.__getstate__()
         self._byte_of = _byte_level_alphabet() if is_byte_level else {}
+        self._pieces = {
+            skips: token_pieces(fast, skip_special_tokens=skips) for skips in (False, True)
+        }
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -98,6 +100,10 @@ class Tokenizer:
         """Text of `token_ids`; ids that the vocabulary lacks give nothing."""
         return self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
+        """What each token adds to a text; None where that depends on its neighbours."""
+        return self._pieces[skip_special_tokens]
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for, which need not be a whole character; empty for an id
         that the vocabulary lacks.
@@ -107,7 +113,7 @@ class Tokenizer:
         spelling = self._fast.id_to_token(token_id) or ""
         if self._byte_of:
             return b"".join([self._byte_of.get(char) or char.encode() for char in spelling])
-        if _BYTE_TOKEN.fullmatch(spelling):
+        if BYTE_TOKEN.fullmatch(spelling):
             return bytes([int(spelling[3:5], 16)])
         return spelling.replace(_SPACE_MARK, " ").encode()
 

@@ -27,6 +27,7 @@ from engine.server.generation import Job, collect_job
 from engine.server.http.auth import BearerAuth
 from engine.server.http.body_limits import read_json_body
 from engine.server.http.browsers import BrowserAccess, add_browser_rules, browser_access
+from engine.server.http.connections import connection_of
 from engine.server.http.http_metrics import count_http_requests
 from engine.server.metrics import exposition
 from engine.server.openapi import openapi_document
@@ -102,6 +103,9 @@ def create_app(
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     routes = _Routes(state)
     for path, methods, endpoint in (
+        # What is asked most comes first: a request is compared with one route after the other.
+        ("/v1/chat/completions", ["POST"], routes.chat_completions),
+        ("/v1/completions", ["POST"], routes.completions),
         ("/", ["GET", "HEAD"], routes.root),
         ("/health", ["GET", "HEAD"], routes.health),
         ("/ping", ["GET", "POST"], routes.health),
@@ -117,8 +121,6 @@ def create_app(
         ("/openapi.json", ["GET"], routes.openapi),
         ("/v1/models", ["GET"], routes.models),
         ("/v1/models/{name:path}", ["GET"], routes.model),
-        ("/v1/chat/completions", ["POST"], routes.chat_completions),
-        ("/v1/completions", ["POST"], routes.completions),
         ("/v1/load_lora_adapter", ["POST"], routes.load_lora_adapter),
         ("/v1/unload_lora_adapter", ["POST"], routes.unload_lora_adapter),
         ("/v1/embeddings", ["POST"], routes.embeddings),
@@ -253,7 +255,8 @@ class _Routes:
         is_streamed = body.stream
         del body
         if is_streamed:
-            return EventStream(stream_job(services.llm, job, form))
+            connection = connection_of(request.scope)
+            return EventStream(stream_job(services.llm, job, form, connection))
         choices = await _unless_client_goes(request, collect_job(services.llm, job))
         return Document(await document(form, choices))
 

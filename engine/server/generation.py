@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -20,7 +21,7 @@ from engine.errors import CONTEXT_CODE, RequestError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.logprobs import LogprobsList
-from engine.frontend.outputs import RequestDelta
+from engine.frontend.outputs import Outlet, RequestDelta
 from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest, ImageInput
@@ -120,6 +121,7 @@ class Choice:
     prompt_logprobs: LogprobsList | None = None
 
     def add(self, output: RequestDelta) -> None:
+        """Keep what an output brought, and count it."""
         if self.logprobs is None:
             self.logprobs = output.logprobs
         elif output.logprobs is not None:
@@ -128,8 +130,12 @@ class Choice:
             self.prompt_logprobs = output.prompt_logprobs
         self.texts.append(output.text)
         self.reasonings.append(output.reasoning)
-        self.num_reasoning_tokens += output.num_reasoning_tokens
         self.token_ids += output.token_ids
+        self.count(output)
+
+    def count(self, output: RequestDelta) -> None:
+        """Note how much an output brought, and how the choice ended: all that a stream needs."""
+        self.num_reasoning_tokens += output.num_reasoning_tokens
         self.num_tokens += len(output.token_ids)
         self.num_cached_tokens = output.num_cached_tokens
         self.stop_reason = output.stop_reason
@@ -141,12 +147,6 @@ class Choice:
         """Log probabilities that the answer shows."""
         parts = (self.logprobs, self.prompt_logprobs)
         return sum(part.num_entries for part in parts if part is not None)
-
-    def forget_content(self) -> None:
-        self.texts[:] = [""]
-        self.reasonings.clear()
-        self.token_ids.clear()
-        self.logprobs = self.prompt_logprobs = None
 
 
 def usage(job: Job, choices: Sequence[Choice]) -> dict[str, object]:
@@ -282,19 +282,32 @@ def _begin_traces(llm: AsyncLLM, requests: Sequence[EngineCoreRequest], marks: M
             llm.traces.begin(request.request_id, marks, request.prompt_token_ids)
 
 
-async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]:
-    """Outputs of all choices as they come. Closing it aborts what still runs."""
+class ChoiceOutlet(Protocol):
+    """An Outlet for the outputs of all choices of a job."""
+
+    def can_take(self, output: RequestDelta) -> bool: ...
+
+    def take(self, index: int, output: RequestDelta) -> None:
+        """Deal with an output of choice `index`."""
+
+
+async def run_job(
+    llm: AsyncLLM, job: Job, outlet: ChoiceOutlet | None = None
+) -> AsyncGenerator[ChoiceOutput, None]:
+    """Outputs of all choices as they come, but for those that the outlet takes. Closing it aborts
+    what still runs.
+    """
     parents = [ParentRequest(job.n) for _ in job.requests[:: job.n]]
     job.on_start()
-    if len(job.requests) == 1:
-        async with aclosing(_outputs(llm, job, job.requests[0], parents[0])) as outputs:
+    children = [
+        _outputs(llm, job, request, parents[index // job.n], _outlet_of(outlet, job, index))
+        for index, request in enumerate(job.requests)
+    ]
+    if len(children) == 1:
+        async with aclosing(children[0]) as outputs:
             async for output in outputs:
                 yield 0, job.visible(output)
         return
-    children = [
-        _outputs(llm, job, request, parents[index // job.n])
-        for index, request in enumerate(job.requests)
-    ]
     waiting = {_next_output(child): index for index, child in enumerate(children)}
     try:
         while waiting:
@@ -313,12 +326,22 @@ async def run_job(llm: AsyncLLM, job: Job) -> AsyncGenerator[ChoiceOutput, None]
             await child.aclose()
 
 
+def _outlet_of(outlet: ChoiceOutlet | None, job: Job, index: int) -> Outlet | None:
+    if outlet is None:
+        return None
+    return Outlet(outlet.can_take, lambda output: outlet.take(index, job.visible(output)))
+
+
 def _outputs(
-    llm: AsyncLLM, job: Job, request: EngineCoreRequest, parent: ParentRequest
+    llm: AsyncLLM,
+    job: Job,
+    request: EngineCoreRequest,
+    parent: ParentRequest,
+    outlet: Outlet | None,
 ) -> AsyncGenerator[RequestDelta, None]:
     if job.thinking is None:
-        return llm.generate(request, parent)
-    return generate_thinking(llm, request, parent, job.thinking)
+        return llm.generate(request, parent, outlet)
+    return generate_thinking(llm, request, parent, job.thinking, outlet)
 
 
 def _next_output(
@@ -332,8 +355,21 @@ def _next_output(
 
 async def collect_job(llm: AsyncLLM, job: Job) -> list[Choice]:
     """Run a job to its end and return its choices in order."""
-    choices = [Choice() for _ in job.requests]
-    async with aclosing(run_job(llm, job)) as outputs:
+    collected = _Collected([Choice() for _ in job.requests])
+    async with aclosing(run_job(llm, job, collected)) as outputs:
         async for index, output in outputs:
-            choices[index].add(output)
-    return choices
+            collected.take(index, output)
+    return collected.choices
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """A ChoiceOutlet that adds up."""
+
+    choices: list[Choice]
+
+    def can_take(self, _output: RequestDelta) -> bool:
+        return True
+
+    def take(self, index: int, output: RequestDelta) -> None:
+        self.choices[index].add(output)

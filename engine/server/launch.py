@@ -22,6 +22,7 @@ from engine.logger import get_logger, setup_logging
 from engine.server.announcements import announce_ready, announce_routes, log_invocation
 from engine.server.api import app_of
 from engine.server.api_servers.launcher import serve_with_several
+from engine.server.http import event_loop
 from engine.server.http.binding import bind_socket, bind_uds, explain_bind_error, socket_url
 from engine.server.http.connections import exception_handler
 from engine.server.http.http_log import setup_http_logging
@@ -62,7 +63,7 @@ def run(
         if args.num_api_servers > 1:
             return asyncio.run(serve_with_several(model, args, listener, processes))
         make_client = client_factory or (lambda config: create_client(config, processes))
-        return asyncio.run(_serve(model, args, listener, make_client))
+        return event_loop.run(_serve(model, args, listener, make_client))
     finally:
         if args.uds:
             with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from engine.errors import RequestError
-from engine.frontend.daemon_thread import in_daemon_thread
+from engine.frontend.daemon_thread import DaemonThreads
 
 T = TypeVar("T")
 
@@ -23,13 +23,14 @@ class Rendering:
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
+        self._threads = DaemonThreads()
         self._seats = asyncio.Semaphore(_AT_A_TIME)
 
     async def run(self, render: Callable[[], T]) -> T:
         """What `render` returns; RequestError when it takes longer than the limit."""
         async with self._seats:
             try:
-                return await in_daemon_thread(render, limit_s=self._limit_s)
+                return await self._threads.run(render, limit_s=self._limit_s)
             except asyncio.TimeoutError as error:
                 raise RequestError(
                     f"The model's chat template was not done with these messages after "

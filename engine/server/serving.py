@@ -31,6 +31,8 @@ _HEAP_CHECK_S = 5
 # What answers that are already being written get after the engine has ended.
 _LAST_ANSWERS_S = 1
 
+_UPDATES_DATE = 0  # a tick of uvicorn's that writes the date into its headers
+
 _OTHERS_TURN_S = 0.001  # enough for a process that sleeps to take the next connection
 _AFTER_FAILURE_S = 1.0  # as asyncio waits
 
@@ -95,6 +97,18 @@ class _HttpServer(uvicorn.Server):
         super().__init__(config)
         self._shared = shared
         self._taking: asyncio.Task[None] | None = None
+        self._end = asyncio.Event()
+
+    def end(self) -> None:
+        """Begin an orderly stop."""
+        self.should_exit = True
+        self._end.set()
+
+    async def main_loop(self) -> None:
+        """As uvicorn's, which wakes up ten times a second to see whether it should end."""
+        while not await self.on_tick(_UPDATES_DATE):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._end.wait(), 1)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -170,7 +184,7 @@ async def serving_http(
     try:
         yield
     finally:
-        server.should_exit = True
+        server.end()
         await task
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -18,8 +17,10 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import EngineError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.logprobs import LogprobsList
+from engine.frontend.outputs import RequestDelta
 from engine.server.errors import ApiError, error_body, error_response, to_api_error
 from engine.server.generation import Choice, Job, run_job, usage
+from engine.server.http.connections import Connection
 
 DONE = b"data: [DONE]\n\n"
 
@@ -28,8 +29,7 @@ _INLINE_LOGPROBS = 512  # writing more takes longer than a millisecond
 encode_json = msgspec.json.encode
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What one event of a choice adds; `usage` counts everything so far.
 
     `token_ids` are None unless the client asked for them.
@@ -107,25 +107,82 @@ async def document(answer: AnswerFormat, choices: Sequence[Choice]) -> bytes:
     return await asyncio.to_thread(answer.document, choices)
 
 
-async def _event(answer: AnswerFormat, index: int, delta: Delta) -> bytes:
-    if delta.logprobs is None or delta.logprobs.num_entries <= _INLINE_LOGPROBS:
-        return answer.event(index, delta)
-    return await asyncio.to_thread(answer.event, index, delta)
+def _is_short(output: RequestDelta) -> bool:
+    """Whether its event is written in no time."""
+    logprobs, of_prompt = output.logprobs, output.prompt_logprobs
+    count = 0 if logprobs is None else logprobs.num_entries
+    count += 0 if of_prompt is None else of_prompt.num_entries
+    return count <= _INLINE_LOGPROBS
 
 
-async def _closing(answer: AnswerFormat, index: int, delta: Delta, choice: Choice) -> bytes:
-    if delta.logprobs is None or delta.logprobs.num_entries <= _INLINE_LOGPROBS:
-        return answer.closing(index, delta, choice)
-    return await asyncio.to_thread(answer.closing, index, delta, choice)
+class EventWriter:
+    """Makes events of a job's outputs. As a ChoiceOutlet it writes them into the connection at once
+    while the task that sends has nothing to do, so that a token wakes no task.
+    """
+
+    def __init__(
+        self, llm: AsyncLLM, job: Job, answer: AnswerFormat, connection: Connection | None
+    ) -> None:
+        self._choices = [Choice() for _ in job.requests]
+        self._unopened = set(range(len(job.requests)))
+        self._traces = llm.traces
+        self._job = job
+        self._answer = answer
+        self._connection = connection
+        # All that came is sent, and whoever sends waits for the next output.
+        self.is_waiting = False
+
+    def can_take(self, output: RequestDelta) -> bool:
+        connection = self._connection
+        is_free = self.is_waiting and connection is not None and connection.can_write
+        return is_free and _is_short(output)
+
+    def take(self, index: int, output: RequestDelta) -> None:
+        """Send the event of an output of choice `index`, if it makes one."""
+        event = self.event(index, output)
+        if event and self._connection is not None:
+            self._connection.write(event)
+        self.note_sent(output)
+
+    def event(self, index: int, output: RequestDelta) -> bytes:
+        """The event of one output, with the opening of its choice; may be empty."""
+        job, choice, text = self._job, self._choices[index], output.text
+        choice.count(output)
+        head = b""
+        if index in self._unopened:
+            self._unopened.remove(index)
+            head = self._answer.opening(index, choice)
+            text = job.echoes[index] + text
+        counts = usage(job, self._choices) if job.continuous_usage else None
+        token_ids = output.token_ids if job.shows_token_ids else None
+        logprobs = None if output.logprobs is None else job.shown_logprobs(output)
+        delta = Delta(text, output.reasoning, logprobs, counts, token_ids)
+        if output.finish_reason is not None:
+            return head + self._answer.closing(index, delta, choice)
+        if text or delta.reasoning or logprobs or token_ids:
+            return head + self._answer.event(index, delta)
+        return head
+
+    def usage_event(self) -> bytes:
+        """What stands behind the last choice."""
+        return self._answer.usage_event(usage(self._job, self._choices))
+
+    def note_sent(self, output: RequestDelta) -> None:
+        """Its event has been handed to the socket."""
+        if self._traces is not None:
+            self._traces.note_event(output.request_id)
 
 
-async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGenerator[bytes, None]:
-    """The events of a job, its ending included. The first `anext` raises what refuses the request,
-    and a failure later on is the last event.
+async def stream_job(
+    llm: AsyncLLM, job: Job, answer: AnswerFormat, connection: Connection | None = None
+) -> AsyncGenerator[bytes, None]:
+    """The events of a job, its ending included, but for those that go into the connection at once.
+    The first `anext` raises what refuses the request, and a failure later on is the last event.
     """
     has_begun = False
+    writer = EventWriter(llm, job, answer, connection)
     try:
-        async with aclosing(_events(llm, job, answer)) as events:
+        async with aclosing(_events(llm, job, writer)) as events:
             async for event in events:
                 has_begun = True
                 yield event
@@ -136,30 +193,20 @@ async def stream_job(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGene
     yield answer.ending
 
 
-async def _events(llm: AsyncLLM, job: Job, answer: AnswerFormat) -> AsyncGenerator[bytes, None]:
-    choices = [Choice() for _ in job.requests]
-    async with aclosing(run_job(llm, job)) as outputs:
+async def _events(llm: AsyncLLM, job: Job, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+    async with aclosing(run_job(llm, job, writer)) as outputs:
         async for index, output in outputs:
-            choice, text, head = choices[index], output.text, b""
-            is_first = not choice.texts
-            choice.add(output)
-            if is_first:
-                head = answer.opening(index, choice)
-                text = job.echoes[index] + text
-            counts = usage(job, choices) if job.continuous_usage else None
-            token_ids = output.token_ids if job.shows_token_ids else None
-            delta = Delta(text, output.reasoning, job.shown_logprobs(output), counts, token_ids)
-            if output.is_finished:
-                yield head + await _closing(answer, index, delta, choice)
-            elif text or head or delta.reasoning or delta.logprobs or token_ids:
-                has_news = text or delta.reasoning or delta.logprobs or token_ids
-                yield head + (await _event(answer, index, delta) if has_news else b"")
-            if llm.traces is not None:
-                llm.traces.note_event(output.request_id)
-            # What earlier outputs brought is out; only the counts matter from here on.
-            choice.forget_content()
+            writer.is_waiting = False
+            if _is_short(output):
+                event = writer.event(index, output)
+            else:
+                event = await asyncio.to_thread(writer.event, index, output)
+            if event:
+                yield event
+            writer.note_sent(output)
+            writer.is_waiting = True
     if job.include_usage:
-        yield answer.usage_event(usage(job, choices))
+        yield writer.usage_event()
 
 
 class Document(Response):

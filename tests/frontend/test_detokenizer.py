@@ -99,3 +99,38 @@ def test_byte_fallback_characters_are_whole(fallback_tokenizer: Tokenizer, text:
     pieces = _pieces(fallback_tokenizer, [4], token_ids)
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("kind", ["byte_tokenizer", "fallback_tokenizer"])
+def test_looked_up_tokens_give_the_pieces_of_decoded_windows(
+    kind: str, skips: bool, request: pytest.FixtureRequest
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    assert tokenizer.pieces(skip_special_tokens=skips) is not None
+    token = st.integers(0, tokenizer.vocab_size + 1)
+    words = st.sampled_from(tokenizer.encode("hello world a日b", add_special_tokens=False))
+
+    def pieces(prompt: list[int], token_ids: list[int]) -> list[str]:
+        detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skips)
+        return [detokenizer.feed([token_id]) for token_id in token_ids]
+
+    @settings(deadline=None, max_examples=150)
+    @given(
+        prompt=st.lists(st.one_of(token, words), max_size=12),
+        token_ids=st.lists(st.one_of(token, words, words), max_size=60),
+    )
+    def check(prompt: list[int], token_ids: list[int]) -> None:
+        looked_up = pieces(prompt, token_ids)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tokenizer, "pieces", lambda **_: None)
+            assert pieces(prompt, token_ids) == looked_up
+
+    check()
+
+
+def test_decoders_that_look_at_neighbours_have_no_table() -> None:
+    fast = FastTokenizer(BPE(vocab={"a": 0}, merges=[]))
+    for decoder in (decoders.WordPiece(), decoders.Metaspace(), decoders.CTC()):
+        fast.decoder = decoder
+        assert Tokenizer(fast, {}).pieces(skip_special_tokens=True) is None

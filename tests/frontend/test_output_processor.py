@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+
 import pytest
 
 from engine.errors import EngineDeadError, GenerationError
 from engine.frontend.iteration_stats import ParentRequest
 from engine.frontend.output_processor import OutputProcessor, ProcessedStep
-from engine.frontend.outputs import OutputBox, RequestDelta
+from engine.frontend.outputs import Outlet, OutputBox, RequestDelta
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import (
     EngineCoreEvent,
@@ -28,11 +31,15 @@ class _Bench:
         self.processor = OutputProcessor(tokenizer)
 
     def add(
-        self, name: str = "r", parent: ParentRequest | None = None, **params: object
+        self,
+        name: str = "r",
+        parent: ParentRequest | None = None,
+        outlet: Outlet | None = None,
+        **params: object,
     ) -> OutputBox:
         settings = SamplingParams(**{"max_tokens": 50, **params})  # type: ignore[arg-type]
         request = EngineCoreRequest(name, [10, 11, 12, 13], settings, 100.0, (EOS,))
-        return self.processor.add_request(request, parent)
+        return self.processor.add_request(request, parent, outlet)
 
     def step(
         self,
@@ -185,3 +192,72 @@ async def test_box_keeps_order_of_text() -> None:
     box.put(RequestDelta("r", "b", [2]))
     box.put(RequestDelta("r", "c", [3]))
     assert (await box.get()).text == "bc"
+
+
+class _Taken:
+    """An outlet that notes texts while it `is_open`."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.texts: list[str] = []
+        self.outlet = Outlet(lambda _: self.is_open, lambda output: self.texts.append(output.text))
+
+
+async def _awaited(box: OutputBox) -> asyncio.Task[RequestDelta]:
+    """Somebody who waits for the box already."""
+    task = asyncio.create_task(box.get())
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_outputs_leave_by_the_outlet_while_their_consumer_sleeps() -> None:
+    taken = _Taken()
+    box = OutputBox(taken.outlet)
+    box.put(RequestDelta("r", "a", [1]))  # nobody waits yet
+    assert (await box.get()).text == "a"
+    waiting = await _awaited(box)
+    for text in "bcd":
+        box.put(RequestDelta("r", text, [2]))
+        await asyncio.sleep(0)
+    assert (taken.texts, waiting.done()) == (["b", "c", "d"], False)
+    taken.is_open = False
+    box.put(RequestDelta("r", "e", [3]))
+    taken.is_open = True
+    box.put(RequestDelta("r", "f", [4]))  # what came before it is not out yet
+    assert (await waiting).text == "ef"
+    waiting = await _awaited(box)
+    box.put(RequestDelta("r", "g", [5], finish_reason=FinishReason.STOP))
+    assert (await waiting).text == "g"
+    assert taken.texts == ["b", "c", "d"]
+
+
+async def test_an_outlet_that_fails_is_the_failure_of_its_request_alone(bench: _Bench) -> None:
+    taken = _Taken()
+    boxes = [bench.add("sound", outlet=taken.outlet), bench.add("bad", outlet=_failing())]
+    sound, bad = [await _awaited(box) for box in boxes]
+    bench.step("x", name="bad")
+    bench.step("y", name="sound")
+    with pytest.raises(ZeroDivisionError):
+        await bad
+    assert taken.texts == ["y"]
+    sound.cancel()
+
+
+def _failing() -> Outlet:
+    def take(_output: RequestDelta) -> None:
+        raise ZeroDivisionError
+
+    return Outlet(lambda _: True, take)
+
+
+async def test_what_stands_behind_a_change_gets_changed_outputs() -> None:
+    taken = _Taken()
+
+    def upper(output: RequestDelta) -> RequestDelta:
+        return dataclasses.replace(output, text=output.text.upper())
+
+    box = OutputBox(taken.outlet.behind(upper))
+    waiting = await _awaited(box)
+    box.put(RequestDelta("r", "a", [1]))
+    assert taken.texts == ["A"]
+    waiting.cancel()

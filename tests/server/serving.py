@@ -27,6 +27,7 @@ from engine.frontend.tokenizer import Tokenizer
 from engine.server.api import create_app
 from engine.server.http.binding import bind_socket, socket_url
 from engine.server.http.browsers import BrowserAccess
+from engine.server.http.connections import ConnectionLimits, Connections
 from engine.server.images import ImageInputs
 from engine.server.metrics import EngineMetrics, create_registry
 from engine.server.parsers.thinking import thought_marks
@@ -146,6 +147,7 @@ async def _http_server(app: FastAPI) -> AsyncGenerator[str, None]:
     url = socket_url(listener)
     config = uvicorn.Config(
         app,
+        http=Connections(ConnectionLimits(1000)).protocol,  # type: ignore[arg-type]
         log_config=None,
         lifespan="off",
         ws="none",

@@ -118,8 +118,8 @@ def test_life_of_a_server(serve: Server) -> None:
         rf"{head}Supported tasks: \('generate', 'embed'\)",
         rf"{head}Starting Stoker server on {re.escape(url)}",
         rf"{head}Available routes are:",
-        rf"{head}Route: /health, Methods: GET, HEAD",
         rf"{head}Route: /v1/chat/completions, Methods: POST",
+        rf"{head}Route: /health, Methods: GET, HEAD",
         rf"\(APIServer pid={pid}\) INFO:     Application startup complete\.",
         rf"\(APIServer pid={pid}\) INFO:     127\.0\.0\.1:\d+ - "
         r'"POST /v1/completions HTTP/1\.1" 200 OK',

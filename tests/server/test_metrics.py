@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
-from prometheus_client import Metric, generate_latest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.client.metrics.sample import read_sample
 from engine.config import CacheConfig
 from engine.frontend.iteration_stats import IterationStats
 from engine.messages import GraphStats, SchedulerStats
-from engine.server.metrics import EngineMetrics, create_registry, token_buckets
+from engine.server.metrics import EngineMetrics, StepHistogram, create_registry, token_buckets
 from tests.server.fake_core import NUM_BLOCKS, READY, FakeCore
 from tests.server.serving import MODEL, Served, serving
 from tests.waiting import until
@@ -185,3 +189,21 @@ def test_token_buckets_end_at_the_context() -> None:
     assert token_buckets(512) == (1, 2, 5, 10, 20, 50, 100, 200, 500)
     assert token_buckets(8192)[-2:] == (2000, 5000)
     assert token_buckets(2) == (1, 2)
+
+
+@given(st.lists(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 7.0, math.inf]))))
+def test_values_of_a_step_count_as_those_seen_one_by_one(steps: list[list[float]]) -> None:
+    def made(kind: type[Histogram]) -> tuple[Histogram, CollectorRegistry]:
+        registry = CollectorRegistry()
+        family = kind("seen", "What was seen.", ["engine"], registry=registry, buckets=(0, 1, 2))
+        return family.labels("0"), registry
+
+    one_by_one, first = made(Histogram)
+    together, second = made(StepHistogram)
+    assert isinstance(together, StepHistogram)
+    for step in steps:
+        together.observe_all(step)
+        for value in step:
+            one_by_one.observe(value)
+    pattern = re.compile(rb"^seen_created.*$", re.MULTILINE)
+    assert pattern.sub(b"", generate_latest(first)) == pattern.sub(b"", generate_latest(second))

@@ -42,6 +42,7 @@ from engine.server.api_servers.control import (
     Setup,
     Worked,
 )
+from engine.server.http import event_loop
 from engine.server.http.binding import bind_uds
 from engine.server.http.connections import exception_handler
 from engine.server.http.http_log import http_event, setup_http_logging
@@ -60,7 +61,7 @@ def main(name: str, control_address: str, parent: int, listener: int) -> int:
     setup_logging(name)
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
-    return asyncio.run(_run(name, control_address, socket.socket(fileno=listener)))
+    return event_loop.run(_run(name, control_address, socket.socket(fileno=listener)))
 
 
 async def _run(name: str, control_address: str, listener: socket.socket) -> int:

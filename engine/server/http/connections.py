@@ -11,8 +11,9 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState as UvicornState
@@ -25,6 +26,7 @@ WANTED_OPEN_FILES = 65_535  # as vLLM's utils/system_utils.py
 _RESERVED_FILES = 160  # sockets to EngineCore, logs, libraries, the grammar process
 _FEW_OPEN_FILES = 4096
 _SAY_AGAIN_S = 60.0
+_STATE_KEY = "connection"
 
 _TOO_MANY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 5\r\n"
@@ -108,10 +110,28 @@ class Connections:
         self._open.pop(connection, None)
 
 
+def connection_of(scope: Scope) -> Connection | None:
+    """The connection that a request came over; None where another kind of server runs the app."""
+    connection: Connection | None = scope.get("state", {}).get(_STATE_KEY)
+    return connection
+
+
+class Connection(Protocol):
+    """What a request may ask of its connection."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the answer has begun and can go on without waiting for the client."""
+
+    def write(self, data: bytes) -> None:
+        """Send a part of the answer's body, past the application's wrappers."""
+
+
 class _BoundedProtocol(H11Protocol):
     def __init__(self, all_of_them: Connections, *args: Any) -> None:
         super().__init__(*args)
         self._all = all_of_them
+        self.app_state = {**self.app_state, _STATE_KEY: self}
         self._deadline: asyncio.TimerHandle | None = None
         self._timed: RequestResponseCycle | None = None  # whose body has a deadline
 
@@ -119,6 +139,23 @@ class _BoundedProtocol(H11Protocol):
     def is_idle(self) -> bool:
         """True while it waits for a request."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the body of the answer that has begun can go on at once."""
+        cycle = self.cycle
+        return (
+            cycle.response_started
+            and not self.flow.write_paused
+            and not cycle.disconnected
+            and not cycle.response_complete
+            and not self.transport.is_closing()
+        )
+
+    def write(self, data: bytes) -> None:
+        """A chunk of the body; to a client of HTTP/1.0, which knows no chunks, the data alone."""
+        is_chunked = self.cycle.scope["http_version"] != "1.0"
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -18,7 +18,7 @@ import msgspec
 from engine.errors import RequestError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.iteration_stats import ParentRequest
-from engine.frontend.outputs import RequestDelta
+from engine.frontend.outputs import Outlet, RequestDelta
 from engine.frontend.tokenizer import Tokenizer
 from engine.messages import EngineCoreRequest, FinishReason
 from engine.server.parsers.reasoning import (
@@ -121,12 +121,17 @@ def plan_thinking(
 
 
 async def generate_thinking(
-    llm: AsyncLLM, request: EngineCoreRequest, parent: ParentRequest, plan: ThinkingPlan
+    llm: AsyncLLM,
+    request: EngineCoreRequest,
+    parent: ParentRequest,
+    plan: ThinkingPlan,
+    outlet: Outlet | None = None,
 ) -> AsyncGenerator[RequestDelta, None]:
     """The outputs of one sample, `text` being its answer alone. Closing it aborts the request."""
     reader = _Reader(plan, plan.start)
     if not plan.needs_two_requests(request):
-        async with aclosing(llm.generate(request, parent)) as outputs:
+        own = outlet and outlet.behind(reader.read)
+        async with aclosing(llm.generate(request, parent, own)) as outputs:
             async for output in outputs:
                 yield reader.read(output)
         return
@@ -143,11 +148,16 @@ async def generate_thinking(
     if answer.sampling_params.max_tokens == 0:
         yield RequestDelta(request.request_id, finish_reason=FinishReason.LENGTH)
         return
-    async with aclosing(llm.generate(answer, parent)) as outputs:
+
+    def read(output: RequestDelta) -> RequestDelta:
+        part = reader.read(output)
+        part.num_cached_tokens = thought.num_cached_tokens
+        return part
+
+    own = outlet and outlet.behind(read)
+    async with aclosing(llm.generate(answer, parent, own)) as outputs:
         async for output in outputs:
-            part = reader.read(output)
-            part.num_cached_tokens = thought.num_cached_tokens
-            yield part
+            yield read(output)
 
 
 @dataclass(slots=True)

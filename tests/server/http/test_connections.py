@@ -13,10 +13,16 @@ import pytest
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.server.http import event_loop
 from engine.server.http.binding import bind_socket
-from engine.server.http.connections import ConnectionLimits, Connections, exception_handler
+from engine.server.http.connections import (
+    ConnectionLimits,
+    Connections,
+    connection_of,
+    exception_handler,
+)
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -39,7 +45,17 @@ class App:
 
 @contextlib.asynccontextmanager
 async def serving(limits: ConnectionLimits) -> AsyncGenerator[tuple[int, App], None]:
-    app, listener = App(), bind_socket("127.0.0.1", 0)
+    app = App()
+    async with serving_app(app, limits) as port:
+        try:
+            yield port, app
+        finally:
+            app.may_answer.set()
+
+
+@contextlib.asynccontextmanager
+async def serving_app(app: ASGIApp, limits: ConnectionLimits) -> AsyncGenerator[int, None]:
+    listener = bind_socket("127.0.0.1", 0)
     config = uvicorn.Config(
         app,
         http=Connections(limits).protocol,  # type: ignore[arg-type]
@@ -52,9 +68,8 @@ async def serving(limits: ConnectionLimits) -> AsyncGenerator[tuple[int, App], N
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield listener.getsockname()[1], app
+        yield listener.getsockname()[1]
     finally:
-        app.may_answer.set()
         server.should_exit = True
         await task
 
@@ -140,6 +155,57 @@ async def test_failed_accepts_are_one_line(caplog: pytest.LogCaptureFixture) -> 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     handle(loop, {"message": "something else"})
     assert caplog.records[-1].levelno == logging.ERROR
+
+
+class Pushing:
+    """Writes into the connection until the client is too slow for it."""
+
+    def __init__(self) -> None:
+        self.could_write: list[bool] = []
+        self.written = b""
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        connection = connection_of(scope)
+        assert connection is not None
+        self.could_write.append(connection.can_write)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"<", "more_body": True})
+        self.could_write.append(connection.can_write)
+        while connection.can_write:
+            self.written += b"0123456789" * 1000
+            connection.write(self.written[-10_000:])
+        await send({"type": "http.response.body", "body": b">", "more_body": False})
+        self.could_write.append(connection.can_write)
+
+
+@pytest.mark.parametrize("has_uvloop", [False, True])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_what_is_written_past_the_wrappers_waits_for_slow_clients(
+    version: bytes, has_uvloop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_uvloop:
+        pytest.importorskip("uvloop")
+    else:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    event_loop.run(_push_to_slow_client(version))
+
+
+async def _push_to_slow_client(version: bytes) -> None:
+    app = Pushing()
+    async with serving_app(app, ConnectionLimits(9)) as port:
+        get = b"GET / HTTP/" + version + b"\r\nhost: x\r\nconnection: close\r\n\r\n"
+        reader, writer = await connect(port, get)
+        while not app.written:
+            await asyncio.sleep(0)
+        assert app.could_write == [False, True]  # before an answer begins, and then
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.read()
+        assert (b"chunked" in head) == (version == b"1.1")
+        if version == b"1.1":
+            body = b"".join(body.split(b"\r\n")[1::2])
+        assert body == b"<" + app.written + b">"
+        assert app.could_write[2:] == [False]  # after its end
+        writer.close()
 
 
 RAISED = """
