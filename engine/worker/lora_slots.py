@@ -97,7 +97,8 @@ def reserved_bytes(config: LoraConfig | None, model: ModelConfig, place: RankPla
     if model.implementation == "stoker":
         # Each output of a fused linear has a column for the ranks of all its parts.
         for names in FUSED_LINEARS.values():
-            widths += (len(names) - 1) * sum(shapes[name][0] for name in names)
+            found = [shapes[name][0] for name in names if name in shapes]  # not those of experts
+            widths += (len(names) - 1) * sum(found)
     layers = len(layers_of(model, place))
     each = widths * config.max_lora_rank * layers * _VALUE_BYTES // place.tensor_size
     return config.num_reserved * each

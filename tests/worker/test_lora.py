@@ -227,7 +227,7 @@ def test_transformers_code_takes_adapters_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens", "model.layers.0.mlp.gate"])
 def test_transformers_code_adapts_linears_of_all_tokens_alone(name: str, tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path, "Mixtral", num_local_experts=4)
+    model = save_tiny_model(tmp_path, "Olmoe", num_experts=4)
     outputs, inputs = model.get_submodule(name).weight.shape
     path = tmp_path / "a"
     save_adapter(model, path, seed=3, target_modules=["q_proj"])
@@ -253,6 +253,26 @@ def test_what_is_kept_free_for_adapters_is_what_they_take(folder: Path, oracles:
     adapter = decoder_adapter(found, model, WHOLE)
     matrices = sum(low_rank.a.nbytes + low_rank.b.nbytes for low_rank in adapter.values())
     assert reserved_bytes(config, model, WHOLE) == config.num_reserved * matrices
+
+
+def test_experts_take_no_adapters(tmp_path: Path) -> None:
+    base = save_tiny_model(tmp_path, "Mixtral", num_local_experts=3)
+    for name in ("a", "b"):
+        save_adapter(base, tmp_path / name, seed=3, target_modules=["o_proj"])
+    linear = "model.layers.0.mlp.experts.0.gate_proj"
+    matrices = {"A": torch.ones(8, 64), "B": torch.ones(96, 8)}
+    save_file(
+        {f"base_model.model.{linear}.lora_{side}.weight": m for side, m in matrices.items()},
+        tmp_path / "b" / "adapter_model.safetensors",
+    )
+    core = start(tmp_path, "a")
+    error = core.load_adapter(LoraRequest("b", 2, str(tmp_path / "b")))
+    add(core, "a", PROMPTS[1], adapter(tmp_path, 1))
+    found = run(core)
+    core.shutdown()
+    assert len(tokens(found["a"])) > 1
+    assert error is not None
+    assert "experts.0.gate_proj, which MixtralForCausalLM here cannot have adapted" in error
 
 
 @pytest.mark.parametrize("level", [1, 2])
