@@ -202,6 +202,17 @@ def plan(
             rich_help_panel=_PARALLEL,
         ),
     ] = 1,
+    nnodes: Annotated[
+        int,
+        typer.Option(
+            "--nnodes",
+            "-n",
+            min=1,
+            metavar="N",
+            help="Machines that the ranks are spread over.",
+            rich_help_panel=_PARALLEL,
+        ),
+    ] = 1,
     api_server_count: Annotated[
         int | None,
         typer.Option(

@@ -36,6 +36,7 @@ def planned_request(
         tensor_parallel_size=options["tensor_parallel_size"],
         pipeline_parallel_size=options["pipeline_parallel_size"],
         data_parallel_size=options["data_parallel_size"],
+        nnodes=options["nnodes"],
         api_server_count=options["api_server_count"],
         max_model_len=_length("--max-model-len", options["max_model_len"]),
         kv_cache_dtype=options["kv_cache_dtype"],

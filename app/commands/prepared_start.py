@@ -65,7 +65,8 @@ class PreparedStart:
 
     def free_name(self, registry: ServerRegistry) -> str:
         """The name that the server gets; UsageError if the wanted one is taken."""
-        return registry.free_name(self.name, Path(self.model_name).name, self.spec.port)
+        node = f"-node-{self.spec.node_rank}" if self.spec.is_headless else ""
+        return registry.free_name(self.name, Path(self.model_name).name + node, self.spec.port)
 
 
 def end_at_once(server: ManagedServer, should_go_on: Callable[[], bool]) -> None:

@@ -100,7 +100,12 @@ class LaunchSpec:
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # variable -> value
     needed_secrets: tuple[str, ...] = ()  # names of those of our environment that it inherits
     notes: tuple[str, ...] = ()  # what was chosen for the user, who should know
-    is_headless: bool = False  # ranks of a server on another node; host and port are that one's
+    node_rank: int = 0  # above 0: ranks of a server on node 0, whose host and port these are
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether it only has ranks of a server on another machine, and listens nowhere."""
+        return self.node_rank > 0
 
     @property
     def url(self) -> str:
@@ -284,7 +289,7 @@ def stoker_spec(request: ServeRequest, model_path: str, api_key: str | None) -> 
         shutdown_timeout_s=args.shutdown_timeout,
         secrets={API_KEY_VARIABLE: api_key} if api_key and not args.is_headless else {},
         needed_secrets=(*download_secrets(model_path), *node_secrets(args)),
-        is_headless=args.is_headless,
+        node_rank=args.node_rank if args.is_headless else 0,
     )
 
 

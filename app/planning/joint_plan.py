@@ -141,11 +141,12 @@ def _require_one_device(starts: Sequence[JointStart]) -> None:
             request.tensor_parallel_size,
             request.pipeline_parallel_size,
             request.data_parallel_size,
+            request.nnodes,
         )
         if max(ranks) > 1:
             raise UsageError(
                 "several servers are planned on one device",
-                hint="leave --tp, --pp and --dp out, or plan each model by itself",
+                hint="leave --tp, --pp, --dp and --nnodes out, or plan each model by itself",
             )
     ports = [start.port for start in starts if start.port is not None]
     if len(set(ports)) < len(ports):

@@ -131,7 +131,7 @@ def _counted_together(request: PlanRequest) -> PlanRequest:
     """Ranks of our engine on a CPU share its RAM: all of them together take what one would."""
     if request.engine != STOKER or request.gpu is not None:
         return request
-    return dataclasses.replace(request, tensor_parallel_size=1, pipeline_parallel_size=1)
+    return dataclasses.replace(request, tensor_parallel_size=1, pipeline_parallel_size=1, nnodes=1)
 
 
 def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> MemoryPlan:
@@ -383,6 +383,6 @@ def least_tensor_parallel(plan: MemoryPlan, weights: Weights, at_least: int = 1)
     for size in parallel_sizes(plan.shape):
         if size < at_least:
             continue
-        if with_changes(plan, weights, tensor_parallel_size=size).shortfall is None:
+        if with_changes(plan, weights, tensor_parallel_size=size, nnodes=1).shortfall is None:
             return size
     return None

@@ -38,6 +38,7 @@ class PlanRequest:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    nnodes: int = 1
     api_server_count: int | None = None  # as many as copies
     max_model_len: int | None = None
     kv_cache_dtype: str = "auto"
@@ -83,6 +84,7 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
             f"{flag} cannot be had with {shape.name} in Stoker's own engine: {reason}",
             hint=f"leave {flag} out",
         )
+    _require_nodes(request)
     if pipeline > shape.num_layers:
         raise UsageError(
             f"--pp {pipeline} is more than the {shape.num_layers} layers of {shape.name}"
@@ -112,6 +114,24 @@ def require_possible(shape: ModelShape, request: PlanRequest) -> None:
         )
     if request.quantization and shape.quantization and request.engine != STOKER:
         raise UsageError(f"{shape.name} is quantised already ({shape.quantization})")
+
+
+def _require_nodes(request: PlanRequest) -> None:
+    nodes, ranks = request.nnodes, request.tensor_parallel_size * request.pipeline_parallel_size
+    if nodes == 1:
+        return
+    if request.engine == LLAMA_CPP:
+        raise UsageError("llama-server runs on one machine", hint="leave --nnodes out")
+    if ranks % nodes:
+        raise UsageError(
+            f"--nnodes {nodes} does not divide the {ranks} ranks of --tp and --pp",
+            hint="each machine has as many ranks",
+        )
+    if request.data_parallel_size > 1:
+        raise UsageError(
+            f"--nnodes {nodes} is planned for one copy of the model",
+            hint="leave --dp out, and start such a group for each copy",
+        )
 
 
 def own_refusal(support: Support, request: PlanRequest) -> tuple[str, str] | None:

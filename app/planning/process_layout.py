@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from app.launch.engines import LLAMA_CPP, VLLM
 from app.planning.plan_request import PlanRequest
 from engine.config import ParallelConfig
-from engine.rank_layout import rank_places
+from engine.rank_layout import node_name, rank_places
 
 _DUTY = "scheduler and KV cache manager"
 _FRONT = "HTTP, chat template, tokenizer, detokenizer"
@@ -55,14 +55,19 @@ def _engines(request: PlanRequest, alone: Callable[[int], str]) -> Iterator[str]
             yield from _workers(request, replica)
 
 
-def _workers(request: PlanRequest, replica: int) -> list[str]:
-    parallel = _parallel(request, replica)
-    first = replica * parallel.world_size
-    return [
-        f"  {place.name}  model runner"
-        + ("" if request.gpu is None else f" on GPU {first + place.rank}")
-        for place in rank_places(parallel)
-    ]
+def _workers(request: PlanRequest, replica: int) -> Iterator[str]:
+    """Node by node; every node but the first has a process of its own that starts its ranks."""
+    parallel, places = _parallel(request, replica), rank_places(_parallel(request, replica))
+    for node in range(parallel.nnodes):
+        ranks = parallel.ranks_of_node(node)
+        where = "" if parallel.nnodes == 1 else f", node {node}"
+        if node:
+            name = "vllm" if request.engine == VLLM else node_name(node)
+            yield f"{name}  starts the workers of node {node} and speaks with node 0"
+        first = replica * parallel.world_size - ranks.start
+        for rank in ranks:
+            device = "" if request.gpu is None else f" on GPU {first + rank}"
+            yield f"  {places[rank].name}  model runner{device}{where}"
 
 
 def _parallel(request: PlanRequest, replica: int) -> ParallelConfig:
@@ -71,4 +76,5 @@ def _parallel(request: PlanRequest, replica: int) -> ParallelConfig:
         pipeline_parallel_size=request.pipeline_parallel_size,
         data_parallel_size=request.data_parallel_size,
         data_parallel_rank=replica,
+        nnodes=request.nnodes,
     )

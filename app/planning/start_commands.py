@@ -27,6 +27,7 @@ from engine.model_support import Support, find_gguf_support
 from engine.speculative_config import MOST_DRAFT_TOKENS
 from logparse.problems.flags import knows_flag
 
+_HEAD_NODE = "NODE_0"
 _Q4_K_M_BYTES = 4.85 / 8  # of one value, as such files come out on average
 _OWN_CACHE_FORMATS = ("auto", "fp8", "fp8_e4m3")
 
@@ -41,8 +42,30 @@ class StartCommand:
 
 
 def start_commands(model: PlannedModel, plan: MemoryPlan) -> tuple[StartCommand, ...]:
-    """How each engine would be started with this plan, or why it cannot be."""
-    return _vllm(model, plan), _stoker(model, plan), _llama_cpp(model, plan)
+    """How each engine would be started with this plan, or why it cannot be; of several machines
+    the command of each.
+    """
+    found = (_vllm(model, plan), _stoker(model, plan), _llama_cpp(model, plan))
+    return tuple(one for start in found for one in _per_node(start, plan.request.nnodes))
+
+
+def _per_node(start: StartCommand, nnodes: int) -> Iterator[StartCommand]:
+    if nnodes == 1 or start.command is None or start.engine == LLAMA_CPP:
+        yield start
+    else:
+        yield from (_on_node(start, start.command, node, nnodes) for node in range(nnodes))
+
+
+def _on_node(start: StartCommand, command: str, node: int, nnodes: int) -> StartCommand:
+    """Of one of several machines; the first one's address is for the user to fill in."""
+    words = [command, f"--nnodes {nnodes} --master-addr {_HEAD_NODE}"]
+    words += ["--node-key-file node.key"] if start.engine == STOKER else []
+    words += [f"--node-rank {node}"]
+    words += ["--headless"] if start.engine == VLLM and node else []
+    note = f"on node {node}; {_HEAD_NODE} is the address of node 0"
+    note += ", node.key the same secret on all" if start.engine == STOKER else ""
+    note += f"; {start.note}" if start.note else ""
+    return dataclasses.replace(start, command=" ".join(words), note=note)
 
 
 def _vllm(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
@@ -180,6 +203,7 @@ def _fitting(plan: MemoryPlan, model: PlannedModel, *, engine: str) -> MemoryPla
     if engine == LLAMA_CPP:
         changes |= {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
         changes |= {
+            "nnodes": 1,
             "data_parallel_size": 1,
             "api_server_count": None,
             "lora": None,

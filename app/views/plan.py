@@ -191,6 +191,8 @@ def _process_lines(plan: MemoryPlan) -> Iterator[str]:
     sizes = f"pp={request.pipeline_parallel_size} tp={request.tensor_parallel_size}"
     if request.data_parallel_size > 1:
         sizes += f" dp={request.data_parallel_size}"
+    if request.nnodes > 1:
+        sizes += f" nnodes={request.nnodes}"
     gpus = 0 if request.gpu is None else plan.world_size
     word = "process" if len(lines) == 1 else "processes"
     yield f"{sizes}: {len(lines)} {word}, GPUs used: {gpus}"
@@ -331,8 +333,20 @@ def plan_document(plan: MemoryPlan, answers: Answers, batches: Sequence[int]) ->
             }
             for v in answers.variants
         ],
-        "commands": {c.engine: c.command for c in answers.commands},
+        # Of several machines, those of the first one.
+        "commands": {c.engine: c.command for c in reversed(answers.commands)},
+        "nnodes": request.nnodes,
+        "node_commands": _node_commands(answers) if request.nnodes > 1 else {},
     }
+
+
+def _node_commands(answers: Answers) -> dict[str, list[str]]:
+    """By engine: the command of each machine, in order."""
+    found: dict[str, list[str]] = {}
+    for start in answers.commands:
+        if start.command is not None and start.engine != LLAMA_CPP:
+            found.setdefault(start.engine, []).append(start.command)
+    return found
 
 
 def plain_rows(document: dict[str, Any]) -> Iterator[tuple[str, object]]:

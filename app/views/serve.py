@@ -105,7 +105,8 @@ class ServeView:
         self._start.close("stopped")
         _say_told(self._server)
         drain = f"; running requests get up to {self._spec.shutdown_timeout_s:g} s"
-        drain = "" if self._spec.engine == LLAMA_CPP else drain  # it ends them at once
+        has_requests = self._spec.engine != LLAMA_CPP and not self._spec.is_headless
+        drain = drain if has_requests else ""  # llama-server ends them at once
         output.say(f"stopping the server{drain} (Ctrl-C again to hurry)")
 
     def _stopped(self, report: StopReport) -> None:

@@ -39,6 +39,7 @@ from engine.worker.node_messages import (
 )
 from engine.worker.ram import ram_for_cache
 from engine.worker.rank_memory import PeerGoneError
+from engine.worker.rank_steps import RankError
 from engine.worker.remote_nodes import settings_of
 from engine.worker.worker_messages import NodePlace
 
@@ -267,12 +268,13 @@ class _HeadlessNode:
             raise EngineError(f"The ranks of this node have taken no message for {_FULL_S:g} s.")
 
     def _end(self, message: End) -> int:
+        """The exit code; RankError where something went wrong."""
         if message.reason is None:
             logger.info("[shutdown] Node: node 0 has ended, waiting for worker exit")
             self._ranks.stop()
             return 0
-        logger.error("Node 0 ends this node: %s", message.reason)
-        return 1
+        logger.error("Node 0 ends this node.")
+        raise RankError(message.reason)
 
     def _tell(self, worker: WorkerProcess) -> None:
         rank = worker.place.rank

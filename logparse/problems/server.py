@@ -302,6 +302,17 @@ OWN_ENGINE_PROBLEMS: tuple[ProblemRule, ...] = (
         (("start it again", "{serve}"), ("see what this machine says of itself", "stoker doctor")),
     ),
     ProblemRule(
+        "G15",
+        patterns(
+            r"Node (?P<name>\d{1,4} (?:at \S{1,80}|\([^)\n]{1,80}\))) "
+            r"(?P<what>is gone(?:: [^,\n]{1,200})?|has not answered for [\d.]{1,9} s)"
+        ),
+        ("node {name} {what}",),
+        "One of the machines that the model is spread over has ended, was ended, or cannot be "
+        "reached any more; its own log says which. All nodes end then.",
+        (("start it again, on every node", "{serve}"),),
+    ),
+    ProblemRule(
         "S1",
         patterns(r"MemoryBudgetError: (?P<detail>[^\n]{1,500})"),
         ("{detail}",),

@@ -556,12 +556,12 @@ _NODES = (
     ),
     _line(
         "stoker-node-ended",
-        "Node 0 ends this node: ",
-        r"(.{1,400})",
-        "Something went wrong on one of the nodes, so all of them end; node 0 says what it was.",
+        "Node 0 ends this node.",
+        r"",
+        "Something went wrong on one of the nodes, so all of them end; the next line says what.",
         _NODE_THERE,
         None,
-        _WHY,
+        mark=Mark.DIED,
     ),
     _line(
         "stoker-node-lost",
@@ -571,6 +571,7 @@ _NODES = (
         _NODE_THERE,
         None,
         _NODE,
+        mark=Mark.DIED,
     ),
     _line(
         "stoker-node-stops",

@@ -139,7 +139,7 @@ def test_a_layer_on_two_nodes_and_the_end_of_a_rank(
         wait_for(lambda: not any(map(is_running, tree)))
         assert not children()
     assert "last lines of Worker_TP1 (node 1, 127.0.0.1): " in caplog.text
-    assert "Node 0 ends this node: Worker proc Worker_TP1 (node 1" in other.text
+    assert "RankError: Worker proc Worker_TP1 (node 1, 127.0.0.1) died" in other.text
 
 
 def test_stages_on_two_nodes_and_a_node_that_stands_still(

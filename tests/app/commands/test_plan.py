@@ -527,3 +527,23 @@ def test_what_several_servers_cannot_have_is_refused(words: tuple[str, ...], sai
 
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_machines_have_a_command_each() -> None:
+    layout = ("--tp", "2", "--pp", "2", "--nnodes", "2")
+    document = plan_json("llama-3.1-8b", "--gpu", "24GiB", *layout, "--engine", "stoker")
+    processes = [line.strip() for line in document["processes"]]
+    assert processes[4:] == [
+        "Node_1  starts the workers of node 1 and speaks with node 0",
+        "Worker_PP1_TP0  model runner on GPU 0, node 1",
+        "Worker_PP1_TP1  model runner on GPU 1, node 1",
+    ]
+    commands = document["node_commands"]
+    assert commands["stoker"][0] == document["commands"]["stoker"]
+    for number, (ours, theirs) in enumerate(zip(commands["stoker"], commands["vllm"], strict=True)):
+        assert f"--node-rank {number}" in ours
+        assert f"--node-rank {number}" in theirs
+        assert theirs.endswith("--headless") == (number == 1)
+    refused = stoker("plan", "llama-3.1-8b", "--gpu", "24GiB", "--tp", "2", "--nnodes", "3")
+    assert refused.returncode == 2
+    assert "--nnodes 3 does not divide the 2 ranks" in refused.stderr

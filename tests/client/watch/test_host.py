@@ -171,6 +171,9 @@ def test_local_addresses(url: str, expected: bool) -> None:
         (["python", "/venv/bin/vllm", "serve", "m"], "APIServer"),
         (["python", "-m", "sglang.launch_server"], "APIServer"),
         (["llama-server", "-m", "x.gguf"], ""),
+        (["python", "/x/engine/__main__.py", "serve", "m", "--node-rank=1"], "Node_1"),
+        (["python", "/x/engine/__main__.py", "serve", "m", "--node-rank", "2"], "Node_2"),
+        (["python", "/x/engine/__main__.py", "serve", "m", "--node-rank=0"], "APIServer"),
         ([], ""),
     ],
 )
