@@ -12,8 +12,8 @@ MAX_IMAGE_BYTES = 20 << 20
 MAX_IMAGE_PIXELS = 64_000_000
 """Of one image, unpacked: more than telephones take, and 250 MB of memory."""
 
-LIMITS = JobLimits(cpu_s=10, wall_s=30, room_bytes=2 << 30)
-"""Of the child that unpacks one image."""
+LIMITS = JobLimits(cpu_s=10, wall_s=120, room_bytes=2 << 30)
+"""Of the child that unpacks one image; the largest take a second, and half of that memory."""
 
 
 class ImageError(Exception):

@@ -76,7 +76,8 @@ def decode_image(data: bytes) -> Image:
         _check_size(image.size)
         image.load()
         _check_size(image.size)
-        return ImageOps.exif_transpose(image).convert("RGB")
+        ImageOps.exif_transpose(image, in_place=True)  # without a copy, as images may be large
+        return image if image.mode == "RGB" else image.convert("RGB")
     except UnidentifiedImageError as error:
         raise ImageError(
             "is no PNG, JPEG, WebP or GIF file, or its beginning is damaged"
