@@ -227,7 +227,7 @@ def test_transformers_code_takes_adapters_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens", "model.layers.0.mlp.gate"])
 def test_transformers_code_adapts_linears_of_all_tokens_alone(name: str, tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path, "Olmoe", num_experts=4)
+    model = save_tiny_model(tmp_path, "Olmoe", num_experts=4, num_experts_per_tok=2)
     outputs, inputs = model.get_submodule(name).weight.shape
     path = tmp_path / "a"
     save_adapter(model, path, seed=3, target_modules=["q_proj"])
