@@ -80,5 +80,7 @@ def _save(folder: Path, model_class: Any, config: Any) -> Any:
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:  # transformers starts them at 0 and 1
             torch.nn.init.normal_(parameter, mean=0.5, std=0.3)
+        if "input_projection" in name:  # an image is to weigh as much as text
+            torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     return model
