@@ -240,8 +240,8 @@ class TritonDecoder(DecoderModel):
             heads, page = x.view(len(x), -1, self._spec.head_dim), kv_cache[layer.page]
             rotation = self._rotations[number]
             self._triton.rotate_and_store(heads, page, step, layer.group, rotation)
-            scale = layer.attention.scale
-            attended.copy_(reference.attention(heads, page, plans[layer.group], scale))
+            plan, rule = plans[layer.group], layer.attention.rule
+            attended.copy_(reference.attention(heads, page, plan, layer.attention.scale, rule))
             x = self.proceed(number, attended, residual)
         return x
 
