@@ -29,11 +29,6 @@ class OffloadedWeights:
             self._kept.append((storage, host))
             storage.resize_(0)
 
-    @property
-    def num_bytes(self) -> int:
-        """What lies on the host."""
-        return sum(len(host) for _, host in self._kept)
-
     def bring_back(self) -> None:
         """Copy all of it to new memory of the device; what is back leaves the host."""
         while self._kept:
@@ -66,5 +61,5 @@ def storages_of(model: object, device: torch.device) -> list[torch.UntypedStorag
 def _referents(one: object) -> Iterable[object]:
     """A function's globals are left out: everything can be reached from there."""
     if isinstance(one, types.FunctionType):
-        return [*(cell.cell_contents for cell in one.__closure__ or ()), *(one.__defaults__ or ())]
+        return [*(one.__closure__ or ()), *(one.__defaults__ or ())]
     return gc.get_referents(one)

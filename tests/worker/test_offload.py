@@ -42,12 +42,10 @@ def test_all_that_is_held_goes_and_comes_back() -> None:
     assert len(storages_of(model, CPU)) == 4
 
     gone = OffloadedWeights(model, CPU)
-    assert gone.num_bytes == 24 + 12 + 16 + 16
     assert storages_of(model, CPU) == []
     assert bytes(model.mapped.tolist()) == b"12345678"
 
     gone.bring_back()
-    assert gone.num_bytes == 0
     assert model.total() == before
     assert model.view.tolist() == [2.0, 3.0]
 

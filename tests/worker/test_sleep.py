@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.kernels.native_models import native_library
 from tests.places import ROOT
 from tests.tiny_model import write_tiny_llama
@@ -30,9 +28,8 @@ def tokens():
     driver.add("a", list(range(60)))
     return driver.generate(["a"], 8)[0]
 
-kernels, cache_bytes = sys.argv[2], int(sys.argv[3])
-dtype = "bfloat16" if kernels == "native" else "float32"
-config = engine_config(Path(sys.argv[1]), dtype=dtype, kernels=kernels, num_threads=1)
+cache_bytes = int(sys.argv[2])
+config = engine_config(Path(sys.argv[1]), dtype="bfloat16", kernels="native", num_threads=1)
 executor = UniProcExecutor(config)
 executor.load_model()
 executor.determine_available_memory()
@@ -49,14 +46,12 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("kernels", ["native", "reference"])
-def test_the_cache_goes_at_level_1_the_weights_too_at_level_2(tmp_path: Path, kernels: str) -> None:
-    if kernels == "native":
-        native_library()
+def test_the_cache_goes_at_level_1_the_weights_too_at_level_2(tmp_path: Path) -> None:
+    native_library()
     model = write_tiny_llama(
         tmp_path / "model", hidden_size=512, intermediate_size=4096, num_hidden_layers=3
     )
-    words = [str(model), kernels, str(CACHE_BYTES)]
+    words = [str(model), str(CACHE_BYTES)]
     answer = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words],
         capture_output=True,
