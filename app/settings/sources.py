@@ -32,7 +32,7 @@ _SECRET_KEYS = ("api_key", "hf_token")
 _OTHER_VARIABLES = (
     *("STOKER_API_KEY", "STOKER_CONFIG_FILE", "STOKER_ASCII", "STOKER_PROMETHEUS_LOGIN"),
     *("STOKER_NATIVE_ISA", "STOKER_PACKED_CACHE_GIB", "STOKER_SERVER_MARK", "STOKER_SELFTEST"),
-    "STOKER_DEVICES_DIR",
+    *("STOKER_DEVICES_DIR", "STOKER_NODE_KEY"),
 )
 _TEST_VARIABLES = ("STOKER_TEST_", "STOKER_FUZZ_", "STOKER_REWRITE_")
 # What Kubernetes puts into every pod of a namespace with a service called `stoker` or `stoker-...`.

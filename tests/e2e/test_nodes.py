@@ -48,11 +48,14 @@ def roles_of(server: Server) -> list[str]:
 
 def test_two_nodes_serve_as_one_and_end_together(tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "model")
-    (tmp_path / "node.key").write_text("0123456789abcdef")
+    secret = "0123456789abcdef"
+    (tmp_path / "node.key").write_text(secret)
+    by_file = {"STOKER_SERVE__NODE_KEY_FILE": "node.key"}
+    by_variable = {"STOKER_NODE_KEY": secret}
     port, master = free_port(), free_port()
     words = [str(STOKER), "serve", str(model), "--no-tui", "--port", str(port), *_LAYOUT]
     words += ["--dtype", "float32", "--kv-cache-memory-bytes", "8M"]
-    words += ["--master-port", str(master), "--node-key-file", "node.key"]
+    words += ["--master-port", str(master)]
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
     with ExitStack() as stack:
         nodes = [
@@ -61,11 +64,11 @@ def test_two_nodes_serve_as_one_and_end_together(tmp_path: Path) -> None:
                     [*words, "--node-rank", str(rank), "--name", f"node-{rank}"],
                     port,
                     cwd=tmp_path,
-                    env=env,
+                    env={**env, **key},
                     wait=False,
                 )
             )
-            for rank in (1, 0)
+            for rank, key in ((1, by_file), (0, by_variable))
         ]
         other, first = nodes
         wait_until_supervised(first)
@@ -73,6 +76,10 @@ def test_two_nodes_serve_as_one_and_end_together(tmp_path: Path) -> None:
         here, there = roles_of(first), roles_of(other)
         assert sorted(here + there) == sorted(planned_processes(model))
         assert sorted(there) == ["Node_1", "Worker_PP1_TP0", "Worker_PP1_TP1"]
+        for process in (*first.tree(), *other.tree()):
+            assert secret not in " ".join(process.cmdline())
+            if role_of(process.cmdline()).startswith("Worker"):
+                assert secret not in process.environ().values()
         body = {"prompt": _PROMPT, "max_tokens": 12, "temperature": 0}
         answer = httpx.post(f"{first.url}/v1/completions", json=body, timeout=60)
         assert answer.json()["choices"][0]["text"].rstrip(HALF) == expected_text(model)

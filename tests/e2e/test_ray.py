@@ -51,14 +51,19 @@ def cluster() -> Iterator[Cluster]:
         text=True,
     ) as process:
         assert process.stdout is not None
-        address = next(line.split()[1] for line in process.stdout if line.startswith("address "))
+        said = (line.split()[1] for line in process.stdout if line.startswith("address "))
+        address = next(said, None)
+        assert address is not None, f"Ray's cluster has ended: {process.wait(60)}"
         rest = threading.Thread(target=process.stdout.read, daemon=True)
         rest.start()
         yield Cluster(process, address)
         assert process.stdin is not None
         process.stdin.close()
-        process.wait(timeout=120)
-        rest.join()
+        try:
+            process.wait(timeout=120)
+        finally:
+            process.kill()  # the end of this block waits for it, whatever was left
+            rest.join(60)
 
 
 def server(cluster: Cluster, folder: Path, *flags: str) -> tuple[list[str], int, dict[str, str]]:
@@ -109,7 +114,7 @@ def test_one_copy_on_each_node_then_one_model_over_both(cluster: Cluster) -> Non
             asked = pool.submit(complete, whole, "On and on", 400)
             wait_for(lambda: "Running: 1 reqs" in whole.text or is_busy(whole))
             cluster.remove_second_node()
-            assert asked.result().status_code == 503
+            assert asked.result(300).status_code == 503
         assert whole.process.wait(timeout=120) == 1
     gone = next(line for line in whole.lines if "died unexpectedly (" in line)
     name = next(rank for rank in nodes if rank in gone)

@@ -18,9 +18,9 @@ from app.planning.plan_request import PlanRequest
 from app.planning.process_layout import processes
 from engine.machine.processes import role_of
 from logparse import Outcome, parse_lines
-from tests.e2e.running_server import ENGINE, Server, free_port, started
+from tests.e2e.running_server import ENGINE, START_TIMEOUT_S, Server, free_port, started
 from tests.tiny_model import write_tiny_llama
-from tests.waiting import wait_for
+from tests.waiting import until, wait_for
 
 PLANNED = PlanRequest(gpu=None, engine=STOKER, data_parallel_size=2)
 
@@ -86,11 +86,13 @@ async def test_replicas_share_the_load_and_outlive_each_other(server: Server) ->
     victim = cores(server)["EngineCore_DP1"]
     victim.suspend()  # what it is given stays with it until it is killed
     asked = asyncio.create_task(answers(server, 6, 20))
-    # All have come, and the other one has answered its share.
-    while not (done := requests_by(server, "length")["0"] - before["0"]) or (
-        done + load(server) != 6 or running(server, "0")
-    ):
-        await asyncio.sleep(0.1)
+
+    def has_answered_its_share() -> bool:
+        """All have come, and what the other one was given is done."""
+        done = requests_by(server, "length")["0"] - before["0"]
+        return bool(done) and done + load(server) == 6 and not running(server, "0")
+
+    await until(has_answered_its_share, START_TIMEOUT_S)
     victim.kill()
     results = await asked
     listed = httpx.get(f"{server.url}/debug/requests", timeout=60)  # of those that are there
@@ -102,7 +104,7 @@ async def test_replicas_share_the_load_and_outlive_each_other(server: Server) ->
     assert len([response for response in results if response.status_code == 200]) + len(failed) == 6
     assert requests_by(server, "error") == {"0": 0, "1": len(failed)}
 
-    wait_for(lambda: "serves again" in server.text)
+    wait_for(lambda: "serves again" in server.text, START_TIMEOUT_S)
     for response in await answers(server, 4, 10):
         assert response.status_code == 200
     assert requests_by(server, "length")["1"] > before["1"]
