@@ -31,6 +31,7 @@ from engine.server.http.connections import connection_of
 from engine.server.http.http_metrics import count_http_requests
 from engine.server.metrics import exposition
 from engine.server.openapi import openapi_document
+from engine.server.pings import with_pings
 from engine.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -51,7 +52,7 @@ from engine.server.routes.lora import (
     load_adapter,
     unload_adapter,
 )
-from engine.server.routes.messages import answer_messages, count_tokens
+from engine.server.routes.messages import PING, answer_messages, count_tokens
 from engine.server.routes.responses import answer_response
 from engine.server.routes.score import RerankBody, ScoreBody
 from engine.server.routes.sleep import is_sleeping, sleep, wake_up
@@ -229,10 +230,14 @@ class _Routes:
         return await self._generate(request, ResponsesBody, answer_response)
 
     async def messages(self, request: Request) -> Response:
-        return await self._generate(request, MessagesBody, answer_messages)
+        return await self._generate(request, MessagesBody, answer_messages, PING)
 
     async def _generate(
-        self, request: Request, kind: type[StreamedBodyT], answer: MakeAnswer[StreamedBodyT]
+        self,
+        request: Request,
+        kind: type[StreamedBodyT],
+        answer: MakeAnswer[StreamedBodyT],
+        ping: bytes | None = None,
     ) -> Response:
         """Read, let in, prepare, run. Whoever is not let in has cost no more than its reading, and
         mostly not that (AdmissionGate).
@@ -255,8 +260,8 @@ class _Routes:
         is_streamed = body.stream
         del body
         if is_streamed:
-            connection = connection_of(request.scope)
-            return EventStream(stream_job(services.llm, job, form, connection))
+            events = stream_job(services.llm, job, form, connection_of(request.scope))
+            return EventStream(events if ping is None else with_pings(events, form, ping))
         choices = await _unless_client_goes(request, collect_job(services.llm, job))
         return Document(await document(form, choices))
 

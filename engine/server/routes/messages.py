@@ -164,6 +164,10 @@ def _event(kind: str, **fields: Any) -> bytes:
     return named_event(kind, encode_json({"type": kind, **fields}))
 
 
+PING = _event("ping")
+"""What Anthropic's clients pass over; for them and for proxies the connection is not silent."""
+
+
 def _as_object(text: str) -> dict[str, object] | None:
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, object])

@@ -14,6 +14,7 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_params
 
 from engine.frontend.tokenizer import Tokenizer
+from engine.server import pings
 from engine.server.protocol_messages import CountTokensBody, MessagesBody
 from tests.server.fake_core import READY, FakeCore
 from tests.server.serving import (
@@ -25,6 +26,7 @@ from tests.server.serving import (
     serving,
 )
 from tests.tiny_model import EOS
+from tests.waiting import until
 
 ASK: Any = [{"role": "user", "content": "Weather?"}]
 TOOLS: Any = [
@@ -436,3 +438,46 @@ def test_every_official_field_is_honoured_refused_or_documented() -> None:
         names = set(kind.__annotations__)
         known = body.model_fields.keys() | body.UNSUPPORTED.keys() | documented
         assert names - known == set(), kind
+
+
+async def test_pings_come_while_the_first_token_is_waited_for(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pings, "PING_EVERY_S", 0.001)
+    core = FakeCore([65, EOS], is_paused=True)
+    async with answering(tiny_folder, "", core) as (served, client):
+        body: Any = {"model": MODEL, "max_tokens": 4, "messages": ASK}
+        request = {**body, "stream": True}
+        async with served.http.stream("POST", "/v1/messages", json=request) as response:
+            assert response.status_code == 200
+            parts = response.aiter_text()
+            text = await anext(parts)
+            assert text.startswith('event: ping\ndata: {"type":"ping"}\n\n')
+            core.resume()
+            text += "".join([part async for part in parts])
+        kinds, _ = named_events(text)
+        assert next(kind for kind in kinds if kind != "ping") == "message_start"
+        assert kinds[kinds.index("message_start") :].count("ping") == 0
+        core.is_paused = True
+        async with client.messages.stream(**body) as stream:
+            await until(lambda: core.num_running == 1)
+            core.resume()
+            message = await stream.get_final_message()
+        assert [block.type for block in message.content] == ["text"]
+
+
+async def test_a_request_that_fails_behind_a_ping_ends_with_an_error_event(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pings, "PING_EVERY_S", 0.001)
+    core = FakeCore([65, EOS], is_paused=True)
+    async with answering(tiny_folder, "", core) as (served, _):
+        request = {"max_tokens": 4, "messages": ASK, "stream": True}
+        async with served.http.stream("POST", "/v1/messages", json=request) as response:
+            parts = response.aiter_text()
+            text = await anext(parts)
+            assert served.llm.cancel(core.requests[-1].request_id)
+            text += "".join([part async for part in parts])
+        kinds, events = named_events(text)
+        assert (kinds[0], kinds[-1]) == ("ping", "error")
+        assert "cancelled" in events[-1]["error"]["message"]
