@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.messages import EngineCoreRequest
-from engine.sched.block_hash import BlockHash, hash_block
+from engine.sched.block_hash import BlockHash, hash_block, image_keys
 
 _WAITING_WEIGHT = 4
 """A waiting request counts as this many running ones (vLLM)."""
@@ -147,7 +147,8 @@ class PrefixAffinity:
         for end in range(size, min(len(tokens), size * _MOST_BLOCKS) + 1, size):
             parent = found[-1] if found else None
             salt = None if found else request.prefix_salt  # as the engine's own prefix cache does
-            found.append(hash_block(parent, tokens[end - size : end], salt))
+            images = image_keys(request.images, end - size, size)
+            found.append(hash_block(parent, tokens[end - size : end], salt, images))
         return found
 
     def ranks(self, hashes: Sequence[BlockHash]) -> frozenset[int]:

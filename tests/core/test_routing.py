@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.routing import AFFINITY_SLACK, PrefixAffinity, Router
-from engine.messages import EngineCoreRequest
+from engine.messages import EngineCoreRequest, ImageInput
 from engine.sampling_params import SamplingParams
+from engine.sched.request import Request
 
 BLOCK = 4
 
@@ -19,7 +21,8 @@ BLOCK = 4
 def request(
     name: str, tokens: Sequence[int] = (1, 2, 3), salt: str | None = None
 ) -> EngineCoreRequest:
-    return EngineCoreRequest(name, list(tokens), SamplingParams(), 0.0, cache_salt=salt)
+    params = SamplingParams(max_tokens=1)
+    return EngineCoreRequest(name, list(tokens), params, 0.0, cache_salt=salt)
 
 
 def prompt(conversation: int, num_blocks: int = 2) -> list[int]:
@@ -103,6 +106,20 @@ def test_a_short_prompt_a_salt_and_a_lost_cache_have_no_affinity() -> None:
     assert affinity.ranks(affinity.hashes(salted)) == frozenset()
     affinity.forget(1)
     assert affinity.ranks(affinity.hashes(plain)) == frozenset()
+
+
+def test_another_image_is_another_beginning() -> None:
+    affinity = PrefixAffinity(BLOCK)
+    image = ImageInput(2, BLOCK, bytes(32), b"", (3, 0, 0))
+    cat = msgspec.structs.replace(request("a", prompt(7)), images=(image,))
+    dog = msgspec.structs.replace(
+        cat, images=(msgspec.structs.replace(image, digest=bytes([1] * 32)),)
+    )
+    affinity.note(affinity.hashes(cat), 1)
+    assert affinity.ranks(affinity.hashes(cat)) == {1}
+    assert not affinity.ranks(affinity.hashes(dog))
+    known = Request(cat, BLOCK, hash_blocks=True).block_hashes
+    assert affinity.hashes(cat) == known
 
 
 def test_what_one_has_learnt_another_can_know() -> None:

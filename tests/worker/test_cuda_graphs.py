@@ -25,6 +25,7 @@ from engine.worker.kv_cache import cache_spec
 from logparse import LogParser
 from tests.fakes.graph_device import RecordingDevice
 from tests.kernels.paged_sequences import PagedSequences
+from tests.kernels.seeing_sequences import SeeingSequences
 from tests.models.tiny_models import save_tiny_model
 from tests.worker.driver import engine_config
 
@@ -199,6 +200,18 @@ def test_another_cache_is_computed_without_graphs(tmp_path: Path) -> None:
     graphed.model.capture(graphed.plain.create_kv_cache(300))
     graphed.model.forward(uniform(2), graphed.plain.create_kv_cache(300))
     assert graphed.device.replays == 0
+
+
+def test_a_step_with_images_is_computed_without_graphs(tmp_path: Path) -> None:
+    graphed = Graphed(tmp_path, GraphPlan((16,), (2,)))
+    prompts = np.random.default_rng(4).integers(0, 199, (2, 14)).tolist()
+    images, steps = [[range(2, 9)], []], [[10, 5], [3, 8], [1, 1]]
+    found = SeeingSequences(graphed.model, prompts, images, 64)
+    graphed.model.capture(found.cache)
+    wanted = SeeingSequences(graphed.plain, prompts, images, 64)
+    for logits, expected in zip(found.run(steps), wanted.run(steps), strict=True):
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    assert dict(graphed.model.counts) == {NONE: 1, PIECEWISE: 1, FULL: 1}
 
 
 def test_a_decode_layer_is_eight_launches_and_a_step_one_replay(tmp_path: Path) -> None:
