@@ -24,11 +24,8 @@ def from_pretrained(
     `settings` are transformers' own configuration of it; `options` go to transformers.
     """
     from safetensors import SafetensorError
-    from transformers.utils import logging as transformers_logging
 
-    # What it would warn of is checked below.
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    silence_loading()
     try:
         model, report = model_class.from_pretrained(
             **_source(config, settings, dtype),
@@ -56,6 +53,14 @@ def from_pretrained(
             "%d tensors of the checkpoint are not used: %s.", len(unused), ", ".join(unused[:5])
         )
     return model.eval().requires_grad_(False)
+
+
+def silence_loading() -> None:
+    """What transformers would warn of while it loads is checked by whoever lets it."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def held_bytes(model: Any) -> int:

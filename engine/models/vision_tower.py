@@ -20,7 +20,7 @@ from engine.kernels.step_batch import FloatArray
 from engine.messages import ImageInput
 from engine.model_config import ModelConfig
 from engine.models.quantized_tensors import checkpoint_tensors
-from engine.models.transformers_weights import held_bytes
+from engine.models.transformers_weights import held_bytes, silence_loading
 from engine.models.weights import is_of_tower
 
 _TINY_TEXT = {  # of the decoder that the class brings along; its width is the projector's
@@ -32,8 +32,6 @@ _TINY_TEXT = {  # of the decoder that the class brings along; its width is the p
     "head_dim": 8,
     "layer_types": ["full_attention"],
 }
-
-
 _STATES, _INNER = 6, 2  # rows of a layer that are alive at once: x, its norm, q, k, v, attended
 _FLOAT_BYTES = 4
 
@@ -107,10 +105,8 @@ def load_vision_tower(
     """
     import transformers
     from transformers import AutoConfig
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    silence_loading()
     tensors = checkpoint_tensors(Path(config.path), config.quantization, lambda *state: None)
     weights = {one.name: one.read().to(dtype) for one in tensors if is_of_tower(one.name)}
     try:
