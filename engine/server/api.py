@@ -318,6 +318,8 @@ async def _unless_client_goes(request: Request, work: Coroutine[Any, Any, T]) ->
         task.cancel()
         watcher.cancel()
         await asyncio.wait({task, watcher})
+        # The traceback of its error leads here: in a circle it would hold what the client sent.
+        del task
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:
