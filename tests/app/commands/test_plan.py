@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from app.paths import MEMORY_LEDGER
+from app.planning.builtin_shapes import BUILTIN_SHAPES
 from app.planning.calibration import shape_key
 from app.planning.memory_ledger import Figures, LedgerEntry, MemoryLedger
 from app.planning.plan_models import find_planned_model
@@ -94,13 +95,22 @@ def test_example_11_to_the_digit() -> None:
     assert done.stdout == (DATA / "seed_example11_answers.txt").read_text()
 
 
-def test_choose_advises_nothing_that_does_not_exist() -> None:
+@pytest.fixture
+def refused_checkpoint(tmp_path: Path) -> str:
+    """A folder with the config.json of experts in a format that ours reads of gpt-oss alone."""
+    config = BUILTIN_SHAPES["mixtral-8x7b"].config
+    text = json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}})
+    (tmp_path / "config.json").write_text(text)
+    return str(tmp_path)
+
+
+def test_choose_advises_nothing_that_does_not_exist(refused_checkpoint: str) -> None:
     unknown = stoker("choose", "nope")
     known = stoker(
         "choose", "llama-3.1-8b", "--host", str(DATA / "hosts" / "platform-4-cpu-build.json")
     )
     quantised = stoker(
-        "choose", "gpt-oss-20b", "--host", str(DATA / "hosts" / "platform-4-cpu-build.json")
+        "choose", refused_checkpoint, "--host", str(DATA / "hosts" / "platform-4-cpu-build.json")
     )
 
     assert (unknown.returncode, unknown.stdout) == (2, "")
@@ -116,11 +126,12 @@ def test_a_hub_id_of_a_built_in_shape_needs_no_hub() -> None:
     assert document["weights_basis"] == "counted from the shape"
 
 
-def test_a_checkpoint_that_serve_refuses_gets_no_serve_command() -> None:
-    commands = plan_json("gpt-oss-20b", "--gpu", "h100")["commands"]
+def test_a_checkpoint_that_serve_refuses_gets_no_serve_command(refused_checkpoint: str) -> None:
+    commands = plan_json(refused_checkpoint, "--gpu", "h100")["commands"]
 
-    assert commands["vllm"] == "vllm serve openai/gpt-oss-20b"
+    assert commands["vllm"] == f"vllm serve {refused_checkpoint}"
     assert commands["stoker"] is None
+    assert plan_json("gpt-oss-20b", "--gpu", "h200")["commands"]["stoker"] is not None
 
 
 def test_figures_of_a_cpu_add_up_and_the_bar_draws_them() -> None:
