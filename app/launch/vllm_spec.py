@@ -36,6 +36,7 @@ _OURS_ALONE = {
 }
 _OUR_VALUES = {
     ("model_impl", "stoker"): "leave it out, or use transformers",
+    ("allowed_media_domains", "*"): "leave it out; vLLM fetches images from any host",
     ("chat_template", "chatml"): "give a file that holds the template",
     ("tool_call_parser", "json"): "use hermes or llama3_json, or: -- --tool-call-parser NAME",
     ("reasoning_parser", "kimi_vl"): "leave it out, or: -- --reasoning-parser NAME",
@@ -124,7 +125,7 @@ def vllm_flags(request: ServeRequest) -> list[str]:
         if getattr(args, name) != getattr(_DEFAULTS, name):
             raise _no_equal(name, None, hint)
     for (name, value), hint in _OUR_VALUES.items():
-        if getattr(args, name) == value:
+        if getattr(args, name) in (value, (value,)):
             raise _no_equal(name, value, hint)
     flags = [f"--host={args.host}", f"--port={args.port}"]  # vLLM would listen on all addresses
     if request.uds:

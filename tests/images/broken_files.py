@@ -30,7 +30,7 @@ def _cut_off() -> list[bytes]:
 
 
 def _damaged() -> list[bytes]:
-    """Headers whose bytes are others; what stays readable all the same is left out."""
+    """Files with other bytes in place of their beginning."""
     rng, found = random.Random(5), []
     for kind in ("PNG", "GIF", "WEBP"):
         whole = encoded(picture(80, 60), kind)

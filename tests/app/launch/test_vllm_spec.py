@@ -57,6 +57,7 @@ def test_address_and_name_are_always_said() -> None:
         (("--no-enable-prefix-caching",), ["--no-enable-prefix-caching"]),
         (("--model-impl", "transformers"), ["--model-impl=transformers"]),
         (("--shutdown-timeout", "7.5"), ["--shutdown-timeout=8"]),  # vLLM takes whole seconds
+        (("--allowed-media-domains", "a", "b"), ["--allowed-media-domains", "a", "b"]),
         (("--", "-tp", "2", "--max_model_len"), ["-tp", "2", "--max_model_len"]),
     ],
 )
@@ -72,6 +73,7 @@ def test_flags_keep_their_name(words: tuple[str, ...], expected: list[str]) -> N
         (("--kernels", "native"), "--kernels", "-- --attention-backend"),
         (("--model-impl", "stoker"), "--model-impl stoker", "transformers"),
         (("--tool-call-parser", "json"), "--tool-call-parser json", "hermes"),
+        (("--allowed-media-domains", "*"), "--allowed-media-domains *", "leave it out"),
     ],
 )
 def test_what_vllm_has_no_equal_for_is_refused(
