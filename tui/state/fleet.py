@@ -42,6 +42,8 @@ class FleetRow:
             return f"○ {self.supervised}" if self.supervised else CONNECTING
         if self.supervised in ("draining", "stalled"):
             return f"▲ {self.supervised}"
+        if self.sample.sleep_level:
+            return "○ asleep"
         if self.sample.running is None:
             return "● ready"
         word = "● busy" if self.sample.running or self.sample.waiting else "○ idle"

@@ -335,3 +335,9 @@ async def test_a_full_server_stands_out_without_colours() -> None:
         assert "98.0 %" in row_of(app, "alpha")
         assert "✖" not in row_of(app, "beta")
         await until(pilot, lambda: "✖ KV cache 98.0 % (alarm from 97.0 %)" in screen_text(app))
+
+
+def test_a_server_that_sleeps_is_not_called_idle() -> None:
+    history = MetricHistory()
+    history.append(sample(running=0, waiting=0, sleep_state="discard_all"))
+    assert FleetRow("one", history.snapshot()).state == "○ asleep"
