@@ -41,8 +41,9 @@ from app.watch.readiness import (
     wait_until_ready,
 )
 from engine.machine.addresses import url_host
-from engine.machine.processes import process_identity
+from engine.machine.processes import is_stopped, process_identity
 
+_HALT_S = 3.0
 _TELLS_BY_S = 30.0  # a server that shows its queue has done so by then
 # What SIGHUP can change; the rest belongs to the start.
 _TAKEN_WHILE_RUNNING = ("stall_s", "idle_probe_s", "restart", "max_log_bytes", "exit_when_idle_s")
@@ -112,6 +113,7 @@ class ManagedServer:
         self._probe = NodeProbe(self.log.report) if self.spec.is_headless else ReadyProbe(self.spec)
         self._start_began_at = time.monotonic()
         self._ready_at: float | None = None
+        self._halted_at: float | None = None
 
     def start(self) -> None:
         """Start the process, leave a record of it and answer probes."""
@@ -289,6 +291,17 @@ class ManagedServer:
     def stall_to_end(self) -> str | None:
         """Why this start should be ended and followed by another, where the policy has it so."""
         return self._lasting_stall if self.care.restart.is_on else None
+
+    def halt(self) -> str | None:
+        """Why a node without an API server has to be ended, though it runs: node 0 does not wait
+        for a process that is stopped, and nothing else here would.
+        """
+        if not (self.spec.is_headless and self.is_alive() and is_stopped(self._supervisor.pid)):
+            self._halted_at = None
+            return None
+        self._halted_at = self._halted_at or time.monotonic()
+        is_long = time.monotonic() - self._halted_at >= _HALT_S
+        return "its process is stopped by a signal or a debugger" if is_long else None
 
     def is_unused(self) -> bool:
         """Whether no client has asked it for as long as --exit-when-idle allows."""

@@ -150,7 +150,7 @@ class _Life:
         if server.spec.is_headless and server.exit_code == 0:
             server.tell("node 0 has ended, and this node with it")
             return _Ended(by_itself=False, was_ready=True)
-        stall = server.stall_to_end() if server.is_alive() else None
+        stall = (server.stall_to_end() or server.halt()) if server.is_alive() else None
         return _Ended(by_itself=not server.is_alive(), was_ready=True, hang=stall)
 
     def _should_go_on(self) -> bool:
@@ -159,7 +159,8 @@ class _Life:
         self._answer_signals()
         self._report.running()
         is_wanted = server.is_alive() and not self._signals.is_requested()
-        return is_wanted and server.stall_to_end() is None and not server.is_unused()
+        is_moving = server.stall_to_end() is None and server.halt() is None
+        return is_wanted and is_moving and not server.is_unused()
 
     def _answer_signals(self) -> None:
         """Those that do not end anything."""

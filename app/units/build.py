@@ -65,8 +65,8 @@ def deployment_of(
     request = line.request
     if choices.nodes > 1 and request.engine != VLLM:
         raise UsageError(
-            f"--nodes {choices.nodes}: the engine {request.engine} runs on one node",
-            hint="leave --nodes out, or choose --engine vllm",
+            f"--nodes {choices.nodes}: units of several nodes are written for vLLM alone",
+            hint="leave --nodes out, or choose --engine vllm; docs/scaling.md has --nnodes",
         )
     drain = line.options.get("drain")
     name = str(line.options.get("name") or request.served_name.rsplit("/", 1)[-1])

@@ -1,8 +1,8 @@
 """The Executor protocol: EngineCore's view of whatever runs the model, found by name at run time.
 
 Owns the names; does not import torch. `uni` runs the worker inside the EngineCore process
-(vLLM's UniProcExecutor), `mp` each rank's in a process of its own (MultiprocExecutor), `ray` each
-rank's in an actor of a Ray cluster, which may span machines (RayExecutor).
+(vLLM's UniProcExecutor), `mp` each rank's in a process of its own, here and on other nodes
+(MultiprocExecutor), `ray` each rank's in an actor of a Ray cluster (RayExecutor).
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class MultiprocExecutor:
         answers: dict[int, object] = {}
         watch = StandstillWatch(_CALL_LOOKS)
         while len(answers) < len(self._places):
-            found = self._answers(LOOK_S)
+            found = self._answers_until_look()
             for rank, answer in found:
                 (answers[rank],) = cast(tuple[object], answer)
             owing = [place.rank for place in self._places if place.rank not in answers]
@@ -200,7 +200,7 @@ class MultiprocExecutor:
         """Take answers, the oldest step's first, until the one of `wanted` is there."""
         watch = StandstillWatch()
         while not wanted.done():
-            found = self._answers(LOOK_S)
+            found = self._answers_until_look()
             for rank, answer in found:
                 self._take_step(rank, answer)
             if not found:
@@ -283,6 +283,13 @@ class MultiprocExecutor:
             node.link.send(message)
         except PeerGoneError:
             self._fail_with_ended()
+
+    def _answers_until_look(self) -> list[tuple[int, object]]:
+        """As `_answers`, within LOOK_S; halfway the nodes are asked what their ranks do."""
+        found = self._answers(LOOK_S / 2)
+        if not found:
+            self._ask_nodes()
+        return found or self._answers(LOOK_S / 2)
 
     def _answers(self, timeout_s: float) -> list[tuple[int, object]]:
         """(rank, answer) of those that have answered; waits for the first of them so long at most.
@@ -415,9 +422,8 @@ class MultiprocExecutor:
         nobody has answered for LOOK_S; without `owing` those are waited for that have come least
         far.
         """
-        self._ask_nodes()
-        if any(node.unanswered > 1 for node in self._nodes):
-            return  # it is late: what its ranks do is not known
+        if any(node.unanswered for node in self._nodes):
+            return  # what its ranks do is not known
         looks = self._local.looks()
         for node in self._nodes:
             looks.update(node.looks)

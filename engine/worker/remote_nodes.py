@@ -67,7 +67,7 @@ class RemoteNode:
     @property
     def is_silent(self) -> bool:
         """Whether it has not answered for as long as a rank may stand still."""
-        return self.unanswered > STILL_LOOKS
+        return self.unanswered >= STILL_LOOKS
 
     @property
     def silent_s(self) -> float:
