@@ -383,11 +383,14 @@ def rope_scaling(rope: Mapping[str, Any], max_positions: int) -> RopeScaling | N
     that our own code does not have.
     """
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("default", "mrope"):  # the three places of mrope are one for text
+    # The three places of mrope are one for text; up to the trained length, where this engine ends,
+    # dynamic changes nothing.
+    if kind in ("default", "mrope", "dynamic"):
         return None
     if kind not in ("llama3", "linear", "yarn"):
         raise ModelError(
-            f"Rope scaling {kind!r} is not supported; default, linear, llama3 and yarn are."
+            f"Rope scaling {kind!r} is not supported; default, linear, dynamic, llama3 and yarn "
+            "are."
         )
     return RopeScaling(
         rope_type=kind,

@@ -89,7 +89,7 @@ def test_what_cannot_be_served_is_named(
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "silu and gelu_pytorch_tanh"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2}}, "'longrope' is not supported"),
     ],
 )
 def test_what_our_code_does_not_run_goes_to_transformers(

@@ -56,7 +56,8 @@ _FEW = ("Olmo2ForCausalLM", "Cohere2ForCausalLM", "GPTBigCodeForCausalLM", "GPT2
         ({}, "stoker", None),
         ({"hidden_act": "gelu"}, "transformers", "Activation 'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "stoker", None),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "transformers", "'dynamic'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "stoker", None),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4}}, "transformers", "'longrope'"),
         ({"architectures": ["Olmo2ForCausalLM"]}, "transformers", None),
         ({"architectures": ["Gemma2ForCausalLM"]}, "stoker", None),
         (

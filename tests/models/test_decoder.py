@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama3 rope": {"rope_parameters": LLAMA3_ROPE},
     "yarn rope": {"rope_parameters": YARN_ROPE},
     "linear rope": {"rope_parameters": LINEAR_ROPE},
+    "dynamic rope": {"rope_parameters": {**LINEAR_ROPE, "rope_type": "dynamic"}},
     "wide heads": {"head_dim": 32},
     "one kv head": {"num_key_value_heads": 1},
     "mistral": {"family": "Mistral", "sliding_window": None},
