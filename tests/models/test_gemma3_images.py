@@ -17,6 +17,7 @@ from engine.errors import CorruptModelError
 from engine.messages import EngineCoreRequest, ImageInput, MissCause, PrefillStats
 from engine.sampling_params import SamplingParams
 from tests.core.conftest import engine_config
+from tests.core.core_runs import answers_of
 from tests.kernels.native_models import native_library
 from tests.models.tiny_models import save_seeing_gemma
 
@@ -213,6 +214,19 @@ def test_logits_behind_a_hit_that_ends_inside_an_image(folder: Path, oracle: Any
     found = Answers(core, [renamed(first, "again"), REQUESTS[1]])
     assert found.prefill["again"].num_cached_tokens == 16
     found.assert_like(oracle)
+    core.shutdown()
+
+
+def test_log_probabilities_of_a_prompt_with_images(folder: Path, oracle: Any) -> None:
+    """Of which a step that others wait for takes few: never a part of an image."""
+    core = start(folder)
+    asking = prompt_of(40, 30, 9, name="asking")
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    answers = answers_of(core, [renamed(asking, "asking", sampling_params=params), REQUESTS[1]])
+    wanted = logits_of(oracle, asking, []).log_softmax(-1)
+    following = torch.tensor(asking.prompt_token_ids[1:])
+    found = torch.tensor(answers["asking"].all_prompt_logprobs())
+    assert (found - wanted[:-1].gather(1, following.unsqueeze(1))[:, 0]).abs().max() < 1e-3
     core.shutdown()
 
 
