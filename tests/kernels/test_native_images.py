@@ -56,9 +56,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def run(
-    folder: Path, model: ModelStep, steps: list[list[int]], block_size: int = 16
+    folder: Path,
+    model: ModelStep,
+    steps: list[list[int]],
+    block_size: int = 16,
+    fill: float | None = None,
 ) -> list[Tensor]:
-    fill = float("nan") if isinstance(model, NativeModelStep) else 0.0
+    if fill is None:
+        fill = float("nan") if isinstance(model, NativeModelStep) else 0.0
     return SeeingSequences(
         model,
         random_prompts(*LENGTHS),
@@ -85,6 +90,15 @@ def test_logits_are_close_to_the_twin_and_the_same_in_every_arrangement(folder: 
         [count if n == number else 0 for n, count in enumerate(LENGTHS)] for number in range(5)
     ]
     assert_same(run(folder, split, alone), found)
+
+
+def test_an_fp8_cache_holds_images_like_text(folder: Path) -> None:
+    whole, model = [[*LENGTHS]], native_model(folder, cache_dtype="fp8")
+    twin = reference_model(folder, cache_dtype="fp8")
+    found = run(folder, model, whole, fill=0.0)
+    for result, reference in zip(found, run(folder, twin, whole), strict=True):
+        assert relative_error(result, reference) < 0.06
+    assert_same(run(folder, model, STEPS, fill=0.0), found)
 
 
 def test_an_image_changes_what_stands_before_its_last_token(folder: Path) -> None:
