@@ -39,3 +39,17 @@ def outward_host(host: str) -> str | None:
             route.connect((far, 9))  # of a datagram nothing is sent: the kernel picks the way
             return url_host(route.getsockname()[0])
     return None
+
+
+def interface_of(host: str) -> str | None:
+    """The network interface of this machine with that address, for gloo and NCCL."""
+    import psutil
+
+    wanted = ipaddress.ip_address(host.partition("%")[0])
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            with contextlib.suppress(ValueError):
+                found = ipaddress.ip_address(one.address.partition("%")[0])
+                if found == wanted or (found.is_loopback and wanted.is_loopback):
+                    return str(name)
+    return None

@@ -7,7 +7,6 @@ answer and which of them has ended, and ends with node 0. No torch here.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import select
 import signal
 import socket
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from engine.config import EngineConfig, ParallelConfig
 from engine.errors import ConfigError, EngineError
 from engine.logger import get_logger, setup_logging
+from engine.machine.addresses import interface_of
 from engine.node_key import read_node_key
 from engine.rank_layout import node_name
 from engine.version import __version__
@@ -175,20 +175,6 @@ def _say_stopped(link: NodeLink, stop: _StopSignal) -> None:
     logger.info("[shutdown] Node: trigger received signal=%s", name)
     with contextlib.suppress(PeerGoneError):
         link.send(NodeStopped(f"it was ended there ({name})"))
-
-
-def interface_of(host: str) -> str | None:
-    """The network interface of this machine with that address, for gloo and NCCL."""
-    import psutil
-
-    wanted = ipaddress.ip_address(host.partition("%")[0])
-    for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            with contextlib.suppress(ValueError):
-                found = ipaddress.ip_address(one.address.partition("%")[0])
-                if found == wanted or (found.is_loopback and wanted.is_loopback):
-                    return str(name)
-    return None
 
 
 class _HeadlessNode:

@@ -20,11 +20,11 @@ from engine.config import EngineConfig
 from engine.core.handshake import error_from_name
 from engine.kv_sizing import KVCacheSpec
 from engine.logger import get_logger
+from engine.machine.addresses import interface_of
 from engine.machine.processes import rss_bytes
 from engine.rank_layout import rank_places
 from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.sched.snapshot import RankSnapshot
-from engine.worker.headless import interface_of
 from engine.worker.local_ranks import (
     EXIT_S,
     LocalRanks,
