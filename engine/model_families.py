@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import ModelError
+from engine.errors import CorruptModelError, ModelError
 
 Fields = dict[str, Any]
 
@@ -426,8 +426,13 @@ def _gpt_oss(raw: Mapping[str, Any]) -> Fields:
 
 
 def _experts(raw: Mapping[str, Any], *, is_normalized: bool) -> ExpertLayers:
-    number = raw.get("num_local_experts") or raw["num_experts"]
-    return ExpertLayers(int(number), int(raw["num_experts_per_tok"]), is_normalized)
+    number = int(raw.get("num_local_experts") or raw["num_experts"])
+    per_token = int(raw["num_experts_per_tok"])
+    if not 1 <= per_token <= number:
+        raise CorruptModelError(
+            f"config.json: num_experts_per_tok {per_token} is not from 1 to the {number} experts."
+        )
+    return ExpertLayers(number, per_token, is_normalized)
 
 
 _FAMILIES: dict[str, Callable[[Mapping[str, Any]], Fields]] = {

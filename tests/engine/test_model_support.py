@@ -70,6 +70,11 @@ _FEW = ("Olmo2ForCausalLM", "Cohere2ForCausalLM", "GPTBigCodeForCausalLM", "GPT2
             "transformers",
             "swiglu_limit 5.0",
         ),
+        (
+            {"architectures": ["MixtralForCausalLM"], **_EXPERTS, "num_experts_per_tok": 5},
+            None,
+            "num_experts_per_tok 5 is not from 1 to the 4 experts",
+        ),
         ({"architectures": ["Lfm2ForCausalLM"]}, "transformers", None),
         ({"architectures": ["DoryForCausalLM"]}, None, "with a cache it gives other logits"),
         ({"architectures": ["RwkvForCausalLM"]}, None, "none of the decoders that serve"),
