@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Also where PYTHONDONTWRITEBYTECODE is set, which would compile every module again at every start.
+COMPILE = $(BIN)/python -m compileall -q app engine tui logparse stoker_launcher.py
 
 .PHONY: help serve test check check-native bench install install-dev clean
 
@@ -49,10 +51,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.engine: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[engine]'
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[engine,dev]'
+	$(COMPILE)
 	@touch $@ $(VENV)/.engine
 
 clean:  ## remove .venv

@@ -371,13 +371,14 @@ def words_with_settings(ctx: typer.Context, words: list[str]) -> list[str]:
 
 def _ledger_note(request: ServeRequest, spec: LaunchSpec) -> Callable[[ManagedServer], None]:
     """What writes a start into the memory ledger; what is free before it is looked up now."""
-    from app.planning.start_record import memory_before, record_start
+    from app.planning.memory_before import memory_before
 
     before = memory_before(request)
 
     def note(server: ManagedServer) -> None:
         from app.output import say
         from app.planning.memory_ledger import open_ledger
+        from app.planning.start_record import record_start
 
         report, log = server.log.report(), server.log.path
         reason = record_start(

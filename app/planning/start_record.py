@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import StokerError
 from app.launch.engines import STOKER, VLLM
 from app.launch.launch_specs import LaunchSpec, ServeRequest
 from app.planning.calibration import calibrate, device_key, shape_key
-from app.planning.gpu_catalogue import PlannedGpu, gpu_of_reading
 from app.planning.log_comparison import request_of_log
+from app.planning.memory_before import MemoryBefore
 from app.planning.memory_ledger import Figures, LedgerEntry, MemoryLedger
 from app.planning.plan import MemoryPlan, cpu_process_bytes, make_plan, with_changes
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import PlanRequest
-from engine.env import device_starts
 from engine.errors import EngineError
 from engine.machine.sizes import GIB
 from logparse import LogReport
@@ -26,28 +24,6 @@ from logparse.report.details import least
 
 # What reading and counting a model with an unheard-of configuration can end in.
 _ODD_FILES = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBefore:
-    """What a start finds; taken before it, since the server changes it."""
-
-    gpu: PlannedGpu | None
-    free_ram_bytes: int
-
-
-def memory_before(request: ServeRequest) -> MemoryBefore:
-    """The first GPU unless the flags say cpu, and the free RAM."""
-    from engine.machine.gpus import read_gpus
-    from engine.machine.ram_shares import RamShares
-
-    gpu = None
-    if request.args.device != "cpu":
-        try:
-            gpu = gpu_of_reading(read_gpus())
-        except StokerError:
-            gpu = None  # one that is divided: its parts are not known here
-    return MemoryBefore(gpu, RamShares(device_starts("cpu")).left_for_new_start())
 
 
 def plan_request(request: ServeRequest, before: MemoryBefore) -> PlanRequest:

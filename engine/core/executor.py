@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kv_sizing import KVCacheSpec
-from engine.quick_imports import no_collections
+from engine.quick_imports import import_torch, no_collections
 from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.sched.snapshot import RankSnapshot
 
@@ -24,6 +24,7 @@ _EXECUTORS = {
     "mp": "engine.worker.multiproc_executor:MultiprocExecutor",
     "ray": "engine.worker.ray_executor:RayExecutor",
 }
+_WITH_TORCH = "uni"
 
 
 class Executor(Protocol):
@@ -96,6 +97,8 @@ def preload_executor(name: str) -> None:
     """
     if name in _EXECUTORS:
         with no_collections():
+            if name == _WITH_TORCH:
+                import_torch()
             _executor_class(name)
 
 

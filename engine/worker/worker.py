@@ -40,6 +40,7 @@ from engine.models.transformers_own_cache import (
 )
 from engine.models.vision_tower import VisionTower, load_vision_tower
 from engine.models.weights import DecoderWeights
+from engine.quick_imports import complete_torch
 from engine.rank_layout import require_devices
 from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.worker.graph_device import CudaGraphDevice, GraphDevice
@@ -72,6 +73,8 @@ class Worker:
     """
 
     def __init__(self, config: EngineConfig, links: RankLinks = _ALONE) -> None:
+        if not _is_all_own(config):
+            complete_torch()
         self._config = config = _completed(config)
         self._links = links
         self._place = links.place
@@ -496,6 +499,13 @@ class Worker:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return GpuMemoryProfile(total, self._free_at_init, free, peak - held)
+
+
+def _is_all_own(config: EngineConfig) -> bool:
+    """Whether nothing runs but our own code for CPUs: no device `meta`, no compiler."""
+    model = config.model
+    is_own = model.implementation == "stoker" and not model.is_encoder
+    return is_own and config.device.device == "cpu" and not config.multimodal.max_images
 
 
 def _graph_device(device: torch.device) -> GraphDevice | None:

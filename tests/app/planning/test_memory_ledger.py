@@ -18,12 +18,13 @@ from app.launch.launch_specs import LaunchSpec, parse_serve_request
 from app.paths import MEMORY_LEDGER
 from app.planning.calibration import calibrate, shape_key
 from app.planning.gpu_catalogue import PlannedGpu, find_gpu
+from app.planning.memory_before import MemoryBefore
 from app.planning.memory_estimates import Calibration
 from app.planning.memory_ledger import _MOST_BYTES, Figures, LedgerEntry, MemoryLedger
 from app.planning.plan import MemoryPlan, make_plan
 from app.planning.plan_models import PlannedModel, find_planned_model
 from app.planning.plan_request import PlanRequest
-from app.planning.start_record import MemoryBefore, plan_request, record_start
+from app.planning.start_record import plan_request, record_start
 from engine.machine.ram_shares import PROCESS_BYTES
 from engine.machine.sizes import GIB
 from logparse import parse_lines
