@@ -167,7 +167,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("budget", [16, 23, 2048])
+@pytest.mark.parametrize("budget", [16, 2048])
 def test_logits_in_one_batch_whole_and_in_chunks(folder: Path, oracle: Any, budget: int) -> None:
     core = start(folder, max_num_batched_tokens=budget)
     Answers(core, REQUESTS).assert_like(oracle)
@@ -254,9 +254,9 @@ def test_drafts_change_no_token(folder: Path, oracle: Any) -> None:
         renamed(
             one,
             one.request_id,
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True),
         )
-        for one in REQUESTS
+        for one in REQUESTS[1:3]
     ]
     found = Answers(core, requests).tokens
     core.shutdown()
