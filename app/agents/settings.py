@@ -221,8 +221,9 @@ def continue_dev(server: Connection) -> AgentSettings:
             "maxTokens": server.most_output,
         }
     block = {"name": "Stoker", "version": "0.0.1", "schema": "v1", "models": [model]}
-    files = (SettingsFile(".continue/models/stoker.yaml", _yaml(block)),)
-    return AgentSettings(files, server.key_export(), "cn")
+    file = ".continue/models/stoker.yaml"  # the editors' extension finds it, `cn` is told
+    files = (SettingsFile(file, _yaml(block)),)
+    return AgentSettings(files, server.key_export(), f"cn --config {file}")
 
 
 def llm(server: Connection) -> AgentSettings:

@@ -77,7 +77,11 @@ def test_aider_gets_the_limits_where_they_are_known() -> None:
 def test_continue_and_llm_are_told_whether_there_are_tools(
     refusal: str | None, has_tools: bool
 ) -> None:
-    (model,) = read(settings("continue", tools_refusal=refusal).files[0])["models"]
+    made = settings("continue", tools_refusal=refusal)
+    assert (
+        made.command == f"cn --config {made.files[0].path}"
+    )  # alone it asks Continue's own service
+    (model,) = read(made.files[0])["models"]
     assert (model.get("capabilities") == ["tool_use"]) is has_tools
     assert (model["apiBase"], model["apiKey"]) == ("http://h:1/v1", "none")
     (model,) = read(settings("llm", tools_refusal=refusal).files[0])
