@@ -206,12 +206,13 @@ class Message(BaseModel):
 
     def for_template(self, read_content: ReadContent = plain_text) -> dict[str, Any]:
         """With plain text as content, which is what templates of text models expect, or with what
-        `read_content` makes of it; that of a system message has to be one text for many templates.
+        `read_content` makes of it. Of a system message many templates read the first part alone.
 
         Templates ask whether `tool_calls` is there, so a list without calls is left out.
         """
-        is_text = self.role == "system" and not self.image_urls()
-        content = (plain_text if is_text else read_content)(self.content)
+        content = read_content(self.content)
+        if self.role == "system" and isinstance(content, list) and not self.image_urls():
+            content = [{"type": "text", "text": plain_text(self.content)}]
         message = {**self._extra(), "role": self.role, "content": content}
         if "reasoning" in message:  # of an earlier answer; templates know it by its older name
             message.setdefault("reasoning_content", message["reasoning"])
