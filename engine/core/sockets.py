@@ -44,10 +44,8 @@ async def is_sent(
 
 
 class MessageReader:
-    """The messages of a socket that one task waits for. zmq.asyncio makes a future for each and
-    asks the socket five times for its state, which at every step costs as much as the step's text.
-
-    To be closed before the socket.
+    """The messages of a socket that one task waits for, for much less than zmq.asyncio's futures
+    cost at every step. To be ended before the socket is closed.
     """
 
     def __init__(self, socket: zmq.asyncio.Socket) -> None:

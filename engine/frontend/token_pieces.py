@@ -58,7 +58,7 @@ def _puts_together(decoder: dict[str, Any]) -> bool:
         case "Replace":  # a longer pattern could lie across two tokens
             return len(decoder["pattern"].get("String", "")) == 1
         case "Strip":
-            return int(decoder["stop"]) == 0
+            return int(decoder["start"]) <= 1 and int(decoder["stop"]) == 0
         case "Sequence":
             parts = decoder["decoders"]
             is_alone = len(parts) == 1 or all(part["type"] != "ByteLevel" for part in parts)

@@ -131,6 +131,13 @@ def test_looked_up_tokens_give_the_pieces_of_decoded_windows(
 
 def test_decoders_that_look_at_neighbours_have_no_table() -> None:
     fast = FastTokenizer(BPE(vocab={"a": 0}, merges=[]))
-    for decoder in (decoders.WordPiece(), decoders.Metaspace(), decoders.CTC()):
+    looking = (
+        decoders.WordPiece(),
+        decoders.Metaspace(),
+        decoders.CTC(),
+        decoders.Strip(content=" ", left=2, right=0),
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "c")]),
+    )
+    for decoder in looking:
         fast.decoder = decoder
         assert Tokenizer(fast, {}).pieces(skip_special_tokens=True) is None
