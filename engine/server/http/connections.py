@@ -78,6 +78,7 @@ class Connections:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._open: dict[_BoundedProtocol, None] = {}
+        self._unsent: dict[_BoundedProtocol, list[bytes]] = {}
         self._told = _Sometimes()
 
     def protocol(
@@ -109,6 +110,22 @@ class Connections:
     def remove(self, connection: _BoundedProtocol) -> None:
         self._open.pop(connection, None)
 
+    def send_soon(self, connection: _BoundedProtocol, data: bytes) -> None:
+        """Send together with what others have, before any task runs that is woken from now on.
+
+        One after the other in between, each would give the core to the client that it wakes, and
+        find its caches full of the client's.
+        """
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_all)
+        self._unsent.setdefault(connection, []).append(data)
+
+    def _send_all(self) -> None:
+        unsent, self._unsent = self._unsent, {}
+        for connection, parts in unsent.items():
+            if not connection.transport.is_closing():
+                connection.transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
 
 def connection_of(scope: Scope) -> Connection | None:
     """The connection that a request came over; None where another kind of server runs the app."""
@@ -124,7 +141,7 @@ class Connection(Protocol):
         """Whether the answer has begun and can go on without waiting for the client."""
 
     def write(self, data: bytes) -> None:
-        """Send a part of the answer's body, past the application's wrappers."""
+        """Send a part of the answer's body soon, past the application's wrappers."""
 
 
 class _BoundedProtocol(H11Protocol):
@@ -155,7 +172,8 @@ class _BoundedProtocol(H11Protocol):
     def write(self, data: bytes) -> None:
         """A chunk of the body; to a client of HTTP/1.0, which knows no chunks, the data alone."""
         is_chunked = self.cycle.scope["http_version"] != "1.0"
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
+        framed = b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data
+        self._all.send_soon(self, framed)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

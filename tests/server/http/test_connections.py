@@ -163,6 +163,7 @@ class Pushing:
     def __init__(self) -> None:
         self.could_write: list[bool] = []
         self.written = b""
+        self.is_full = asyncio.Event()
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         connection = connection_of(scope)
@@ -173,7 +174,10 @@ class Pushing:
         self.could_write.append(connection.can_write)
         while connection.can_write:
             self.written += b"0123456789" * 1000
-            connection.write(self.written[-10_000:])
+            connection.write(self.written[-10_000:-1])
+            connection.write(self.written[-1:])
+            await asyncio.sleep(0)
+        self.is_full.set()
         await send({"type": "http.response.body", "body": b">", "more_body": False})
         self.could_write.append(connection.can_write)
 
@@ -195,8 +199,7 @@ async def _push_to_slow_client(version: bytes) -> None:
     async with serving_app(app, ConnectionLimits(9)) as port:
         get = b"GET / HTTP/" + version + b"\r\nhost: x\r\nconnection: close\r\n\r\n"
         reader, writer = await connect(port, get)
-        while not app.written:
-            await asyncio.sleep(0)
+        await app.is_full.wait()
         assert app.could_write == [False, True]  # before an answer begins, and then
         head = await reader.readuntil(b"\r\n\r\n")
         body = await reader.read()
