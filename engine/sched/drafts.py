@@ -20,16 +20,17 @@ from engine.speculative_config import SpeculativeConfig
 MOST_ANSWER_TOKENS = 1 << 16
 """Of recent answers that are looked through; the older half is forgotten beyond."""
 
-_LEAST_GAIN = 1.02  # of tokens per second, below which a step is left as it is
+_LEAST_GAIN = 1.1  # of tokens per second, below which a step is left as it is
 _LEAST_CHANCE = 0.01
 _EVIDENCE_KEPT = 0.9  # of what was seen of a request, at each new draft
 _DOUBT_KEPT = 0.98  # of it, at each step without a draft: a new try comes by and by
 _REQUEST_WEIGHT = 2.0  # tokens that a request's own record is weighed against
 _FORCED = 1 << 10  # as if so many tokens agreed: a grammar leaves nothing else
 # By how many tokens agree before a guessed one: how often it comes true, until that is seen.
-_USUAL_CHANCES = ((16, 0.95), (12, 0.93), (8, 0.89), (6, 0.84), (5, 0.78), (4, 0.7), (3, 0.55))
-_SHORT_CHANCE = 0.35
-_CHANCE_WEIGHT = 30.0
+_USUAL_CHANCES = ((16, 0.76), (12, 0.74), (8, 0.71), (6, 0.67), (5, 0.62), (4, 0.56), (3, 0.44))
+_SHORT_CHANCE = 0.28
+_CHANCE_WEIGHT = 10.0
+_LONGEST_REST = 8  # steps, of several requests, after others for which no draft was worth it
 _CHANCE_KEPT = 0.998
 
 
@@ -100,12 +101,26 @@ class Drafter:
         self._costs = StepCosts(most_rows)
         self._likelihoods = Likelihoods(config.prompt_lookup_max)
         self._counts = _Counts()
+        self._num_fruitless = 0  # looks in a row that gave several requests no draft
+        self._rest = 0  # steps in which nobody looks again
 
     def _new_index(self) -> NgramIndex:
         return NgramIndex(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
 
     def propose(self, running: Sequence[Request]) -> dict[str, list[int]]:
-        """The drafts that are worth a try in the next step, by request."""
+        """The drafts that are worth a try in the next step, by request.
+
+        Where several requests get none, it is not looked for them at each step.
+        """
+        if len(running) > 1 and self._rest:
+            self._rest -= 1
+            return {}
+        found = self._look(running)
+        self._num_fruitless = 0 if found else self._num_fruitless + 1
+        self._rest = min(self._num_fruitless, _LONGEST_REST)
+        return found
+
+    def _look(self, running: Sequence[Request]) -> dict[str, list[int]]:
         guesses: dict[str, list[int]] = {}
         chances: list[tuple[float, int, str]] = []
         for request in running:

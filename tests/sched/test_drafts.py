@@ -103,6 +103,19 @@ def test_one_request_of_bad_luck_takes_no_drafts_from_another() -> None:
     assert len(found.get("bad", [])) < len(found["good"])
 
 
+def test_several_requests_without_drafts_are_looked_at_now_and_then() -> None:
+    scheduler, drafter = make_scheduler(), Drafter(SpeculativeConfig(), 64)
+    loops = [loop(scheduler, "a"), loop(scheduler, "b")]
+    plain = [decoding(scheduler, name, list(range(50))) for name in ("c", "d")]
+    for _ in range(200):
+        assert drafter.propose(plain) == {}
+    steps = 0
+    while not drafter.propose(loops):
+        steps += 1
+        assert steps <= 8
+    assert drafter.propose(loops), "no rest while they help"
+
+
 def test_an_answer_is_the_guess_for_the_same_question() -> None:
     scheduler, drafter = make_scheduler(), Drafter(SpeculativeConfig(), 64)
     first = decoding(scheduler, "a", list(range(20)))
