@@ -23,6 +23,6 @@ def test_more_ranks_than_gpus_are_refused(folder: Path, monkeypatch: pytest.Monk
         device=DeviceConfig(device="cuda", dtype="float32", kernels="reference"),
         parallel=ParallelConfig(executor_backend="mp", tensor_parallel_size=2),
     )
-    worker = Worker(config, RankLinks(RankPlace(1, 2)))
-    with pytest.raises(ConfigError, match=r"need 2 GPUs, one for each rank, and 1 can be seen"):
+    worker = Worker(config, RankLinks(RankPlace(1, 2), local_rank=1))
+    with pytest.raises(ConfigError, match=r"need 2 GPUs on this machine, one for each rank, and 1"):
         worker.init_device()
