@@ -17,6 +17,7 @@ from engine.server.api_servers.control import ClientDown, Control, EngineDown
 from engine.server.api_servers.coordinator import Coordinator
 
 TIMEOUT_S = 60
+AWAKE = [0, 0]  # the sleep level of each engine
 
 
 class Sink:
@@ -96,7 +97,9 @@ async def test_all_api_servers_learn_every_engines_queues(world: World) -> None:
     await world.report(1, 5, 0)
     await world.report(2, 0, 1)
     for read in readers:
-        await until(read, QueueStats([3, 0], [2, 1], {1: [5, 0], 2: [0, 1]}, [], {1: 0, 2: 0}))
+        await until(
+            read, QueueStats([3, 0], [2, 1], {1: [5, 0], 2: [0, 1]}, [], {1: 0, 2: 0}, AWAKE)
+        )
     assert world.sink.running == {0: 2, 1: 1}
     assert world.sink.num_tokens == 0, "tokens are counted by the API servers"
 
@@ -104,8 +107,8 @@ async def test_all_api_servers_learn_every_engines_queues(world: World) -> None:
 async def test_one_that_comes_later_is_told_at_once(world: World) -> None:
     first = world.subscribe()
     await world.step(1, running=4)
-    await until(first, QueueStats([0, 0], [0, 4], {}))
-    await until(world.subscribe(), QueueStats([0, 0], [0, 4], {}))
+    await until(first, QueueStats([0, 0], [0, 4], {}, [], {}, AWAKE))
+    await until(world.subscribe(), QueueStats([0, 0], [0, 4], {}, [], {}, AWAKE))
 
 
 async def test_the_dead_count_for_nothing(world: World) -> None:
@@ -113,9 +116,9 @@ async def test_the_dead_count_for_nothing(world: World) -> None:
     await world.step(0, running=2)
     await world.report(1, 2, 1)
     await world.report(2, 1, 0)
-    await until(read, QueueStats([0, 0], [2, 0], {1: [2, 1], 2: [1, 0]}, [], {1: 0, 2: 0}))
+    await until(read, QueueStats([0, 0], [2, 0], {1: [2, 1], 2: [1, 0]}, [], {1: 0, 2: 0}, AWAKE))
     await world.parent.send(EngineDown(0))
-    await until(read, QueueStats([0, 0], [0, 0], {1: [0, 1], 2: [0, 0]}, [], {1: 0, 2: 0}))
+    await until(read, QueueStats([0, 0], [0, 0], {1: [0, 1], 2: [0, 0]}, [], {1: 0, 2: 0}, AWAKE))
     assert world.sink.running[0] == 0
     await world.parent.send(ClientDown(1))
-    await until(read, QueueStats([0, 0], [0, 0], {2: [0, 0]}, [], {2: 0}))
+    await until(read, QueueStats([0, 0], [0, 0], {2: [0, 0]}, [], {2: 0}, AWAKE))
