@@ -107,7 +107,8 @@ def _stoker(model: PlannedModel, plan: MemoryPlan) -> StartCommand:
     words += [*_parallel_flags(request)]
     words += ["--quantization", request.quantization] if request.quantization else []
     words += [*_lora_flags(request), *_speculative_flags(request)]
-    note = None
+    words += (text_alone := _text_alone_flags(fitting, support))
+    note = "for text alone: a step has no room for an image" if text_alone else None
     if model.is_gguf:
         note = "converts the file to bf16 once, which takes more memory"
     elif support.implementation == "transformers":
@@ -120,6 +121,16 @@ def _lora_flags(request: PlanRequest) -> list[str]:
         return []
     words = ["--enable-lora", "--max-loras", str(lora.max_loras)]
     return [*words, "--max-lora-rank", str(lora.max_lora_rank)]
+
+
+def _text_alone_flags(plan: MemoryPlan, support: Support) -> list[str]:
+    """For a step that is smaller than an image, which our own engine computes in one."""
+    vision, asked = plan.shape.vision, plan.request.max_num_batched_tokens
+    if vision is None or support.implementation != "stoker" or asked is None:
+        return []
+    if asked >= vision.tokens_per_image:
+        return []
+    return ["--limit-mm-per-prompt", '{"image": 0}']
 
 
 def _speculative_flags(request: PlanRequest) -> list[str]:

@@ -301,6 +301,22 @@ def test_guessed_tokens_are_part_of_our_engines_command(asked: int, number: int)
     assert _own_plan(words, plan, model).shortfall is None
 
 
+@pytest.mark.parametrize(("budget", "sees"), [(255, False), (256, True)])
+def test_a_step_without_room_for_an_image_is_started_for_text_alone(
+    budget: int, sees: bool
+) -> None:
+    model = _MODELS["gemma-3-4b"]
+    gpu = next(gpu for gpu in _GPUS if gpu.name == "h100")
+    request = PlanRequest(gpu=gpu, engine=STOKER, max_num_batched_tokens=budget)
+    plan = make_plan(model.shape, model.weights, request)
+    start = next(c for c in answer(plan, model, ()).commands if c.engine == STOKER)
+
+    assert start.command is not None
+    assert ("--limit-mm-per-prompt" in start.command) is not sees
+    assert (start.note is None) is sees
+    assert _own_plan(shlex.split(start.command), plan, model).shortfall is None
+
+
 def test_states_beside_the_blocks_leave_less_room_and_fewer_requests_help() -> None:
     model = _MODELS["granite-4.0-h-tiny"]
     request = PlanRequest(
