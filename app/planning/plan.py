@@ -7,6 +7,7 @@ differ. Knows shapes and numbers only: reads no file, asks no GPU.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -128,10 +129,16 @@ def make_plan(shape: ModelShape, weights: Weights, request: PlanRequest) -> Memo
 
 
 def _counted_together(request: PlanRequest) -> PlanRequest:
-    """Ranks of our engine on a CPU share its RAM: all of them together take what one would."""
+    """Ranks of our engine on a CPU share its RAM: all of a machine together take what one would."""
     if request.engine != STOKER or request.gpu is not None:
         return request
-    return dataclasses.replace(request, tensor_parallel_size=1, pipeline_parallel_size=1, nnodes=1)
+    stages = math.gcd(request.pipeline_parallel_size, request.nnodes)
+    return dataclasses.replace(
+        request,
+        pipeline_parallel_size=stages,
+        tensor_parallel_size=request.nnodes // stages,
+        nnodes=1,
+    )
 
 
 def _planned(shape: ModelShape, weights: Weights, request: PlanRequest) -> MemoryPlan:

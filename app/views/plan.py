@@ -102,6 +102,7 @@ def _memory_lines(plan: MemoryPlan) -> Iterator[str]:
     if request.gpu is None:
         copies = request.data_parallel_size
         shared = f", shared by {copies} replicas; what follows is of each" if copies > 1 else ""
+        shared = ", and as much on each of the other machines" if request.nnodes > 1 else shared
         yield f"free RAM       = {_gib(plan.requested_bytes)} GiB{shared}"
     else:
         share = f"total x {request.gpu_memory_utilization:g}"
@@ -198,9 +199,11 @@ def _process_lines(plan: MemoryPlan) -> Iterator[str]:
     yield f"{sizes}: {len(lines)} {word}, GPUs used: {gpus}"
     yield from (f"  {line}" for line in lines)
     if len(plan.stages) > 1:
+        # On CPUs the ranks of a machine count together.
+        part = "node" if request.gpu is None and len(plan.stages) == request.nnodes else "stage"
         for number, stage in enumerate(plan.stages):
             yield (
-                f"  stage {number}: layers {stage.layers.start} to {stage.layers.stop - 1}, "
+                f"  {part} {number}: layers {stage.layers.start} to {stage.layers.stop - 1}, "
                 f"weights {_gib(stage.weights_bytes)} GiB, KV {_gib(stage.available_bytes)} GiB"
             )
 
@@ -418,4 +421,7 @@ def _kib(size: int) -> str:
 def _each(plan: MemoryPlan) -> str:
     if plan.world_size == plan.request.data_parallel_size:
         return ""
-    return f" on a GPU, of {_gib(plan.weights.num_bytes)} GiB"
+    if plan.request.gpu is None and plan.request.nnodes == 1:  # all ranks share the RAM
+        return ""
+    device = "machine" if plan.request.gpu is None else "GPU"
+    return f" on a {device}, of {_gib(plan.weights.num_bytes)} GiB"

@@ -540,6 +540,21 @@ def test_what_several_servers_cannot_have_is_refused(words: tuple[str, ...], sai
     assert said in done.stderr
 
 
+def test_each_machine_needs_room_for_its_own_ranks() -> None:
+    """Those of one machine share its RAM, and have nothing of what other machines hold."""
+    one, stages, tensors = (
+        plan_json("llama-3.1-8b", "--gpu", "cpu", "--engine", "stoker", *layout)
+        for layout in (
+            ("--tp", "2", "--pp", "2"),
+            ("--tp", "2", "--pp", "2", "--nnodes", "2"),
+            ("--tp", "4", "--nnodes", "2"),
+        )
+    )
+    for several in (stages, tensors):
+        assert 0.49 < several["weights_bytes"] / one["weights_bytes"] < 0.6
+        assert several["bytes_per_block"] * 2 == one["bytes_per_block"]
+
+
 def test_machines_have_a_command_each() -> None:
     layout = ("--tp", "2", "--pp", "2", "--nnodes", "2")
     document = plan_json("llama-3.1-8b", "--gpu", "24GiB", *layout, "--engine", "stoker")
