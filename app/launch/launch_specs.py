@@ -146,6 +146,8 @@ class LaunchSpec:
     @property
     def addresses(self) -> str:
         """What is printed of it: the URL, and the one for other machines where there is another."""
+        if self.is_headless:
+            return f"node 0 ({self.host})"
         outside = self.outside_url
         return self.url if outside in (None, self.url) else f"{self.url} (others: {outside})"
 

@@ -27,7 +27,6 @@ _OURS_ALONE = {
     "num_threads": "name the cores in VLLM_CPU_OMP_THREADS_BIND, e.g. 0-7",
     "enable_debug_endpoints": "leave it out; `stoker top` shows what vLLM exposes",
     "allowed_hosts": "leave it out; vLLM answers under every name",
-    "headless": "start vLLM itself on the other nodes; `stoker serve` watches node 0",
     "node_key_file": "leave it out; vLLM's nodes have no secret",
     "show_prompts": "leave it out; vLLM has no /debug",
     "data_parallel_routing": "leave it out; vLLM sends requests to the least loaded copy",
@@ -121,6 +120,12 @@ def download_dir(engine_words: Sequence[str]) -> Path | None:
 def vllm_flags(request: ServeRequest) -> list[str]:
     """Flags for `vllm serve`; StokerError names one that vLLM has no equal for."""
     args = request.args
+    if args.headless or args.node_rank:
+        raise UsageError(
+            "`stoker serve` watches node 0 of vLLM, and the others have no API server",
+            hint="start vLLM itself there; `stoker plan MODEL --engine vllm` with --tp, --pp and "
+            "--nnodes prints the command of each",
+        )
     for name, hint in _OURS_ALONE.items():
         if getattr(args, name) != getattr(_DEFAULTS, name):
             raise _no_equal(name, None, hint)

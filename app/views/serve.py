@@ -221,7 +221,7 @@ def _print_ready(server: ManagedServer) -> None:
     took = formatting.age(server.elapsed_s())
     if server.spec.is_headless:
         print(f"ready: this node serves node 0 ({took}), log {server.log.path}", flush=True)
-        output.say(f"next: requests go to {server.spec.url}    (Ctrl-C here ends all nodes)")
+        output.say("next: ask node 0, which has the API server    (Ctrl-C here ends all nodes)")
         return
     print(f"ready at {server.spec.addresses} ({took}), log {server.log.path}", flush=True)
     if server.care.service.address is not None:

@@ -201,6 +201,8 @@ def test_the_address_for_other_machines() -> None:
     assert spec.url == "http://127.0.0.1:8989"
     if found not in (None, "127.0.0.1"):
         assert spec.addresses == f"http://127.0.0.1:8989 (others: http://{found}:8989)"
+    words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1"]
+    assert stoker_spec(parse_serve_request(words), "m", None).addresses == "node 0 (10.0.0.1)"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,13 @@ def test_what_vllm_has_no_equal_for_is_refused(
     assert hint in str(error.hint)
 
 
+@pytest.mark.parametrize("words", [("--node-rank", "1"), ("--headless",)])
+def test_another_node_than_the_first_is_no_server(words: tuple[str, ...]) -> None:
+    error = refusal("--nnodes", "2", *words)
+    assert "watches node 0" in str(error)
+    assert "--engine vllm" in str(error.hint)
+
+
 def test_a_flag_of_vllm_alone_is_shown_its_place() -> None:
     assert "-- --enable-expert-parallel" in str(refusal("--enable-expert-parallel").hint)
 
