@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.args import EngineArgs
+    from engine.config import EngineConfig
 
 _HERE = Path(__file__).resolve().parent
 
@@ -143,13 +144,17 @@ def _serve_headless(model: str, args: EngineArgs) -> int:
     import asyncio
 
     from engine.env import device_starts
-    from engine.frontend.engine_start import load_config
+    from engine.frontend.engine_start import load_config, log_arguments
     from engine.worker.headless import run_node
+
+    def configure() -> EngineConfig:
+        log_arguments(model, args)
+        return asyncio.run(load_config(model, args))
 
     starts = device_starts("cpu")
     starts.announce()
     try:
-        return run_node(args.node_rank, lambda: asyncio.run(load_config(model, args)))
+        return run_node(args.node_rank, configure)
     finally:
         starts.leave()
 

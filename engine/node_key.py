@@ -22,15 +22,14 @@ def read_node_key(path: str | None) -> bytes:
     """The secret of the file, else of the environment; ConfigError where there is none or it is
     too short to keep anybody out.
     """
-    key, where = os.environ.get(NODE_KEY_VARIABLE, "").strip().encode(), NODE_KEY_VARIABLE
+    key, where = os.fsencode(os.environ.get(NODE_KEY_VARIABLE, "")).strip(), NODE_KEY_VARIABLE
     if path is not None:
         where = f"--node-key-file {path}"
         try:
             key = Path(path).expanduser().read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(
-                f"{where} cannot be read: {error.strerror}. Type {_HOW_TO}."
-            ) from error
+        except (OSError, RuntimeError) as error:  # the latter: ~USER of nobody
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"{where} cannot be read: {why}. Type {_HOW_TO}.") from error
     elif not key:
         raise ConfigError(f"--nnodes needs a secret that all nodes share. Type {_HOW_TO}.")
     if len(key) < _LEAST_BYTES:

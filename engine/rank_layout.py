@@ -19,6 +19,8 @@ from engine.node_key import read_node_key
 MOST_RANKS = 64
 """Of one engine, in each direction."""
 
+_EVERY_ADDRESS = frozenset({"", "0", "0.0.0.0", "::"})
+
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
@@ -187,7 +189,22 @@ def require_nodes_fit(parallel: ParallelConfig, *, is_headless: bool) -> None:
             f"{parallel.pipeline_parallel_size}; each node has as many. Numbers that do: "
             f"{', '.join(str(n) for n in _divisors(parallel.world_size))}."
         )
+    _require_machine(parallel.master_addr)
     read_node_key(parallel.node_key_file)
+
+
+def _require_machine(address: str) -> None:
+    """ConfigError for a --master-addr that is all addresses at once, or can be none."""
+    try:
+        address.encode("idna")  # as the socket calls do, which raise no OSError for it
+        is_one = address not in _EVERY_ADDRESS
+    except UnicodeError:
+        is_one = False
+    if not is_one:
+        raise ConfigError(
+            f"--master-addr {address!r} is not the address of one machine; give the one by which "
+            "the other nodes reach node 0 (`ip -brief address` there lists those it has)."
+        )
 
 
 def _divisors(number: int) -> list[int]:

@@ -44,6 +44,11 @@ class LoadedModel:
         )
 
 
+def log_arguments(model: str, args: EngineArgs) -> None:
+    """What was typed, as `explain` makes commands of it; no secret is among it."""
+    logger.info("non-default args: %s", {"model_tag": model, "model": model, **args.non_default()})
+
+
 async def load_model(model: str, args: EngineArgs) -> LoadedModel:
     """Find the model, read it and configure the engine; EngineError says what is wrong with it."""
     return await load_frontend(await load_config(model, args), args)

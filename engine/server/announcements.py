@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 
 from engine.args import EngineArgs
 from engine.config import TaskConfig
+from engine.frontend.engine_start import log_arguments
 from engine.logger import get_logger
 from engine.machine.addresses import is_loopback
 from engine.server.http.http_log import http_event
@@ -20,7 +21,7 @@ logger = get_logger(__name__)
 def log_invocation(model: str, args: EngineArgs) -> None:
     """What was typed, and whom it lets in."""
     logger.info("Stoker server version %s, serving model %s", __version__, model)
-    logger.info("non-default args: %s", {"model_tag": model, "model": model, **args.non_default()})
+    log_arguments(model, args)
     if args.api_key is None and not args.uds and not is_loopback(args.host):
         logger.warning(
             "Listening on %s without an API key: whoever reaches this port can use the model; set "

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 
 from engine.config import EngineConfig, ParallelConfig
+from engine.core.memory_turn import hold_memory
+from engine.env import device_starts
 from engine.errors import ConfigError, EngineError
 from engine.logger import get_logger, setup_logging
 from engine.machine.addresses import interface_of
@@ -37,7 +39,7 @@ from engine.worker.node_messages import (
     ToRanks,
     Welcome,
 )
-from engine.worker.ram import ram_for_cache
+from engine.worker.ram import ram_for_cache, ram_reserved
 from engine.worker.rank_memory import PeerGoneError
 from engine.worker.rank_steps import RankError
 from engine.worker.remote_nodes import settings_of
@@ -58,9 +60,10 @@ def run_node(node_rank: int, configure: Callable[[], EngineConfig]) -> int:
     0: node 0 or a signal ended it. 1: node 0, a rank or another node failed. 2: wrong flags.
     """
     setup_logging(node_name(node_rank))
-    stop = _StopSignal()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so far there is nothing that has to be ended
     try:
-        return _run(configure(), stop)
+        config = configure()
+        return _run(config, _StopSignal())
     except EngineError as error:
         logger.error("%s: %s", type(error).__name__, error)
         return 2 if isinstance(error, ConfigError) else 1
@@ -245,8 +248,16 @@ class _HeadlessNode:
         elif isinstance(message, AskRoom):
             self._link.send(Room(ram_for_cache(self._config, message.weight_bytes)))
         elif isinstance(message, Serving):
+            self._hold_memory(message)
             names = ", ".join(worker.place.name for worker in self._ranks.workers)
             logger.info("Node serves node 0 at %s with %s.", self._link.peer_host, names)
+
+    def _hold_memory(self, serving: Serving) -> None:
+        """Let later starts on this machine see what the cache may come to hold, touched or not."""
+        if (device := self._config.device.device) == "cpu":
+            hold_memory(device, ram_reserved(serving.weight_bytes, serving.cache_bytes))
+        else:
+            device_starts("cpu").leave_with_server()
 
     def _require_patience(self) -> None:
         """A rank that takes nothing must not keep this process from hearing of the end."""

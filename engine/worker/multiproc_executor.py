@@ -7,7 +7,6 @@ others are ended. No torch here.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import select
 import time
@@ -35,7 +34,6 @@ from engine.worker.local_ranks import (
 from engine.worker.node_messages import (
     AskLooks,
     AskRoom,
-    End,
     FromRank,
     Looks,
     NodeStopped,
@@ -58,7 +56,13 @@ from engine.worker.rank_steps import (
     rank_with_other_blocks,
     tightest_rank,
 )
-from engine.worker.remote_nodes import RemoteNode, gather_nodes, open_store, welcome_nodes
+from engine.worker.remote_nodes import (
+    RemoteNode,
+    end_nodes,
+    gather_nodes,
+    open_store,
+    welcome_nodes,
+)
 from engine.worker.standstill import LOOK_S, ProcessLook, StandstillWatch
 from engine.worker.worker_messages import (
     Call,
@@ -99,8 +103,7 @@ class MultiprocExecutor:
         try:
             self._local = self._start(worker_command)
         except BaseException as error:
-            for node in self._nodes:
-                node.end(str(error))
+            end_nodes(self._nodes, str(error))
             raise
         self._poll = select.poll()
         for descriptor in self.wake_descriptors:
@@ -139,14 +142,12 @@ class MultiprocExecutor:
 
     def _room_here(self) -> int:
         """RAM for the KV cache of this machine's ranks, all together."""
-        return ram_for_cache(self._config, self._here(self._weight_bytes))
-
-    def _here(self, of_ranks: Sequence[int]) -> int:
-        """The sum of those of this machine."""
-        return sum(of_ranks[rank] for rank in self._config.parallel.local_ranks)
+        return ram_for_cache(
+            self._config, _sum(self._weight_bytes, self._config.parallel.local_ranks)
+        )
 
     def _room_at(self, node: RemoteNode) -> int:
-        self._send(node, AskRoom(sum(self._weight_bytes[rank] for rank in node.ranks)))
+        self._send(node, AskRoom(_sum(self._weight_bytes, node.ranks)))
         while not node.rooms:
             self._ask_nodes()
             self._answers(LOOK_S)
@@ -165,10 +166,14 @@ class MultiprocExecutor:
             rank, found = other
             self._fail(disagrees_on_blocks(self._name(rank), found, num_blocks), rank)
         for node in self._nodes:
-            self._send(node, Serving())
+            weights, caches = (
+                _sum(one, node.ranks) for one in (self._weight_bytes, self._cache_bytes)
+            )
+            self._send(node, Serving(weights, caches))
         if not self._is_on_cpu:
             return 0
-        return ram_reserved(self._here(self._weight_bytes), self._here(self._cache_bytes))
+        local = self._config.parallel.local_ranks
+        return ram_reserved(_sum(self._weight_bytes, local), _sum(self._cache_bytes, local))
 
     def _call_all(self, method: str, *arguments: object) -> list[object]:
         """The ranks' answers in order; raises what one of them could not do."""
@@ -282,7 +287,10 @@ class MultiprocExecutor:
         try:
             node.link.send(message)
         except PeerGoneError:
-            self._fail_with_ended()
+            self._look_for_ended_nodes()  # it may have said why
+            self._fail(
+                f"{_upper(node)} is gone: it takes no message any more, shutting down executor."
+            )
 
     def _answers_until_look(self) -> list[tuple[int, object]]:
         """As `_answers`, within LOOK_S; halfway the nodes are asked what their ranks do."""
@@ -300,6 +308,8 @@ class MultiprocExecutor:
         while True:
             found = list(self._ready_answers(max(0.0, deadline - time.monotonic())))
             if found or time.monotonic() >= deadline:
+                # A rank that failed is why others have lost it.
+                found.sort(key=lambda one: isinstance(one[1], RankLost))
                 return [(rank, self._checked(rank, answer)) for rank, answer in found]
 
     def _ready_answers(self, timeout_s: float) -> Iterator[tuple[int, object]]:
@@ -318,7 +328,10 @@ class MultiprocExecutor:
         """What its ranks have answered; the rest that it says is noted."""
         for message in node.link.receive():
             if isinstance(message, FromRank):
-                yield message.rank, pickle.loads(message.answer)  # from a node with our secret
+                answer = pickle.loads(message.answer)  # from a node with our secret
+                if isinstance(answer, Failure):  # why it ends, and so before its end is told
+                    self._checked(message.rank, answer)
+                yield message.rank, answer
             elif isinstance(message, Looks):
                 node.note_looks(message)
             elif isinstance(message, Room):
@@ -469,6 +482,11 @@ class MultiprocExecutor:
                 self._fail_with_rank(worker.place.rank, worker.exit_code(EXIT_S))
             self._look_for_ended_nodes()
             time.sleep(0.01)
+        if self._nodes:
+            self._fail(
+                "A rank cannot reach another one, and none is known to have ended: the network "
+                "between the nodes is cut, or lets these ports not through, shutting down executor."
+            )
         self._fail_with_rank(self._local.workers[0].place.rank, None)
 
     def _look_for_ended_nodes(self) -> None:
@@ -516,8 +534,7 @@ class MultiprocExecutor:
             count = len(self._places)
             logger.info("[shutdown] Executor: waiting for worker exit count=%d", count)
             for node in self._nodes:
-                with contextlib.suppress(PeerGoneError):
-                    node.link.send(End(None))
+                node.tell_end(None)
             if self._local.stop():
                 logger.info("[shutdown] Executor: all workers exited gracefully")
             else:
@@ -525,10 +542,8 @@ class MultiprocExecutor:
         self._end_all(None)
 
     def _end_all(self, reason: str | None) -> None:
-        self._local.end()
         nodes, self._nodes = self._nodes, []
-        for node in nodes:
-            node.end(reason)
+        end_nodes(nodes, reason, meanwhile=self._local.end)
 
 
 class _ToldRank:
@@ -550,6 +565,11 @@ class _ToldRank:
     def note(self, number: int) -> StepNote | None:
         """Of that step, None where it has not come or is long past."""
         return next((note for note in self.notes if note.number == number), None)
+
+
+def _sum(of_ranks: Sequence[int], ranks: range) -> int:
+    """Of some of all ranks."""
+    return sum(of_ranks[ranks.start : ranks.stop])
 
 
 def _upper(node: RemoteNode) -> str:

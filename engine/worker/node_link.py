@@ -41,6 +41,10 @@ class NodeLink:
     def __init__(self, connection: socket.socket, send_key: bytes, receive_key: bytes) -> None:
         self._socket = connection
         self._keys = send_key, receive_key
+        # Asked now: a connection that has broken off has no addresses any more.
+        self.local_host = str(connection.getsockname()[0])
+        """The address of this machine that leads to the other side."""
+        self.peer_host = str(connection.getpeername()[0])
         self._num_sent = self._num_received = 0
         self._buffer = bytearray()
 
@@ -54,8 +58,8 @@ class NodeLink:
             both = ours + answer[:_NONCE]
             _require(answer[_NONCE:], _code(secret, b"other node", both))
             connection.sendall(_code(secret, b"node 0", both))
-        from_node, to_node = (_code(secret, word, both) for word in (b"to node 0", b"from node 0"))
-        return cls(connection, to_node, from_node)
+            from_node, to_node = _keys(secret, both)
+            return cls(connection, to_node, from_node)
 
     @classmethod
     def connected(cls, connection: socket.socket, secret: bytes) -> NodeLink:
@@ -64,21 +68,12 @@ class NodeLink:
             both = _exactly(connection, _NONCE) + (ours := os.urandom(_NONCE))
             connection.sendall(ours + _code(secret, b"other node", both))
             _require(_exactly(connection, _CODE), _code(secret, b"node 0", both))
-        from_node, to_node = (_code(secret, word, both) for word in (b"to node 0", b"from node 0"))
-        return cls(connection, from_node, to_node)
+            from_node, to_node = _keys(secret, both)
+            return cls(connection, from_node, to_node)
 
     def fileno(self) -> int:
         """Readable when there is something to `receive`."""
         return self._socket.fileno()
-
-    @property
-    def local_host(self) -> str:
-        """The address of this machine that leads to the other side."""
-        return str(self._socket.getsockname()[0])
-
-    @property
-    def peer_host(self) -> str:
-        return str(self._socket.getpeername()[0])
 
     def send(self, message: object) -> None:
         """PeerGoneError when the other side has ended, or takes nothing any more."""
@@ -187,14 +182,19 @@ def _proving(connection: socket.socket) -> Iterator[None]:
     connection.settimeout(_PROOF_S)
     try:
         yield
+        keep_watch(connection)
     except OSError as error:
         raise StrangerError(str(error)) from error
-    keep_watch(connection)
 
 
 def _require(found: bytes, wanted: bytes) -> None:
     if not hmac.compare_digest(found, wanted):
         raise StrangerError("it has another secret")
+
+
+def _keys(secret: bytes, both: bytes) -> tuple[bytes, bytes]:
+    """Of this connection: for what goes to node 0, and for what comes from it."""
+    return _code(secret, b"to node 0", both), _code(secret, b"from node 0", both)
 
 
 def _code(key: bytes, label: bytes, text: bytes) -> bytes:

@@ -97,7 +97,10 @@ class AskRoom:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The engine answers requests from now on."""
+    """The engine answers requests from now on; what that node's ranks hold for it, together."""
+
+    weight_bytes: int
+    cache_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,11 +73,29 @@ class RemoteNode:
     def silent_s(self) -> float:
         return self.unanswered * LOOK_S
 
-    def end(self, reason: str | None, timeout_s: float = _FINISH_S) -> None:
-        """Have it end, and wait for that for so long; nothing happens when it is gone."""
+    def tell_end(self, reason: str | None) -> None:
+        """Have it end; nothing happens when it is gone."""
         with contextlib.suppress(PeerGoneError):
             self.link.send(End(reason))
-        self.link.finish(timeout_s)
+
+
+def end_nodes(
+    nodes: Sequence[RemoteNode],
+    reason: str | None,
+    *,
+    meanwhile: Callable[[], object] = lambda: None,
+    timeout_s: float = _FINISH_S,
+) -> None:
+    """Have all of them end, call `meanwhile`, and wait for so long, together, until they have.
+
+    `reason` is None where that is wanted. One that is silent is not waited for.
+    """
+    for node in nodes:
+        node.tell_end(reason)
+    meanwhile()
+    deadline = time.monotonic() + timeout_s
+    for node in nodes:
+        node.link.finish(0.0 if node.is_silent else deadline - time.monotonic())
 
 
 def settings_of(config: EngineConfig) -> dict[str, Any]:
@@ -99,7 +117,7 @@ def open_store(host: str) -> socket.socket:
 
 def gather_nodes(config: EngineConfig) -> list[RemoteNode]:
     """Wait for all other nodes, in order; ConfigError names those that did not come, and says what
-    to type there. None where all ranks are on this machine.
+    to type there. Empty where all ranks are on this machine.
     """
     parallel = config.parallel
     if parallel.nnodes == 1:
@@ -158,8 +176,7 @@ class _Gathering:
                     )
                 self._look()
         except BaseException as error:
-            for node in self._nodes.values():
-                node.end(str(error))
+            end_nodes(list(self._nodes.values()), str(error))
             raise
         return [self._nodes[number] for number in sorted(self._nodes)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from engine.config import ParallelConfig
 from engine.env import HostDevice
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig
-from engine.node_key import NODE_KEY_VARIABLE
+from engine.node_key import NODE_KEY_VARIABLE, read_node_key
 from engine.rank_layout import (
     RankPlace,
     layers_of,
@@ -172,6 +173,10 @@ def test_a_copy_without_devices_is_told_how_many_all_copies_need() -> None:
         ({"node_key_file": None}, False, "--nnodes needs a secret that all nodes share"),
         ({"node_key_file": "short.key"}, False, "short.key holds 5 bytes, and a secret has 16"),
         ({"node_key_file": "none.key"}, False, "--node-key-file none.key cannot be read"),
+        ({"node_key_file": "~nobody-here/key"}, False, "~nobody-here/key cannot be read"),
+        ({"master_addr": "0.0.0.0"}, False, "'0.0.0.0' is not the address of one machine"),
+        ({"master_addr": ""}, False, "--master-addr '' is not the address"),
+        ({"master_addr": "a..b"}, False, "--master-addr 'a..b' is not the address"),
     ],
 )
 def test_nodes_that_cannot_work_are_refused(
@@ -192,6 +197,11 @@ def test_nodes_that_cannot_work_are_refused(
             dataclasses.replace(layout(2, 2), **{**right, **changes}), is_headless=is_headless
         )
     assert words in str(refusal.value)
+
+
+def test_a_secret_may_be_any_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NODE_KEY_VARIABLE, os.fsdecode(b"\xff" * 16))
+    assert read_node_key(None) == b"\xff" * 16
 
 
 def test_ranks_are_numbered_node_by_node() -> None:

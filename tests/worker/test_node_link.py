@@ -53,6 +53,15 @@ def test_both_sides_get_what_was_sent(pair: tuple[socket.socket, socket.socket])
         node_0.receive_one(60)
 
 
+def test_addresses_are_known_after_the_end(pair: tuple[socket.socket, socket.socket]) -> None:
+    node_0, other = joined(pair)
+    pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    other.close()  # which resets the connection
+    with pytest.raises(PeerGoneError):
+        node_0.receive_one(60)
+    assert (node_0.local_host, node_0.peer_host) == ("127.0.0.1", "127.0.0.1")
+
+
 def test_who_has_another_secret_is_a_stranger(pair: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(StrangerError):
         joined(pair, b"another secret..")

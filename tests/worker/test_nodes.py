@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ import psutil
 import pytest
 
 from engine.core.engine_core import EngineCore
+from engine.env import device_starts
 from engine.errors import ConfigError
 from engine.machine.children import engine_command
+from engine.machine.device_starts import RUNNING
 from engine.machine.ports import free_port
 from engine.worker.multiproc_executor import MultiprocExecutor
 from engine.worker.node_messages import NodeStopped
@@ -112,8 +115,13 @@ def children() -> list[psutil.Process]:
 
 
 def test_a_layer_on_two_nodes_and_the_end_of_a_rank(
-    folder: Path, layout: dict[str, object], caplog: pytest.LogCaptureFixture
+    folder: Path,
+    layout: dict[str, object],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("STOKER_DEVICES_DIR", str(tmp_path / "devices"))
     with engine(folder, {"dtype": "float32", "kernels": "reference"}) as one:
         wanted = run_all(one, _REQUESTS)
     with node(folder, layout) as other, engine(folder, layout) as core:
@@ -125,6 +133,9 @@ def test_a_layer_on_two_nodes_and_the_end_of_a_rank(
         assert (here.node, there.node) == ("127.0.0.1", "127.0.0.1")
         assert here.num_steps == there.num_steps
         assert there.held_bytes
+        (held,) = (one for one in device_starts("cpu").others() if one.pid == other.process.pid)
+        assert held.state == RUNNING
+        assert held.held_bytes > there.weight_bytes + there.kv_cache_bytes
         tree = other.tree()
         victim = next(one for one in tree if one.pid == there.pid)
         assert victim.name() == "Worker_TP1"
@@ -140,6 +151,7 @@ def test_a_layer_on_two_nodes_and_the_end_of_a_rank(
         assert not children()
     assert "last lines of Worker_TP1 (node 1, 127.0.0.1): " in caplog.text
     assert "RankError: Worker proc Worker_TP1 (node 1, 127.0.0.1) died" in other.text
+    assert "non-default args: {" in other.text  # of which its advice is made
 
 
 def test_stages_on_two_nodes_and_a_node_that_stands_still(
@@ -172,6 +184,21 @@ def test_node_0_that_does_not_come_is_named(folder: Path, layout: dict[str, obje
     with node(folder, layout) as other:
         assert other.process.wait(60) == 1
     assert f"no node 0 at 127.0.0.1:{layout['master_port']} after 1 s" in other.text
+
+
+def test_a_node_that_still_looks_for_its_model_ends_at_once(
+    layout: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # that never answers
+        hub.settimeout(60)
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        with node(Path("nobody/nothing"), layout) as other:
+            connection, _ = hub.accept()
+            with connection:
+                other.process.terminate()
+                assert other.process.wait(60) == -signal.SIGTERM
 
 
 def test_a_node_with_other_flags_is_refused_and_one_that_is_ended_says_so(
