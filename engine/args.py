@@ -459,6 +459,8 @@ class EngineArgs:
                 else self.long_prefill_token_threshold,
                 policy=self.scheduling_policy,
                 speculative=self._speculative(),
+                # Half a minute each on two cores; a prompt that may not be cut takes all its own.
+                max_step_images=1 if device == "cpu" and is_chunked else None,
             ),
             parallel=self._parallel(model),
             device=DeviceConfig(

@@ -157,7 +157,7 @@ def _short_id(call_id: object) -> str:
 
 def _open_ended(prompt: str, messages: Sequence[ChatMessage]) -> str:
     """`prompt` without what the template wrote behind the last message's text."""
-    text = messages[-1]["content"] if messages else ""
+    text = _last_text(messages[-1]["content"]) if messages else ""
     bare = text.strip()
     start = prompt.rfind(bare)
     if not bare or start < 0:
@@ -170,6 +170,13 @@ def _open_ended(prompt: str, messages: Sequence[ChatMessage]) -> str:
     blanks = text[len(text.rstrip()) :]
     end = start + len(bare)
     return prompt[:end] + (blanks if prompt.startswith(blanks, end) else "")
+
+
+def _last_text(content: str | Sequence[dict[str, Any]]) -> str:
+    """What a message ends with; nothing where that is an image."""
+    if isinstance(content, str):
+        return content
+    return str(content[-1].get("text", "")) if content else ""
 
 
 def plain_text(content: Content) -> str:

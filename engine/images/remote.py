@@ -7,9 +7,11 @@ answer of the name server cannot lead elsewhere. Each redirect is checked in the
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -25,6 +27,9 @@ _LIMIT_S = 5.0  # vLLM's VLLM_IMAGE_FETCH_TIMEOUT; here for everything together
 _MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 
+# Not among the loop's own threads: a name server may be slow, and no call to it can be ended.
+_LOOK_UPS = ThreadPoolExecutor(4, "look-up")
+
 LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host, asked for a port."""
 
@@ -32,12 +37,16 @@ LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 async def look_up(host: str, port: int) -> list[str]:
     """The addresses of a host, as the system resolves it."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await loop.run_in_executor(_LOOK_UPS, ask)
     return [str(address[0]) for *_, address in found]
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the whole network: no loopback, private or link-local one."""
+    """Whether an address is one of the whole network: no loopback, private or link-local one.
+
+    Of IPv6 those are in one range; what lies outside leads to an IPv4 address or somewhere near.
+    """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -48,10 +57,13 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         if inner:
             return is_public(str(inner))
+        if found not in _GLOBAL_UNICAST:
+            return False
     return found.is_global and not found.is_multicast
 
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,7 @@ class MediaFetcher:
             return await asyncio.wait_for(self._fetch(url), _LIMIT_S)
         except asyncio.TimeoutError as error:
             raise ImageError(f"was not there after {_LIMIT_S:g} s") from error
-        except (OSError, UnicodeError, httpx.HTTPError, httpx.InvalidURL) as error:
+        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
             raise ImageError(f"cannot be fetched: {error or type(error).__name__}") from error
 
     async def _fetch(self, url: str) -> bytes:
@@ -119,6 +131,8 @@ class MediaFetcher:
             raise ImageError("has no address of http or https")
         if parts.username is not None or parts.password is not None:
             raise ImageError("has a name or a password in its address, which is not sent on")
+        if _is_literal(host) and not self.is_allowed(host):  # no flag would help
+            raise _not_public(host)
         if not self.domains:
             raise ImageError(
                 "is an address, and this server fetches nothing; send the image as a data: URI, or "
@@ -135,12 +149,23 @@ class MediaFetcher:
         addresses = await self.look_up(host, port)
         for address in addresses:
             if not self.is_allowed(address):
-                raise ImageError(
-                    f"is at {host}, which is no public address, and none but those are asked"
-                )
+                raise _not_public(host)
         if not addresses:
             raise ImageError(f"is at {host}, which has no address")
         return addresses[0]
+
+
+def _not_public(host: str) -> ImageError:
+    return ImageError(f"is at {host}, which is no public address, and none but those are asked")
+
+
+def _is_literal(host: str) -> bool:
+    """Whether it is an address itself, or this machine's name for itself."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.lower() == "localhost"
+    return True
 
 
 async def _body(response: httpx.Response) -> bytes:

@@ -34,6 +34,7 @@ from engine.sched.scheduler_output import (
     NewRequestData,
     SchedulerOutput,
 )
+from engine.sched.step_images import StepImages
 
 logger = get_logger(__name__)
 
@@ -91,6 +92,7 @@ class Scheduler:
         self._adapters = AdapterTurns(max_loras)
         self._num_in_flight: Counter[str] = Counter()  # steps under way that a request is in
         self._logprobs_budget = LogprobsBudget()
+        self._images = StepImages(config.max_step_images)
         self._prefix_history = PrefixHistory(cache.block_size)
         self._drafter = (
             Drafter(config.speculative, config.max_num_seqs) if config.speculative else None
@@ -181,6 +183,7 @@ class Scheduler:
             self._admit_compiled()
         output = SchedulerOutput([], CachedRequestData(), {}, 0, [])
         self._logprobs_budget.begin(self.requests.values())
+        self._images.begin()
         budget = self.config.max_num_batched_tokens
         budget, has_preempted = self._schedule_running(output, budget)
         if not has_preempted:
@@ -219,7 +222,9 @@ class Scheduler:
             if request.asks_logprobs and count > 0:
                 count = self._cap_logprobs(request, count)
             if request.images and count > 0:
-                count = request.without_cut_images(request.num_computed_tokens, count, budget)
+                start = request.num_computed_tokens
+                count = request.without_cut_images(start, count, budget)
+                count = self._images.fitted(request, start, count)
             if count <= 0:
                 index += 1
                 continue
@@ -244,6 +249,8 @@ class Scheduler:
             cached.new_block_ids.append(new_blocks)
             cached.num_computed_tokens.append(request.num_computed_tokens)
             output.num_scheduled_tokens[request.request_id] = count
+            if request.images:
+                self._images.note(request, request.num_computed_tokens, count)
             if draft and count > 1:
                 output.draft_token_ids[request.request_id] = draft[: count - 1]
             budget -= count
@@ -288,11 +295,16 @@ class Scheduler:
                 count = request.without_cut_images(num_hit_tokens, count, budget)
                 if count == 0:  # the next step has room for an image, or one soon
                     break
+                count = self._images.fitted(request, num_hit_tokens, count)
+                if count == 0:  # others need no place for an image
+                    skipped.append(self.waiting.pop())
+                    continue
             must_fit = request.num_tokens if self.config.reserve_full_isl else 0
             if manager.allocate_slots(request, count, hits, must_fit_tokens=must_fit) is None:
                 break
             self.waiting.pop()
             self._adapters.note_admitted(request)
+            self._images.note(request, num_hit_tokens, count)
             self._admit(request, num_hit_tokens)
             output.new_requests.append(self._new_request_data(request))
             output.num_scheduled_tokens[request.request_id] = count

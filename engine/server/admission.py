@@ -139,19 +139,19 @@ class Admission:
             return to_api_error(EngineAsleepError(ASLEEP))
         limits = self._limits
         if limits.max_reqs is not None and self._num_queued(1) > limits.max_reqs:
-            return _refusal(
+            return try_later(
                 f"{self.num_queued} requests are waiting, and --max-num-queued-reqs allows "
                 f"{limits.max_reqs}"
             )
         if limits.max_tokens is not None and self.num_queued_tokens >= limits.max_tokens:
-            return _refusal(
+            return try_later(
                 f"{self.num_queued_tokens} prompt tokens are waiting, and "
                 f"--max-num-queued-tokens allows {limits.max_tokens}"
             )
         if limits.ttft_target_s is not None and self._num_inside:
             expected_s = self._expected_ttft_s(num_bytes)
             if expected_s > limits.ttft_target_s:
-                return _refusal(
+                return try_later(
                     f"the first token would come in about {expected_s * 1e3:.0f} ms, and "
                     f"--ttft-target-ms allows {limits.ttft_target_s * 1e3:g}"
                 )
@@ -222,7 +222,8 @@ def _content_length(scope: Scope) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _refusal(why: str) -> ApiError:
+def try_later(why: str) -> ApiError:
+    """The answer (429) to a request that might be taken a little later."""
     return ApiError(
         429,
         f"{why}; try again in {_RETRY_AFTER_S} s.",

@@ -24,8 +24,9 @@ from engine.frontend.logprobs import LogprobsList
 from engine.frontend.outputs import Outlet, RequestDelta
 from engine.frontend.request_traces import Marks
 from engine.logger import get_logger
-from engine.messages import EngineCoreRequest, ImageInput
+from engine.messages import EngineCoreRequest
 from engine.sampling_params import SamplingParams
+from engine.server.images import NO_IMAGES, PromptImages
 from engine.server.parsers.thinking import ThinkingPlan, generate_thinking
 from engine.server.prompts import encode_bad_words, truncated
 from engine.server.protocol import GenerationBody
@@ -50,7 +51,7 @@ class Job:
     only the echo remains. `thinking` is there where a model's thought is told
     from its answer. `shows_token_ids` adds vLLM's `token_ids` and `prompt_token_ids`,
     `tokens_as_ids` writes `token_id:7` for a token in logprobs. `on_start` is called as the engine
-    gets the requests.
+    gets the requests, `on_end` when it has none of them any more.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Job:
     tokens_as_ids: bool = False
     thinking: ThinkingPlan | None = None
     on_start: Callable[[], None] = lambda: None
+    on_end: Callable[[], None] = lambda: None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -180,7 +182,7 @@ async def make_job(
     is_prompt_only: bool = False,
     thinking: ThinkingPlan | None = None,
     message_digests: tuple[bytes, ...] = (),
-    images: tuple[ImageInput, ...] = (),
+    images: PromptImages = NO_IMAGES,
 ) -> Job:
     """Check every prompt and make the sub-requests; RequestError refuses the whole request."""
     body.check_choices(len(prompts))
@@ -192,7 +194,7 @@ async def make_job(
             truncated(prompt, limit, longest, reserved=reserved, keeps_end=True)
             for prompt in prompts
         ]
-        if images and sum(map(len, prompts)) < whole:
+        if images.inputs and sum(map(len, prompts)) < whole:
             raise RequestError(
                 f"The prompt has {whole} input tokens and would have to be cut, which is not done "
                 "to one with images. Send fewer of them, or less text.",
@@ -216,7 +218,7 @@ async def make_job(
             priority=body.priority,
             lora=lora,
             message_digests=message_digests,
-            images=images,
+            images=images.inputs,
         )
         requests += _samples(first, job_id, body.n, len(requests))
     _check_logprobs(requests, params, logprobs_param)
@@ -238,6 +240,7 @@ async def make_job(
         shows_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
         thinking=thinking,
+        on_end=images.leave,
     )
 
 
@@ -304,9 +307,12 @@ async def run_job(
         for index, request in enumerate(job.requests)
     ]
     if len(children) == 1:
-        async with aclosing(children[0]) as outputs:
-            async for output in outputs:
-                yield 0, job.visible(output)
+        try:
+            async with aclosing(children[0]) as outputs:
+                async for output in outputs:
+                    yield 0, job.visible(output)
+        finally:
+            job.on_end()
         return
     waiting = {_next_output(child): index for index, child in enumerate(children)}
     try:
@@ -324,6 +330,7 @@ async def run_job(
         await asyncio.gather(*waiting, return_exceptions=True)
         for child in children:
             await child.aclose()
+        job.on_end()
 
 
 def _outlet_of(outlet: ChoiceOutlet | None, job: Job, index: int) -> Outlet | None:

@@ -6,6 +6,7 @@ Owns the limit per prompt and the words of every refusal; reading and unpacking 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,13 @@ from engine.images.remote import MediaFetcher
 from engine.images.sources import image_bytes
 from engine.messages import ImageInput
 from engine.server.http.body_limits import MAX_BODY_BYTES
+from engine.server.image_room import ImageRoom, ImageShare
 from engine.server.protocol import Message
 
 _IMAGE_BODY_BYTES = 64 << 20
 """Of a request where images are taken: several of them, as base64."""
+
+_FLOAT_BYTES = 4
 
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -36,7 +40,25 @@ class ImageReading:
     layout: ImageLayout
     reader: ImageReader
     max_images: int
+    bytes_each: int  # of an image, unpacked
+    room: ImageRoom
     fetcher: MediaFetcher = field(default_factory=MediaFetcher)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImages:
+    """Images of one prompt, and the room that they have until its request ends."""
+
+    inputs: tuple[ImageInput, ...] = ()
+    share: ImageShare | None = None
+
+    def leave(self) -> None:
+        """The request has ended."""
+        if self.share is not None:
+            self.share.leave()
+
+
+NO_IMAGES = PromptImages()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +101,18 @@ class ImageInputs:
         return self.reading.layout.expand(prompt, num_images, param)
 
     async def inputs(
-        self, urls: Sequence[str], token_ids: Sequence[int], param: str
-    ) -> tuple[ImageInput, ...]:
-        """The images of a prompt for the engine; RequestError says which of them is not read."""
+        self, urls: Sequence[str], token_ids: Sequence[int], param: str, num_samples: int = 1
+    ) -> PromptImages:
+        """The images of a prompt for the engine, which gets them with each of the samples.
+
+        RequestError says which of them is not read; ApiError (429) that others take all room.
+        """
         if self.reading is None or not urls:
-            return ()
+            return NO_IMAGES
         layout = self.reading.layout
         offsets = layout.offsets(token_ids, len(urls), param)
+        unpacked = len(urls) * num_samples * self.reading.bytes_each
+        share = self.reading.room.take(unpacked + sum(map(len, urls)), param)
         found = []
         for number, (url, offset) in enumerate(zip(urls, offsets, strict=True), 1):
             try:
@@ -98,7 +125,8 @@ class ImageInputs:
             found.append(
                 ImageInput(offset, layout.num_tokens, image.digest, image.pixels, image.shape)
             )
-        return tuple(found)
+        share.num_bytes = unpacked  # the texts are let go with the request's body
+        return PromptImages(tuple(found), share)
 
     async def close(self) -> None:
         """End what unpacks images."""
@@ -111,8 +139,12 @@ def image_inputs(
     template: ChatTemplate | None,
     tokenizer: Tokenizer,
     domains: Sequence[str] = (),
+    num_servers: int = 1,
 ) -> ImageInputs:
-    """What a server of this model takes; `domains` are the hosts that images are fetched from."""
+    """What a server of this model takes; `domains` are the hosts that images are fetched from.
+
+    `num_servers` API servers share the machine.
+    """
     obstacle = _obstacle(config, template)
     if obstacle is not None:
         return ImageInputs(obstacle=obstacle)
@@ -124,9 +156,16 @@ def image_inputs(
     assert template is not None, "as before"
     if not _has_place(template, layout):
         return ImageInputs(obstacle="the model's chat template has no place for them")
-    reader = ImageReader(ImageSetup(str(folder), vision.pixel_shape))
+    bytes_each, most = math.prod(vision.pixel_shape) * _FLOAT_BYTES, config.multimodal.max_images
     return ImageInputs(
-        ImageReading(layout, reader, config.multimodal.max_images, MediaFetcher(tuple(domains)))
+        ImageReading(
+            layout,
+            ImageReader(ImageSetup(str(folder), vision.pixel_shape)),
+            most,
+            bytes_each,
+            ImageRoom.of_machine(num_servers, most * bytes_each + _IMAGE_BODY_BYTES),
+            MediaFetcher(tuple(domains)),
+        )
     )
 
 

@@ -121,6 +121,7 @@ def running_engine(
                 started.chat_template,
                 started.llm.tokenizer,
                 args.allowed_media_domains,
+                args.num_api_servers,
             ),
             loras=_lora_registry(started),
             has_sleep_mode=args.enable_sleep_mode,

@@ -57,6 +57,7 @@ def loopback_is_fine(address: str) -> bool:
         *("169.254.169.254", "100.64.0.1", "224.0.0.1", "255.255.255.255", "198.18.0.1"),
         *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:127.0.0.1"),
         *("::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "no address", ""),
+        *("fec0::1", "::7f00:1", "::ffff:0:7f00:1", "64:ff9b:1::7f00:1"),
     ],
 )
 def test_addresses_that_are_not_of_the_whole_network(address: str) -> None:
@@ -108,6 +109,14 @@ async def test_without_the_flag_nothing_is_fetched() -> None:
         await fetcher().fetch("http://good.example/x.png")
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "[fe80::1%25eth0]", "LocalHost"])
+async def test_no_flag_is_advised_that_would_not_help(host: str) -> None:
+    for found in (fetcher(), fetcher("good.example"), fetcher("*")):
+        with pytest.raises(ImageError, match="no public address") as refusal:
+            await found.fetch(f"http://{host}/x.png")
+        assert "--allowed" not in str(refusal.value)
+
+
 async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
     answers: dict[str, Answer] = {"/x.png?a=1": ("200 OK", {}, b"content")}
     async with web_server(answers) as port:
@@ -125,6 +134,7 @@ async def test_redirects_are_checked_like_the_first_address() -> None:
             "/inside": ("302 Found", {"location": "http://inside.example/x"}, b""),
             "/other": ("302 Found", {"location": "http://other.example/x"}, b""),
             "/file": ("302 Found", {"location": "file:///etc/passwd"}, b""),
+            "/broken": ("302 Found", {"location": "http://[::1"}, b""),
             "/round": ("307 Temporary Redirect", {"location": "/round"}, b""),
         }
     ) as port:
@@ -136,6 +146,7 @@ async def test_redirects_are_checked_like_the_first_address() -> None:
             ("inside", "no public address"),
             ("other", "fetches from good.example"),
             ("file", "no address of http"),
+            ("broken", "cannot be fetched: Invalid IPv6 URL"),
             ("round", "leads on more than 3 times"),
         ):
             with pytest.raises(ImageError, match=said):

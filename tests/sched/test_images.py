@@ -58,6 +58,7 @@ def chunks(scheduler: Scheduler, planned: SchedulerOutput) -> list[tuple[str, in
             "caching": st.booleans(),
             "num_blocks": st.sampled_from([20, 24, 200]),
             "reserve": st.booleans(),
+            "step_images": st.sampled_from([None, 1, 2]),
         }
     ),
 )
@@ -72,7 +73,15 @@ def test_no_chunk_cuts_an_image(
 
     def schedule() -> SchedulerOutput:
         planned = plan(scheduler)
-        seen.extend(chunks(scheduler, planned))
+        found = chunks(scheduler, planned)
+        seen.extend(found)
+        encoded = {
+            image.digest
+            for request_id, first, end in found
+            for image in spans[request_id]
+            if first < image.end and image.offset < end
+        }
+        assert len(encoded) <= (limits["step_images"] or len(encoded))
         for new in planned.new_requests:
             computed = scheduler.requests[new.req_id].num_computed_tokens
             first = computed - planned.num_scheduled_tokens[new.req_id]
@@ -124,6 +133,34 @@ def test_an_image_may_exceed_the_share_of_a_long_prompt() -> None:
         run.step()
         ends.append(request.num_computed_tokens)
     assert ends == [2, 8, 11]
+
+
+def test_a_step_takes_so_many_images_and_equal_ones_once() -> None:
+    scheduler = make_scheduler(step_images=1)
+    prompts = {"ab": [1, 2, 3], "ba": [2, 2, 2], "text": [4]}
+    for name, parts in prompts.items():
+        tokens, images = prompt_of(parts, list(name))
+        scheduler.add_request(make_request(scheduler, name, tokens, 9, images=images))
+    run = Run(scheduler)
+    steps = [dict(run.step()[0].num_scheduled_tokens) for _ in range(4)]
+    # a and its like; the rest with b, which both want now; text is held up by neither.
+    assert steps[0] == {"ab": 1 + SIZE + 2, "ba": 2, "text": 4}
+    assert steps[1] == {"ab": SIZE + 3, "ba": SIZE + 2, "text": 1}
+    assert steps[2] == {"ab": 1, "ba": SIZE + 2, "text": 1}
+    assert steps[3] == {"ab": 1, "ba": 1, "text": 1}
+
+
+def test_who_waits_for_an_image_is_passed_by_others() -> None:
+    """Of its prompt all up to the image is in the prefix cache."""
+    scheduler = make_scheduler(step_images=1, caching=True, block_size=4)
+    run = Run(scheduler)
+    for name, pictures in (("first", "a"), ("again", "b"), ("image", "c"), ("text", "")):
+        tokens, images = prompt_of([4, 3], [pictures]) if pictures else ([7, 8, 9], ())
+        scheduler.add_request(make_request(scheduler, name, tokens, 2, images=images))
+        if name == "first":
+            run.finish()
+    assert run.step()[0].num_scheduled_tokens.keys() == {"again", "text"}
+    assert run.step()[0].num_scheduled_tokens.keys() == {"again", "text", "image"}
 
 
 def cached_tokens(first: list[str], second: list[str], shift: int = 0) -> int:

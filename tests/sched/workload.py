@@ -34,6 +34,7 @@ def make_scheduler(
     groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
     speculative: SpeculativeConfig | None = None,
     max_loras: int | None = None,
+    step_images: int | None = None,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
@@ -45,6 +46,7 @@ def make_scheduler(
             long_prefill_token_threshold=threshold,
             reserve_full_isl=reserve,
             speculative=speculative,
+            max_step_images=step_images,
         ),
         CacheConfig(block_size=block_size, enable_prefix_caching=caching),
         num_blocks,

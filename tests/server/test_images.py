@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -25,6 +26,7 @@ from engine.frontend.tokenizer import Tokenizer
 from engine.images.jobs import MAX_IMAGE_BYTES
 from engine.messages import EngineCoreRequest
 from engine.model_config import ModelConfig
+from engine.server.image_room import ImageRoom
 from engine.server.images import ImageInputs, image_inputs
 from tests.images.broken_files import hostile_urls
 from tests.images.pictures import encoded, picture
@@ -33,6 +35,7 @@ from tests.seeing_model import BOI, EOI, SOFT, TOKENS_PER_IMAGE, VOCAB, write_se
 from tests.server.fake_core import READY, FakeCore
 from tests.server.serving import Served, serving
 from tests.tiny_model import write_tiny_llama
+from tests.waiting import until
 
 MOST = 3
 URLS = [
@@ -213,6 +216,48 @@ async def test_what_cannot_be_read_is_said(served: Served, content: Parts, said:
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
     assert served.core.requests == []
+
+
+async def test_images_of_many_requests_or_samples_have_an_end(folder: Path) -> None:
+    images = inputs_of(folder)
+    assert images.reading is not None
+    two = 2 * images.reading.bytes_each + len(URLS[0]) + 100
+    images = dataclasses.replace(
+        images, reading=dataclasses.replace(images.reading, room=ImageRoom(two))
+    )
+    core = FakeCore([5, 6])
+    async with serving(folder, core, in_process=True, images=images, vocab_size=VOCAB) as served:
+        answer = await ask(served, CHATS["one"], n=3)
+        assert (answer.status_code, "or lower n." in answer.text) == (400, True), answer.text
+        assert (await ask(served, CHATS["one"], n=2)).status_code == 200
+        core.is_paused = True
+        held = asyncio.create_task(ask(served, CHATS["one"], n=2))
+        await until(lambda: len(core.requests) == 4)
+        refused = await ask(served, CHATS["one"])
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert "images of other requests take" in refused.json()["error"]["message"]
+        assert (await ask(served, CHATS["one"], n=0)).json()["error"]["param"] == "n"
+        core.resume()
+        assert (await held).status_code == 200
+        for fields in ({}, {"stream": True}, {"logit_bias": {"-1": 1}}, {"max_tokens": 9999}):
+            await ask(served, CHATS["one"], **fields)
+            assert served.services.images.reading is not None
+            assert served.services.images.reading.room.num_bytes == 0, fields
+        broken = [{"role": "user", "content": [image(), {**image(), "image_url": "data:,"}]}]
+        assert (await ask(served, broken)).status_code == 400
+        assert (await ask(served, CHATS["one"], n=2)).status_code == 200
+
+
+async def test_a_message_of_parts_is_gone_on_with(served: Served) -> None:
+    begun = {"role": "assistant", "content": [text("Ignored"), text("I see ")]}
+    for content, status in ([*begun["content"]], 200), ([*begun["content"], image()], 400):
+        messages = [*CHATS["one"], {**begun, "content": content}]
+        answer = await ask(served, messages, continue_final_message=True)
+        assert answer.status_code == status, answer.text
+    (request,) = served.core.requests
+    prompt = served.llm.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+    assert prompt.endswith("IgnoredI see")
 
 
 async def test_hostile_images_are_refused_and_take_no_memory(served: Served) -> None:

@@ -10,8 +10,8 @@ from engine.errors import RequestError
 from engine.frontend.chat_template import CHATML, ChatTemplate, ReadContent, plain_text
 from engine.frontend.logprobs import PositionLogprobs
 from engine.frontend.request_traces import Marks
-from engine.messages import ImageInput
 from engine.server.generation import Choice, Job, make_job, usage
+from engine.server.images import NO_IMAGES
 from engine.server.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.parsers.thinking import plan_thinking
 from engine.server.prompts import encode, text_allowance
@@ -73,10 +73,11 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
         at_least=text_allowance(body.truncate_prompt_tokens),
     )
     marks.note("tokenized")
-    images: tuple[ImageInput, ...] = ()
+    images = NO_IMAGES
     if urls:
         services.llm.input_processor.check_prompt(token_ids, param)  # before they are unpacked
-        images = await services.images.inputs(urls, token_ids, param)
+        body.check_choices(1)
+        images = await services.images.inputs(urls, token_ids, param, body.n)
     params = body.fitted(
         body.sampling_params(services.sampling_defaults),
         services.llm.input_processor,
