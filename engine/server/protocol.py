@@ -292,9 +292,13 @@ class ChatBody(GenerationBody, PromptEnd):
 
     @property
     def echoed_text(self) -> str:
-        """What the answer begins with: with `echo`, the message that it goes on with."""
-        goes_on = self.echo and self.messages[-1].role == self.answer_role
-        return plain_text(self.messages[-1].content) if goes_on else ""
+        """What the answer begins with: with `echo`, the texts of a message that it goes on with."""
+        if not (self.echo and self.messages[-1].role == self.answer_role):
+            return ""
+        content = self.messages[-1].content
+        if isinstance(content, list):
+            content = [part for part in content if image_url(part) is None]
+        return plain_text(content)
 
     @property
     def template_args(self) -> dict[str, Any]:

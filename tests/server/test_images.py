@@ -258,6 +258,9 @@ async def test_a_message_of_parts_is_gone_on_with(served: Served) -> None:
     (request,) = served.core.requests
     prompt = served.llm.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
     assert prompt.endswith("IgnoredI see")
+    own = [{"role": "user", "content": [image(), text("I see ")]}]
+    answer = await ask(served, own, continue_final_message=True, echo=True)
+    assert answer.json()["choices"][0]["message"]["content"].startswith("I see ")
 
 
 async def test_hostile_images_are_refused_and_take_no_memory(served: Served) -> None:
