@@ -9,6 +9,7 @@ them, so a request is refused by its head alone where it can be.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -101,9 +102,9 @@ class Admission:
         if self._limits.ttft_target_s is None:
             return
         now_s = self._clock()
-        self._forecast.note_ends(now_s, len(iteration.finished) + iteration.num_aborted)
         if scheduler is not None:
             self._forecast.note_step(engine, scheduler, iteration, now_s)
+        self._forecast.note_ends(now_s, len(iteration.finished) + iteration.num_aborted)
 
     def note_elsewhere(self, num_requests: int, num_queued_tokens: int) -> None:
         """What other API servers of the same engines have let in, as they last said."""
@@ -151,10 +152,10 @@ class Admission:
         if limits.ttft_target_s is not None and self._num_inside:
             expected_s = self._expected_ttft_s(num_bytes)
             if expected_s > limits.ttft_target_s:
-                return try_later(
-                    f"the first token would come in about {expected_s * 1e3:.0f} ms, and "
-                    f"--ttft-target-ms allows {limits.ttft_target_s * 1e3:g}"
-                )
+                when = f"the first token would come in about {expected_s * 1e3:.0f} ms"
+                if math.isinf(expected_s):
+                    when = "no place is free, and how soon one will be is not known yet"
+                return try_later(f"{when}; --ttft-target-ms allows {limits.ttft_target_s * 1e3:g}")
         return None
 
     @property

@@ -17,7 +17,7 @@ from engine.messages import SchedulerStats
 _KEEP = 0.9  # of what was known, at each step: about the last ten count
 _ENOUGH_SPREAD = 256.0  # prompt tokens squared: steps that are more alike tell nothing of a token
 _FIRST_GUESS_S = 1e-3  # of a prompt token, before anything was measured
-_ENDS = 64
+_ENDS = 64  # steps in which requests ended: in one step many may end
 
 
 @dataclass(slots=True)
@@ -80,13 +80,39 @@ class StepTimes:
         self.base_s = max(0.0, means.seconds - self.per_token_s * means.tokens)
 
 
+class _BusyTime:
+    """Seconds in which any engine had work. Pauses tell nothing of how soon a place is free."""
+
+    def __init__(self) -> None:
+        self._at_work: set[int] = set()
+        self._before_s = 0.0
+        self._since_s: float | None = None  # when the first one began to work; None is a pause
+
+    def note_step(self, engine: int, begun_s: float, now_s: float, *, goes_on: bool) -> None:
+        """A step has ended; `begun_s` is when the engine began to work if it had nothing to do."""
+        if self._since_s is None:
+            self._since_s = begun_s
+        if goes_on:
+            self._at_work.add(engine)
+        else:
+            self._at_work.discard(engine)
+        if not self._at_work:
+            self._before_s, self._since_s = self.seconds(now_s), None
+
+    def seconds(self, now_s: float) -> float:
+        """All of them until now."""
+        return self._before_s + (0.0 if self._since_s is None else now_s - self._since_s)
+
+
 class FirstTokenForecast:
     """Of all engines of one server. `step_tokens` is the most that one step computes."""
 
     def __init__(self, step_tokens: int) -> None:
         self._step_tokens = step_tokens
         self._engines: dict[int, StepTimes] = {}
-        self._ends: deque[float] = deque(maxlen=_ENDS)
+        self._busy = _BusyTime()
+        self._ends: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=_ENDS)
+        self._num_ended = 0
         self._prompt_tokens = self._computed_tokens = 0.0
 
     def note_step(
@@ -96,12 +122,15 @@ class FirstTokenForecast:
         steps = self._engines.setdefault(engine, StepTimes())
         # Of a step's tokens every one that was no prompt's has brought a token of an answer.
         latencies = iteration.first_token_latencies_s
+        longest_s = max(latencies, default=0.0)
+        goes_on = bool(scheduler.num_running_reqs or scheduler.num_waiting_reqs)
+        self._busy.note_step(engine, now_s - longest_s, now_s, goes_on=goes_on)
         decoded = iteration.num_generation_tokens - len(latencies)
         steps.note(
             now_s,
             max(0, scheduler.num_scheduled_tokens - decoded),
-            goes_on=bool(scheduler.num_running_reqs or scheduler.num_waiting_reqs),
-            longest_s=max(latencies, default=0.0),
+            goes_on=goes_on,
+            longest_s=longest_s,
         )
         if iteration.num_prompt_tokens:
             self._prompt_tokens = self._prompt_tokens * _KEEP + iteration.num_prompt_tokens
@@ -110,7 +139,9 @@ class FirstTokenForecast:
 
     def note_ends(self, now_s: float, count: int) -> None:
         """So many requests have left their places."""
-        self._ends.extend([now_s] * count)
+        if count:
+            self._num_ended += count
+            self._ends.append((self._busy.seconds(now_s), self._num_ended))
 
     def seconds(self, num_tokens: int) -> float:
         """Until the last of `num_tokens` waiting prompt tokens is computed, or found in the prefix
@@ -125,9 +156,11 @@ class FirstTokenForecast:
 
     def seconds_to_a_place(self, now_s: float, num_waiting: int) -> float:
         """Until `num_waiting` requests have ended. Where they end at random it takes longer in one
-        case of a hundred.
+        case of a hundred. Infinite before two have.
         """
-        if len(self._ends) < 2:
+        begun_s, num_before = self._ends[0]
+        num_ended = self._num_ended - num_before
+        if num_ended < 2:
             return math.inf
-        rate = len(self._ends) / max(now_s - self._ends[0], 1e-9)
+        rate = num_ended / max(self._busy.seconds(now_s) - begun_s, 1e-9)
         return (num_waiting + 2 * math.sqrt(num_waiting) + 2) / rate

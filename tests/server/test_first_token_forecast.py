@@ -5,6 +5,7 @@ A simulated engine with a clock of its own; its steps take what those of a real 
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -193,6 +194,31 @@ def test_what_the_prefix_cache_has_is_not_waited_for() -> None:
     plain.note_step(0, stats, IterationStats(num_prompt_tokens=100), 0.0)
     cached.note_step(0, stats, IterationStats(num_prompt_tokens=1000, num_cached_tokens=900), 0.0)
     assert cached.seconds(1000) == pytest.approx(plain.seconds(100))
+
+
+def step(forecast: FirstTokenForecast, now_s: float, *, running: int, ended: int = 0) -> None:
+    forecast.note_step(0, SchedulerStats(num_running_reqs=running), IterationStats(), now_s)
+    forecast.note_ends(now_s, ended)
+
+
+def test_a_pause_says_nothing_of_how_soon_a_place_is_free() -> None:
+    forecast = FirstTokenForecast(2048)
+    assert forecast.seconds_to_a_place(0.0, 1) == math.inf
+    for begun_s in (0.0, 3600.0):
+        for number in range(10):
+            step(forecast, begun_s + number, running=4, ended=1)
+        step(forecast, begun_s + 10.0, running=0)
+    one_a_second = forecast.seconds_to_a_place(3610.0, 1)
+    assert one_a_second == pytest.approx(5.0)
+    assert forecast.seconds_to_a_place(9000.0, 1) == pytest.approx(one_a_second)
+
+
+def test_many_that_end_at_once_are_not_the_rate() -> None:
+    forecast = FirstTokenForecast(2048)
+    for number in range(40):
+        step(forecast, float(number), running=256, ended=256 if number % 4 == 3 else 0)
+    at_64_a_second = (1 + 2 + 2) / 64
+    assert forecast.seconds_to_a_place(39.0, 1) == pytest.approx(at_64_a_second, rel=0.1)
 
 
 def test_a_request_that_comes_alone_is_let_in() -> None:
