@@ -105,7 +105,8 @@ class _Batch:
         plan = self._plan
         waiting = (entry for entry in plan.requests if entry.custom_id not in self._answers.done)
         self._on_progress(self._progress)
-        streams = [asyncio.create_task(self._stream(waiting)) for _ in range(plan.concurrency)]
+        num_streams = min(plan.concurrency, len(plan.requests) - len(self._answers.done))
+        streams = [asyncio.create_task(self._stream(waiting)) for _ in range(num_streams)]
         stopped = asyncio.create_task(self._stopped())
         answered = asyncio.create_task(self._all(streams))
         try:
@@ -170,7 +171,7 @@ class _Batch:
                 num_failures += 1
                 if num_failures > self._plan.retries:
                     return _timed_out(self._plan.timeout_s)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:  # also redirects without an end, broken gzip
                 away = str(error) or type(error).__name__
             else:
                 status = response.status_code
@@ -201,7 +202,7 @@ class _Batch:
     async def _pause(self, attempt: int, retry_after: str | None) -> None:
         self._progress.num_retried += 1
         longer = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(attempt, 10))
-        said = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+        said = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
         await asyncio.sleep(min(max(said, longer), _LONGEST_PAUSE_S))
 
     def _time_left(self) -> float | None:

@@ -6,6 +6,7 @@ A side is a file of `stoker bench`, or of another tool; several files of one sid
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,9 +124,10 @@ def _other_lengths(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[s
 
 
 def _mean_tokens(result: Mapping[str, Any], what: str) -> float | None:
-    if (total := result.get(f"total_{what}_tokens")) is None:
-        return None
-    return float(total / result["completed"]) if result["completed"] else None
+    total, completed = (
+        finite_number(result.get(name)) for name in (f"total_{what}_tokens", "completed")
+    )
+    return total / completed if total is not None and completed else None
 
 
 def _first_server(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -167,7 +169,8 @@ def _verdict(ratio: Estimate, is_throughput: bool, tolerance: float) -> str:
 
 def _side(word: str) -> dict[str, Any]:
     """The document of one side, its files merged."""
-    paths = [Path(word)] if Path(word).exists() else [Path(part) for part in word.split(",")]
+    # Path.exists raises for what is longer than a name may be.
+    paths = [Path(word)] if os.path.exists(word) else [Path(part) for part in word.split(",")]
     documents = [_read(path) for path in paths]
     if len({document.get("tool") for document in documents}) > 1:
         raise _unreadable(word, "its files are of different tools")
@@ -196,7 +199,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)) from error
     if isinstance(document, dict) and document.get("schema") == SCHEMA:
-        if not _is_whole(document):
+        if not is_whole(document):
             raise _unreadable(path, "parts of it are missing")
         return document
     run = read_other(document) if isinstance(document, dict) else None
@@ -207,8 +210,8 @@ def _read(path: Path) -> dict[str, Any]:
     return _document(run)
 
 
-def _is_whole(document: Mapping[str, Any]) -> bool:
-    """Whether what is compared by is there."""
+def is_whole(document: Mapping[str, Any]) -> bool:
+    """Whether what results are compared by is there, of a document with our schema."""
     workload, findings, results = (
         document.get(name) for name in ("workload", "findings", "results")
     )

@@ -123,7 +123,7 @@ def _is_aiperf(document: Mapping[str, Any]) -> bool:
 def _aiperf(document: Mapping[str, Any]) -> OtherRun:
     def value(name: str, statistic: str = "avg") -> float | None:
         found = finite_number(_at(document, name, statistic))
-        scale = _TO_MS.get(_at(document, name, "unit"), 1.0)
+        scale = _TO_MS.get(str(_at(document, name, "unit")), 1.0)
         return None if found is None else found * scale
 
     settings = document.get("input_config")

@@ -72,12 +72,18 @@ class WordCosts:
 def parse_range(flag: str, text: str) -> LengthRange:
     """A length in tokens of `N` or `A:B`; UsageError for anything else."""
     low, _, high = text.partition(":")
-    if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low):
+    numbers = [_count(part) for part in (low, high or low)]
+    if not 1 <= numbers[0] <= numbers[1]:
         raise UsageError(
             f"{flag} {text}: a length is N or A:B in tokens, at least 1",
             hint=f"for example: {flag} 60, or {flag} 32:512",
         )
-    return LengthRange(int(low), int(high or low))
+    return LengthRange(*numbers)
+
+
+def _count(text: str) -> int:
+    """Of plain digits, no more than any length in tokens has; 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else 0
 
 
 def measure_words(count: Callable[[str], int] | None) -> WordCosts:
@@ -128,6 +134,12 @@ class PromptMaker:
         self._cheapest = min(costs.later.values())
         self._prefix = self._words(round(lengths.high * share), self._prefix_chance)
         self._turns, self._sessions = turns, sessions
+        if turns > 1 and (lengths.high - lengths.low) // (turns - 1) < self._cheapest:
+            raise UsageError(
+                f"each of {turns} turns is longer than the one before, and prompts of {lengths} "
+                "tokens leave no room for that",
+                hint=f"for example: --turns {turns} --prompt-tokens 60:{60 * turns}",
+            )
         self._waiting: deque[Prompt] = deque()  # turns that are still to be sent
 
     @property
@@ -235,7 +247,8 @@ class DatasetPrompts:
 def read_dataset(path: Path) -> list[Any]:
     """Texts or message lists of a file with one JSON object a line, all of one kind."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a text may hold other characters that end a line.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise _bad_dataset(path, f"cannot be read: {error}") from error
     contents = [
@@ -252,7 +265,9 @@ def read_dataset(path: Path) -> list[Any]:
 def _content(path: Path, number: int, line: str) -> Any:
     try:
         record = json.loads(line)
-    except ValueError as error:
+        # Lone surrogates and NaN can be read, but no server reads them.
+        json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
         raise _bad_dataset(path, f"line {number} is not JSON") from error
     fields = record if isinstance(record, dict) else {}
     prompt, messages = fields.get("prompt"), fields.get("messages")

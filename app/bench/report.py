@@ -44,7 +44,9 @@ def parse_slo(text: str | None) -> dict[str, float]:
     for part in (text or "").split(",") if text else ():
         name, _, value = part.partition(":")
         try:
-            limits[_SLO_NAMES[name.strip()]] = float(value)
+            limit = limits[_SLO_NAMES[name.strip()]] = float(value)
+            if not 0 < limit < float("inf"):
+                raise ValueError(value)
         except (KeyError, ValueError) as error:
             raise UsageError(
                 f"--slo {text}: {part!r} is not NAME:MILLISECONDS with ttft, tpot or e2el",

@@ -243,15 +243,26 @@ class _Bench:
             return DatasetPrompts(self._contents, outputs, plan.prefix_share, seed)
         if plan.trace is not None:
             return self._replayed(plan.trace, environment, seed)
+        self._require_room(_shortest_context(environment))
         streams = [int(load.value) for load in plan.loads if load.kind == "concurrency"]
         sessions = max(streams, default=_WARMUP_STREAMS)
         return PromptMaker(
             self._costs, lengths, outputs, plan.prefix_share, seed, plan.turns, sessions
         )
 
+    def _require_room(self, limit: int | None) -> None:
+        """Raise UsageError for lengths that the servers refuse."""
+        lengths, outputs = self._plan.prompt_tokens, self._plan.output_tokens
+        if limit is not None and lengths.high + outputs.high > limit:
+            raise UsageError(
+                f"prompts of {lengths} tokens with answers of {outputs} need more than the "
+                f"{limit:,} tokens of the server",
+                hint="ask for less with --prompt-tokens and --output-tokens, or serve with a "
+                "larger --max-model-len",
+            )
+
     def _replayed(self, trace: Trace, environment: dict[str, Any], seed: str) -> TracePrompts:
-        known = [server["max_model_len"] for server in environment["servers"]]
-        limit = min((length for length in known if length), default=None)
+        limit = _shortest_context(environment)
         prompts = TracePrompts(trace, self._costs, limit, seed)
         if prompts.num_too_long:
             text = f"{prompts.num_too_long} of {len(trace.requests)} requests of {trace.name} need "
@@ -357,8 +368,15 @@ class _Bench:
             "warmup": plan.warmup,
             "slo_ms": plan.slo,
             "servers": [target.url for target in plan.targets],
+            "models": [target.model for target in plan.targets],
             "asked": [str(load) for load in plan.loads] or "sweep",
         }
+
+
+def _shortest_context(environment: dict[str, Any]) -> int | None:
+    """The least --max-model-len of the servers that say theirs."""
+    known = [server["max_model_len"] for server in environment["servers"]]
+    return min((one for one in known if isinstance(one, int) and one > 0), default=None)
 
 
 def is_saturated(results: list[dict[str, Any]], has_slo: bool) -> bool:
@@ -409,7 +427,8 @@ def _is_before_knee(point: dict[str, Any], first: dict[str, Any], has_slo: bool)
         return False
     if has_slo:
         return bool(point["request_goodput"] >= _KNEE_SHARE * point["request_throughput"])
-    return bool(point["median_e2el_ms"] <= _KNEE_GROWTH * first["median_e2el_ms"])
+    unloaded_ms = first["median_e2el_ms"]  # None where nothing was answered at the first rate
+    return bool(unloaded_ms is None or point["median_e2el_ms"] <= _KNEE_GROWTH * unloaded_ms)
 
 
 def _content_hash(contents: list[Any] | None) -> str | None:

@@ -6,11 +6,12 @@ The file is a document of `stoker bench` at every moment; `is_complete` says whe
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.bench.compare import SCHEMA
+from app.bench.compare import SCHEMA, is_whole
 from app.errors import StokerError, UsageError
 from engine.machine.private_files import replace_file
 
@@ -23,14 +24,36 @@ def saved_result(path: Path) -> dict[str, Any] | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        _require_place(path)
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise _not_ours(path, str(error)) from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise _not_ours(path, f"it is no {SCHEMA} document")
-    if not {"workload", "results", "ratios", "findings", "notes", "loads"} <= document.keys():
+    if not is_whole(document) or not _can_go_on(document):
         raise _not_ours(path, "it was not written by --save")
     return document
+
+
+def _can_go_on(document: Mapping[str, Any]) -> bool:
+    """Whether what a run goes on from is there, beside what results are compared by."""
+    ratios, notes, loads = (document.get(name) for name in ("ratios", "notes", "loads"))
+    return (
+        isinstance(document["workload"].get("seed"), int)
+        and isinstance(ratios, list)
+        and isinstance(notes, list)
+        and isinstance(loads, list)
+        and all(isinstance(load, list) and len(load) == 2 for load in loads)
+    )
+
+
+def _require_place(path: Path) -> None:
+    """Raise UsageError before anything is measured where the file could not be written."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise _not_ours(path, "its folder is not there")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _not_ours(path, "this user may not make a file in its folder")
 
 
 def require_same_work(path: Path, saved: Mapping[str, Any], workload: Mapping[str, Any]) -> None:

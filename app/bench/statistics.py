@@ -17,6 +17,7 @@ _T = (
     *(2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 _NORMAL = 1.960
+_MOST_LOG = 700.0  # what a float has room for on both sides of 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,11 @@ def _welch_freedom(parts: Sequence[float], sizes: Sequence[int]) -> float:
 
 
 def _exponential(estimate: Estimate) -> Estimate:
-    low = None if estimate.low is None else math.exp(estimate.low)
-    high = None if estimate.high is None else math.exp(estimate.high)
-    return Estimate(math.exp(estimate.value), low, high, estimate.n)
+    low = None if estimate.low is None else _exp(estimate.low)
+    high = None if estimate.high is None else _exp(estimate.high)
+    return Estimate(_exp(estimate.value), low, high, estimate.n)
+
+
+def _exp(value: float) -> float:
+    """Never 0 or infinite, whatever an interval of two unlike rounds comes to."""
+    return math.exp(max(-_MOST_LOG, min(_MOST_LOG, value)))

@@ -20,6 +20,7 @@ from app.bench.prompts import LengthRange, Prompt, PromptMaker, WordCosts
 from app.errors import StokerError, UsageError
 
 BLOCK_TOKENS = 512  # of Mooncake's format
+_MOST = 1e15  # of tokens or milliseconds
 _AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
 _FRACTION = re.compile(r"(\.\d{6})\d+")  # Azure writes seven digits, Python reads six
@@ -65,8 +66,9 @@ def read_trace(path: Path) -> Trace:
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise _bad_trace(path, f"cannot be read: {error}") from error
-    lines = text.splitlines()
-    is_table = bool(lines) and _AZURE_FIELDS[0] in lines[0].split(",")
+    # Not splitlines: a text may hold other characters that end a line.
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    is_table = _AZURE_FIELDS[0] in lines[0].split(",")
     read = _azure if is_table else _mooncake
     found = sorted(read(path, lines), key=lambda request: request.due_s)
     if not found:
@@ -97,8 +99,7 @@ def _mooncake(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
 
 
 def _azure(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
-    rows = csv.DictReader(lines)
-    for number, row in enumerate(rows, 2):
+    for number, row in enumerate(_rows(path, lines), 2):
         moment, *lengths = (row.get(name) for name in _AZURE_FIELDS)
         try:
             inputs, outputs = (float(length or "") for length in lengths)
@@ -110,10 +111,18 @@ def _azure(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
         yield _request(path, number, due.timestamp(), inputs, outputs, ())
 
 
+def _rows(path: Path, lines: Sequence[str]) -> Iterator[dict[str, str]]:
+    rows = csv.DictReader(lines)
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise _bad_trace(path, f"cannot be read behind line {rows.line_num}: {error}") from error
+
+
 def _request(
     path: Path, number: int, due_s: float, inputs: float, outputs: float, blocks: tuple[str, ...]
 ) -> TraceRequest:
-    if inputs < 1 or outputs < 1:
+    if not (1 <= inputs < _MOST and 1 <= outputs < _MOST):  # not a number is in no range
         text = f"line {number} asks for {inputs:g} prompt and {outputs:g} output tokens"
         raise _bad_trace(path, f"{text}; each must be at least 1")
     return TraceRequest(due_s, int(inputs), int(outputs), blocks)
@@ -122,7 +131,7 @@ def _request(
 def _length(value: object) -> float | None:
     """A number from 0 to what a day or a context may have; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < 1e15 else None  # type: ignore[arg-type, operator]
+    return float(value) if is_number and 0 <= value < _MOST else None  # type: ignore[arg-type, operator]
 
 
 class TracePrompts:

@@ -156,7 +156,7 @@ def _model_of(word: str | None) -> str | None:
 
     if not word:
         return None
-    is_path = Path(word).expanduser().exists()
+    is_path = os.path.exists(os.path.expanduser(word))
     if is_server_word(word) and not is_path:
         return None
     try:

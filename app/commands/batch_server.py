@@ -4,6 +4,7 @@ socket file that only this user may open, and stopped with the same proof.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
@@ -19,6 +20,7 @@ from app.launch.engine_launch import EnginePlace
 from app.launch.launch_specs import parse_serve_request
 from app.supervise.managed_server import ServerCare
 from app.supervise.restart_policy import RestartPolicy
+from engine.machine.ownership import temporary_base
 
 if TYPE_CHECKING:
     from app.supervise.managed_server import ManagedServer
@@ -50,7 +52,7 @@ def with_own_server(own: OwnServer, work: Work[T]) -> tuple[ExitCode, T | None]:
 
     An engine that dies is started again, and the work begins anew. StokerError as of `serve`.
     """
-    with tempfile.TemporaryDirectory(prefix="stoker-batch-") as folder:
+    with tempfile.TemporaryDirectory(prefix="stoker-batch-", dir=_socket_place()) as folder:
         words = [own.model, f"--uds={Path(folder) / 'server.sock'}"]
         if own.served_name is not None:
             words.append(f"--served-model-name={own.served_name}")
@@ -77,6 +79,15 @@ def with_own_server(own: OwnServer, work: Work[T]) -> tuple[ExitCode, T | None]:
         )
         worker = _Worker(spec.url, work)
         return ExitCode(run_here(start, worker.run)), worker.result
+
+
+def _socket_place() -> str:
+    """The folder for temporary files, or $XDG_RUNTIME_DIR where that is shorter: a socket's path
+    has 107 bytes at most, and the folder of a job may be deep.
+    """
+    place = os.environ.get("XDG_RUNTIME_DIR")
+    usable = [place] if place and os.access(place, os.W_OK | os.X_OK) else []
+    return min([temporary_base(), *usable], key=len)
 
 
 class _Worker(Generic[T]):

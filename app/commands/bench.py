@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -207,7 +207,17 @@ def bench(
     from app.bench.trace import read_trace
     from app.targets.servers import find_target
 
-    _require_one_source(replay, dataset, preset, concurrency or rate, prompt_tokens, turns)
+    given = {
+        "--replay": replay,
+        "--dataset": dataset,
+        "--preset": preset,
+        "--prompt-tokens": prompt_tokens,
+        "--output-tokens": output_tokens,
+        "--prefix-share": prefix_share,
+        "--turns": turns,
+        "--concurrency or --rate": concurrency or rate,
+    }
+    _require_one_source([name for name, value in given.items() if value is not None], speed)
     shape = find_preset(preset)
     found = [find_target(word) for word in (_one_word(words), *([vs] if vs else []))]
     loads, limits = parse_loads(concurrency, rate), parse_slo(slo)
@@ -243,32 +253,21 @@ def bench(
     return _measure(plan, as_json, plain)
 
 
-def _require_one_source(
-    replay: Path | None,
-    dataset: Path | None,
-    preset: str | None,
-    load: str | None,
-    prompt_tokens: str | None,
-    turns: int | None,
-) -> None:
+def _require_one_source(named: Sequence[str], speed: float) -> None:
     """Raise UsageError for options that say twice what is sent, or when."""
     from app.errors import UsageError
 
-    given = {
-        "--replay": replay,
-        "--dataset": dataset,
-        "--preset": preset,
-        "--prompt-tokens": prompt_tokens,
-        "--turns": turns,
-        "--concurrency or --rate": load,
-    }
-    named = [name for name, value in given.items() if value is not None]
-    if replay is not None and len(named) > 1:
+    if "--replay" not in named and speed != 1.0:
+        raise UsageError(
+            "--speed is how much faster a trace is replayed, and there is none",
+            hint="name one with --replay; --rate says how many requests a second come",
+        )
+    if "--replay" in named and len(named) > 1:
         raise UsageError(
             f"--replay says when and how long requests are; {named[1]} says it too",
             hint="leave one of them out; --speed makes a replay faster or slower",
         )
-    if dataset is not None and (others := {"--preset", "--prompt-tokens", "--turns"} & {*named}):
+    if "--dataset" in named and (others := {"--preset", "--prompt-tokens", "--turns"} & {*named}):
         raise UsageError(
             f"--dataset brings its own prompts; {min(others)} describes made-up ones",
             hint="leave one of them out",

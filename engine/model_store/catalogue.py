@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from engine.errors import ModelNotFoundError
 
@@ -50,7 +50,7 @@ def require_model_name(model: str) -> None:
 
     `org/name` may be on the hub.
     """
-    if Path(model).expanduser().exists():
+    if os.path.exists(os.path.expanduser(model)):  # of any text; Path raises for `~nobody`
         return
     is_path = model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/"))
     if is_path:

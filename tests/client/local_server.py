@@ -18,6 +18,7 @@ class Answer:
     chunks: Iterable[bytes] = ()
     status: int = 200
     content_type: str = "text/plain"
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -87,6 +88,8 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             answer = route(call)
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.content_type)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             for chunk in answer.chunks:
                 self.wfile.write(chunk)

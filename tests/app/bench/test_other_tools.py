@@ -174,6 +174,36 @@ _ANY_JSON = st.recursive(
 )
 
 
+def test_a_unit_that_is_none_is_no_unit() -> None:
+    strange = aiperf()
+    strange["time_to_first_token"]["unit"] = ["ms"]
+    run_ = read_other(strange)
+    assert run_ is not None
+    assert run_.results[0].figures["median_ttft_ms"] == 12.0
+
+
+def test_a_result_of_ours_that_counts_nothing_is_an_obstacle(
+    written: Callable[..., list[str]],
+) -> None:
+    ours = {
+        "schema": "stoker.bench",
+        "workload": {},
+        "findings": [],
+        "results": [
+            {"server": "s", "load": "concurrency 8", "rounds": [{}], "total_input_tokens": "many"}
+        ],
+    }
+    old, new = written(ours, vllm())
+    report = compare_files(old, new, 0.05)
+    assert any("does not say how many input tokens" in text for text in report.obstacles)
+
+
+def test_many_files_of_one_side_have_a_longer_name_than_any_file(tmp_path: Path) -> None:
+    side = ",".join(f"A{number}.json" for number in range(60))
+    with pytest.raises(StokerError, match=r"cannot read the result A0\.json"):
+        compare_files(side, side, 0.05)
+
+
 @given(
     base=st.sampled_from([vllm(), guidellm(), aiperf(), {"schema": "stoker.bench"}]),
     changes=st.dictionaries(

@@ -74,6 +74,16 @@ def test_lengths_are_spread_over_the_range() -> None:
     assert lengths == {5, 6, 7, 8, 9}
 
 
+def test_turns_that_cannot_grow_are_an_error() -> None:
+    """The same prompt again would be answered by the prefix cache."""
+    costs = measure_words(bytes_and_bos)  # no word is shorter than two
+    growing = maker(costs, 20, 28, turns=5).take(5)
+    assert [prompt.num_tokens for prompt in growing] == [20, 22, 24, 26, 28]
+    for high in (20, 27):
+        with pytest.raises(StokerError, match="each of 5 turns is longer"):
+            maker(costs, 20, high, turns=5)
+
+
 def test_a_share_of_each_prompt_is_the_same() -> None:
     prompts = maker(measure_words(words_only), 20, share=0.5).take(30)
     words = [str(prompt.content).split() for prompt in prompts]
@@ -97,7 +107,7 @@ def test_a_tokenizer_that_fits_no_word_leaves_lengths_unmeasured() -> None:
     assert not measure_words(lambda _text: 1).is_measured
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "x", "5:3", ":5", "1:x"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "5:3", ":5", "1:x", "²", "9" * 5000])
 def test_bad_ranges(text: str) -> None:
     with pytest.raises(StokerError, match="--prompt-tokens"):
         parse_range("--prompt-tokens", text)
@@ -127,6 +137,9 @@ def test_a_dataset_is_shuffled_and_says_when_it_repeats(tmp_path: Path) -> None:
         ("{", "line 1 is not JSON"),
         ("[]", "line 1 has neither"),
         ('{"prompt": 5}', "line 1 has neither"),
+        ('{"prompt": "\\ud800"}', "line 1 is not JSON"),
+        ('{"messages": [NaN]}', "line 1 is not JSON"),
+        ('{"messages": ' + "[" * 100_000, "line 1 is not JSON"),
         ('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}', "mixes"),
     ],
 )
@@ -136,6 +149,12 @@ def test_bad_datasets(tmp_path: Path, text: str, message: str) -> None:
 
     with pytest.raises(StokerError, match=message):
         read_dataset(path)
+
+
+def test_a_text_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\n', encoding="utf-8", newline="")
+    assert read_dataset(path) == ["a\u2028b", "c"]
 
 
 def test_a_missing_dataset(tmp_path: Path) -> None:

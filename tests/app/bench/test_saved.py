@@ -24,7 +24,19 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "stoker.bench"}', "notes"])
+def document(**changes: Any) -> str:
+    return json.dumps({"schema": "stoker.bench", "workload": {"seed": 3}, **PARTS, **changes})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{}", '{"schema": "stoker.bench"}', "notes"),
+        *(document(workload=[]), document(workload={}), document(workload={"seed": "a"})),
+        *(document(results=[3]), document(loads=[3]), document(notes=None)),
+        document(findings=["late"]),
+    ],
+)
 def test_another_file_is_left_as_it_is(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(content)
@@ -32,6 +44,13 @@ def test_another_file_is_left_as_it_is(tmp_path: Path, content: str) -> None:
     with pytest.raises(UsageError, match="--save"):
         saved_result(path)
     assert path.read_text() == content
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UsageError, match="its folder is not there"):
+        saved_result(tmp_path / "none" / "a.json")
 
 
 def test_another_run_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -63,3 +82,9 @@ def test_a_sweep_is_over_when_more_requests_bring_no_more_answers() -> None:
     assert is_saturated(points, has_slo=False)
     assert not is_saturated(points[:3], has_slo=False)
     assert json.loads(json.dumps(points)) == points
+
+
+def test_a_first_rate_without_answers_ends_no_sweep() -> None:
+    nothing: dict[str, Any] = {**point(1, 0, 0), "completed": 0, "median_e2el_ms": None}
+    points = [nothing, point(2, 2, 120), point(4, 2, 500)]
+    assert not is_saturated(points, has_slo=False)

@@ -59,6 +59,15 @@ def test_no_ratio_to_nothing() -> None:
     assert unpaired_ratio([1.0], []) is None
 
 
+def test_rounds_that_have_nothing_in_common_have_a_wide_interval() -> None:
+    rounds = [1e-200, 1e200]
+    ratio = unpaired_ratio(rounds, rounds)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(1.0)
+    assert (ratio.low or 0.0) > 0.0
+    assert math.isfinite(ratio.high or math.inf)
+
+
 def test_an_unpaired_ratio_has_welchs_interval() -> None:
     new, old = [math.exp(v) for v in (1.0, 1.2)], [math.exp(v) for v in (0.0, 0.2)]
 

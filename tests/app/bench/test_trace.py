@@ -83,11 +83,20 @@ def test_azures_table_of_2024_names_its_zone(path: Path) -> None:
         [mooncake(-1, 5, 4, [])],
         ["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"],
         ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,1"],
+        ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,nan,2"],
+        ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,1,inf"],
+        ["TIMESTAMP,ContextTokens,GeneratedTokens", f"2023-11-16 18:15:46,{'9' * 140_000},2"],
     ],
 )
 def test_what_is_no_trace_is_named(path: Path, lines: list[str]) -> None:
     with pytest.raises(UsageError, match="trace"):
         trace_of(path, *lines)
+
+
+def test_a_text_may_hold_what_ends_a_line_elsewhere(path: Path) -> None:
+    lines = (mooncake(0, 5, 4, [])[:-1] + ', "text": "a\u2028b"}', mooncake(9, 5, 4, []))
+    path.write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    assert len(read_trace(path).requests) == 2
 
 
 @given(st.binary(max_size=200))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from app.cli import run
+from app.commands.batch_server import _socket_place
 from tests.client.local_server import Answer, Call, Route, serving
 from tests.e2e.running_server import STOKER, Server, tiny_server
 from tests.tiny_model import write_tiny_llama
@@ -109,6 +112,30 @@ def test_a_busy_server_is_asked_again_and_an_error_is_an_answer(
     }
     assert found["r3"]["body"]["error"]["message"] == "no"
     assert seen == {"p0": 2, "p1": 2, "p2": 2, "p3": 1, "p4": 1}
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        Answer([b"no gzip"], headers={"Content-Encoding": "gzip"}),
+        Answer(status=307, headers={"Location": "/v1/completions"}),  # to itself, without end
+        Answer(status=429, headers={"Retry-After": "\xb2"}),
+    ],
+    ids=["encoding", "redirects", "pause"],
+)
+def test_what_a_broken_proxy_answers_is_asked_again(
+    tmp_path: Path, capsys: Capture, strange: Answer
+) -> None:
+    seen = itertools.count()
+    source, out = requests(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+
+    def answer(call: Call) -> Answer:  # httpx follows 20 redirects
+        return strange if next(seen) < (21 if strange.status == 307 else 1) else echo(call)
+
+    with serving(scripted(answer)) as server:
+        code, document = batch(capsys, source, server.url, "-o", out)
+    assert (code, document["retried"]) == (0, 1)
+    assert answers(out)["r0"]["body"] == {"echo": "p0"}
 
 
 def test_a_failure_that_stays_is_written_down(tmp_path: Path, capsys: Capture) -> None:
@@ -225,3 +252,19 @@ def test_one_server_has_one_model(tmp_path: Path, capsys: Capture) -> None:
     assert run(["batch", str(source), "no-such-model", "-o", str(tmp_path / "out")]) == 4
     assert "no server is called no-such-model" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    for word in ("~no-such-user/model", "x" * 300):
+        assert run(["batch", str(source), word, "-o", str(tmp_path / "out")]) in (2, 4)
+        assert "unexpected" not in capsys.readouterr().err
+
+
+def test_the_socket_of_its_own_server_lies_in_the_shorter_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, deep = tmp_path / "r", tmp_path / ("d" * 90)
+    for folder in (runtime, deep):
+        folder.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert _socket_place() == str(runtime)
+    runtime.rmdir()
+    assert _socket_place() == str(deep)

@@ -197,6 +197,17 @@ def test_a_run_that_was_stopped_goes_on(server: Server, capsys: Capture, tmp_pat
     assert json.loads(path.read_text())["results"] == json.loads(complete)["results"]
     assert run(["bench", *arguments, "--num-prompts", "5"]) == 2
     assert "its num_prompts is 4, asked is 5" in capsys.readouterr().err
+    whole["workload"]["models"] = ["another"]  # was served at this address then
+    path.write_text(json.dumps(whole))
+    assert run(["bench", *arguments]) == 2
+    assert "its models is ['another'], asked is ['tiny']" in capsys.readouterr().err
+
+
+def test_prompts_that_the_server_has_no_room_for_are_refused(
+    server: Server, capsys: Capture
+) -> None:
+    assert run(["bench", server.url, "--prompt-tokens", "60:999999999"]) == 2
+    assert "need more than the" in capsys.readouterr().err
 
 
 # ---- scripted servers ---------------------------------------------------------------------------
@@ -348,7 +359,13 @@ def test_no_server(capsys: Capture) -> None:
         ["--dataset", "none.jsonl", "--preset", "chat"],
         ["--replay", "none.jsonl"],
         ["--replay", "none.jsonl", "--rate", "2"],
+        ["--replay", "none.jsonl", "--output-tokens", "5"],
+        ["--replay", "none.jsonl", "--prefix-share", "0.5"],
+        ["--speed", "2"],
+        ["--slo", "ttft:nan"],
+        ["--slo", "ttft:-1"],
         ["--preset", "video"],
+        ["--prompt-tokens", "²"],
         ["a:1", "b:2"],
     ],
 )

