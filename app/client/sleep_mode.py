@@ -38,11 +38,24 @@ def is_sleeping(
     base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
 ) -> bool:
     """BadStatus where the server has no such endpoint; vLLM has it in its development mode."""
+    return sleep_level(base_url, api_key=api_key, transport=transport) != 0
+
+
+def sleep_level(
+    base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
+) -> int | None:
+    """0 when it is awake, None when it sleeps and does not say how deep, as vLLM; otherwise as
+    `is_sleeping`.
+    """
     answer = _ask(base_url, "GET", "/is_sleeping", {}, api_key, DEFAULT_TIMEOUT_S, transport)
     try:
-        return bool(answer.json()["is_sleeping"])
-    except (ValueError, KeyError, TypeError) as error:
+        document = answer.json()
+        if not document["is_sleeping"]:
+            return 0
+        level = document.get("level")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadAnswer(f"{answer.url} does not say whether it sleeps") from error
+    return level if isinstance(level, int) else None
 
 
 def _ask(

@@ -55,8 +55,8 @@ def sleep(
       stoker sleep tiny
       stoker sleep tiny --level 2 --mode abort
     """
-    from app.client.sleep_mode import is_sleeping, put_to_sleep
-    from app.errors import UsageError
+    from app.client.sleep_mode import is_sleeping, put_to_sleep, sleep_level
+    from app.errors import StokerError, UsageError
     from app.output import say
     from app.targets.servers import find_target
 
@@ -67,13 +67,18 @@ def sleep(
     with _sleep_errors(target, api_key):
         was_asleep = is_sleeping(target.url, api_key=api_key)
         put_to_sleep(target.url, level, mode, api_key=api_key)
-    how = "sleeps already" if was_asleep else f"sleeps (level {level})"
+        now = sleep_level(target.url, api_key=api_key)
+    if now == 0:
+        raise StokerError(f"{target.name} was woken at once", hint="`stoker sleep` tries again")
+    if now is None and not was_asleep:
+        now = level
+    how = "sleeps already" if now is None else f"sleeps (level {now})"
     say(f"{target.name} {how}; `stoker wake {_word(target)}` wakes it")
     return 0
 
 
 def wake(name: _Name = None, api_key_file: ApiKeyFile = None) -> int:
-    """Wake a server that sleeps; returns when it serves again.
+    """Wake a server that sleeps, or is about to; returns when it serves again.
 
     \b
     Examples:
@@ -88,8 +93,8 @@ def wake(name: _Name = None, api_key_file: ApiKeyFile = None) -> int:
     api_key = target.api_key(api_key_file)
     with _sleep_errors(target, api_key):
         was_asleep = is_sleeping(target.url, api_key=api_key)
-        if was_asleep:
-            wake_up(target.url, api_key=api_key)
+        # One that is awake may wait for its requests to sleep, and refuses new ones meanwhile.
+        wake_up(target.url, api_key=api_key)
         if is_sleeping(target.url, api_key=api_key):
             raise StokerError(
                 f"{target.name} sleeps still", hint=f"`stoker logs {_word(target)}` says why"

@@ -250,6 +250,9 @@ class EngineCoreProc:
             return UtilityOutput(request.call_id, self._core.reset_prefix_cache())
         if request.method == "sleep_level":
             return UtilityOutput(request.call_id, self._core.sleep_level)
+        if request.method == "asked_sleep_level":
+            awaited = (asked.level for _, asked in self._awaited_sleeps)
+            return UtilityOutput(request.call_id, max(self._core.sleep_level, *awaited, 0))
         if request.method in _DEBUG_DOCUMENTS:
             name = _DEBUG_DOCUMENTS[request.method]
             return UtilityOutput(request.call_id, self._core.debug_document(name))

@@ -195,10 +195,16 @@ class ReplicatedClient:
     async def call_utility(self, method: str, engine: int = 0) -> bool | int | float | str | None:
         """Call a named method of one replica; ReplicaDownError while that is not there."""
         replica = self._replicas[engine]
+        down = ReplicaDownError(f"{replica.name} is down; others serve.")
         # One that is being started would answer once it has loaded.
         if not self._router.is_up(engine):
-            raise self._all_dead or ReplicaDownError(f"{replica.name} is down; others serve.")
-        return await replica.client.call_utility(method)
+            raise self._all_dead or down
+        try:
+            return await replica.client.call_utility(method)
+        except EngineDeadError as error:
+            if self._all_dead is not None or self._watches[engine].done():
+                raise  # no other serves either, or all of them are being ended
+            raise down from error
 
     async def shutdown(self, timeout_s: float) -> None:
         """Stop every replica at once; returns when all of their processes are gone. Idempotent."""
@@ -292,7 +298,7 @@ class ReplicatedClient:
         except (EngineError, OSError, zmq.ZMQError) as error:  # the latter: no room for a process
             logger.warning("Replica %s did not start: %s", replica.name, error)
             return
-        level = await self._sleep_level()
+        level = await self._asked_sleep_level()
         self._router.note_up(replica.rank)
         logger.info("Replica %s (pid %s) serves again.", replica.name, replica.client.pid)
         self._tell(replica.rank)
@@ -301,13 +307,14 @@ class ReplicatedClient:
             self._joining.add(task)
             task.add_done_callback(self._joining.discard)
 
-    async def _sleep_level(self) -> int:
-        """How deep those that are up sleep, as they do together."""
+    async def _asked_sleep_level(self) -> int:
+        """How deep those that are up sleep, or will once their requests have ended."""
+        deepest = 0
         for replica in self._replicas:
             with contextlib.suppress(EngineError):
-                found = await self.call_utility("sleep_level", replica.rank)
-                return found if isinstance(found, int) else 0
-        return 0
+                found = await self.call_utility("asked_sleep_level", replica.rank)
+                deepest = max(deepest, found) if isinstance(found, int) else deepest
+        return deepest
 
     async def _join_sleep(self, replica: _Replica, level: int) -> None:
         with contextlib.suppress(EngineError):  # it has died again

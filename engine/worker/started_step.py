@@ -41,7 +41,7 @@ class StartedStep:
         self._requests = requests
         self._req_ids = list(req_ids)
         self._sampling = sampling
-        self._logits = logits
+        self._logits: Tensor | None = logits  # until they are chosen from: they are large
         self._rows = requests.rows(req_ids)[sampling]
         self._start_s = time.monotonic()
         self._places: IntArray | None = None
@@ -57,9 +57,10 @@ class StartedStep:
     @torch.inference_mode()
     def choose(self, bitmask: GrammarBitmask | None) -> None:
         """Start the choice of the tokens; harmless the second time. Waits for nothing."""
-        if self._pending is not None:
+        if self._logits is None:
             return
         rows, logits, model = self._rows, self._logits, self._model
+        self._logits = None
         asking = np.flatnonzero(self._num_logprobs >= 0)
         raw = None
         if len(asking):

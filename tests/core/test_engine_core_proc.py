@@ -16,11 +16,13 @@ from engine.core.handshake import SharedAddresses
 from engine.core.output_share import ABORT_CLIENT
 from engine.messages import (
     MOST_UNREAD,
+    SLEEP,
     CoreLinks,
     EngineCoreOutputs,
     EngineCoreRequest,
     HandshakeInit,
     RequestType,
+    SleepCall,
     UtilityRequest,
 )
 from engine.sampling_params import SamplingParams
@@ -93,3 +95,27 @@ def test_without_a_coordinator_steps_go_on_and_their_numbers_are_not_heaped_up(
         world.proc._send_step(world.core.stats_message())
     assert not stats.poll(0, zmq.POLLOUT), "it is full"
     assert world.hear(0) == EngineCoreOutputs(), "its owner was told that it works"
+
+
+def test_a_sleep_that_waits_is_told_to_who_joins_it(world: World) -> None:
+    def level(method: str) -> object:
+        world.say(0, RequestType.UTILITY, UtilityRequest(2, method))
+        world.proc._receive()
+        answer = world.hear(0).utility_output
+        assert answer is not None
+        return answer.result
+
+    assert level("asked_sleep_level") == 0
+    runs = EngineCoreRequest("runs", [1, 2, 3], SamplingParams(max_tokens=9), 0.0)
+    world.say(0, RequestType.ADD, runs)
+    call = SLEEP + msgspec.json.encode(SleepCall(2, "wait")).decode()
+    world.say(0, RequestType.UTILITY, UtilityRequest(1, call))
+    assert level("asked_sleep_level") == 2
+    assert level("sleep_level") == 0
+    world.core.abort_requests(["runs"])
+    world.proc._sleep_if_awaited()
+    assert world.hear(0).utility_output is None  # everybody learns the state first
+    answer = world.hear(0).utility_output
+    assert answer is not None
+    assert (answer.call_id, answer.result) == (1, 2)
+    assert level("asked_sleep_level") == 2

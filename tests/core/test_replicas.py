@@ -156,6 +156,19 @@ async def test_a_killed_replica_fails_its_own_requests_and_serves_again(
     assert client.pids[1] not in (None, victim)
 
 
+async def test_who_asks_a_replica_that_dies_learns_that_others_serve(
+    client: ReplicatedClient,
+) -> None:
+    reading = asyncio.create_task(drain(client))
+    with stopped(client):
+        asked = asyncio.create_task(client.call_utility("sleep_level", 1))
+        await asyncio.sleep(0)
+        running(client)[1].kill()
+        with pytest.raises(ReplicaDownError, match="EngineCore_DP1 is down"):
+            await asked
+    reading.cancel()
+
+
 async def test_a_replica_that_nobody_can_watch_any_more_ends_the_engine(
     client: ReplicatedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

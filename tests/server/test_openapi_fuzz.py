@@ -47,7 +47,6 @@ REFUSED = {  # made-up names are those of nothing
     "/v1/load_lora_adapter": 400,
     "/v1/unload_lora_adapter": 404,
     "/sleep": 400,  # this server was started without --enable-sleep-mode
-    "/wake_up": 400,
 }
 
 

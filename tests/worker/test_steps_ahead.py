@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from torch import Tensor
 
 import tests.interpreted_triton  # noqa: F401  (before any kernel)
 from engine.config import DeviceConfig
 from engine.core.engine_core import EngineCore
 from engine.kernels import selection
+from engine.kernels.kernel_set import KVCache
+from engine.kernels.step_batch import StepBatch
 from engine.kernels.triton.kernels import TritonKernels
 from engine.kernels.triton.targets import INTERPRETED
 from engine.messages import EngineCoreRequest
@@ -21,6 +25,7 @@ from engine.sampling_params import SamplingParams, StructuredOutputsParams
 from engine.sched.grammar import Grammar
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker import worker
+from engine.worker.cuda_graphs import GraphedDecoder
 from tests.core.conftest import engine_config
 from tests.core.core_runs import answers_of, run
 from tests.fakes.graph_device import RecordingDevice
@@ -171,6 +176,28 @@ def test_what_the_choice_waits_for_the_step_does_not(
     if kind == "logprobs":
         pairs = zip(found["late"].logprobs, wanted["late"].logprobs, strict=True)
         assert all(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
+
+
+def test_logits_live_until_tokens_are_chosen_from_them(
+    tiny_folder: Path, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step's are hundreds of MB, and only one step's were measured."""
+    made: list[weakref.ref[Tensor]] = []
+    most: list[int] = []
+    start = GraphedDecoder.start
+
+    def seen(self: GraphedDecoder, batch: StepBatch, kv_cache: KVCache) -> Tensor:
+        most.append(sum(one() is not None for one in made))
+        logits = start(self, batch, kv_cache)
+        made.append(weakref.ref(logits))
+        return logits
+
+    monkeypatch.setattr(GraphedDecoder, "start", seen)
+    core = core_of(tiny_folder, **EAGER)
+    run(core, mixed_requests())
+    assert len(made) > 3
+    assert set(most) == {0}
+    assert all(one() is None for one in made)  # an idle or sleeping engine holds none
 
 
 def test_prompts_that_are_reported_or_pooled_wait_and_change_nobodys_tokens(

@@ -24,8 +24,9 @@ async def sleep(services: Services, query: QueryParams) -> Response:
 
 
 async def wake_up(services: Services, query: QueryParams) -> Response:
-    """Bring back what `tags` name, all where there are none; requests are taken once all is."""
-    services.require_sleep_mode()
+    """Bring back what `tags` name, all where there are none; requests are taken once all is. One
+    that is awake stays so, and a sleep that waits for requests is given up.
+    """
     await services.llm.wake_up(query.getlist("tags"))
     return Response()
 

@@ -16,17 +16,20 @@ from tests.client.local_server import Answer, Call, LocalServer, serving
 
 @dataclass
 class Sleeper:
-    """A server of vLLM's shape; `status` is what it answers to /sleep."""
+    """A server of vLLM's shape, with `tells_level` of ours; `status` is its answer to /sleep."""
 
     level: int = 0
     status: int = 200
+    tells_level: bool = False
 
     def is_sleeping(self, _call: Call) -> Answer:
-        return Answer([json.dumps({"is_sleeping": self.level > 0}).encode()])
+        told = {"level": self.level} if self.tells_level else {}
+        return Answer([json.dumps({"is_sleeping": self.level > 0, **told}).encode()])
 
     def sleep(self, call: Call) -> Answer:
         if self.status == 200:
-            self.level = int(dict(part.split("=") for part in query(call))["level"])
+            asked = int(dict(part.split("=") for part in query(call))["level"])
+            self.level = max(self.level, asked)
         return Answer([b"Sleep mode is not enabled"], self.status)
 
     def wake_up(self, _call: Call) -> Answer:
@@ -71,7 +74,32 @@ def test_to_sleep_and_back(
     said = capsys.readouterr().err
     assert "is awake\n" in said
     assert "was awake already" in said
-    assert [call.path for call in server.calls if call.method == "POST"][1:] == ["/wake_up"]
+    # The second one may wait for its requests to sleep, which nobody can see.
+    assert [call.path for call in server.calls if call.method == "POST"][1:] == ["/wake_up"] * 2
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "said"), [(1, 2, "level 2"), (2, 1, "level 2"), (1, 1, "level 1")]
+)
+def test_who_sleeps_already_says_how_deep(
+    before: int,
+    asked: int,
+    said: str,
+    server: LocalServer,
+    sleeper: Sleeper,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sleeper.level, sleeper.tells_level = before, True
+    assert run(["sleep", server.url, "--level", str(asked)]) == 0
+    assert f"sleeps ({said})" in capsys.readouterr().err
+
+
+def test_vllm_sleeps_already_and_does_not_say_how_deep(
+    server: LocalServer, sleeper: Sleeper, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleeper.level = 1
+    assert run(["sleep", server.url, "--level", "2"]) == 0
+    assert "sleeps already" in capsys.readouterr().err
 
 
 def test_the_mode_is_passed_on_and_a_mistake_is_named(
