@@ -318,6 +318,9 @@ LOAD_ADAPTER, UNLOAD_ADAPTER = "load_adapter:", "unload_adapter:"
 SLEEP, WAKE_UP = "sleep:", "wake_up:"
 """The same with a SleepCall as JSON, and with tags between commas, none for all."""
 
+TELL_SLEEP = "tell_sleep"
+"""Has an engine that sleeps, and so makes no step, tell its state to a new coordinator."""
+
 SLEEP_TAGS = ("weights", "kv_cache")
 SLEEP_MODES = ("abort", "wait", "keep")
 SLEEP_LEVELS = (1, 2)

@@ -35,6 +35,7 @@ _HEALTH_TIMEOUT_S = 1.0
 _TOKEN_TIMEOUT_S = 60.0  # the first step may compile, on a CPU for a while
 _MOMENT_S = 0.1
 _NO_SUCH_METHOD = 501
+_SLEEPS, _ASLEEP_CODE = 503, '"server_asleep"'
 # A download counts bytes (`45%|####   | 1.2G/2.6G`), so that only its percentage can be used.
 _BAR_IN_UNITS = re.compile(r"(?P<title>[^|%\r]{0,80}?)[: ]*\b(?P<percent>\d{1,3})%\|[^|]{0,200}\|")
 _OWN_PROGRESS = re.compile(
@@ -130,7 +131,7 @@ def _is_healthy(spec: LaunchSpec) -> bool:
 
 
 def answers_one_token(spec: LaunchSpec, timeout_s: float = _TOKEN_TIMEOUT_S) -> bool:
-    """True when one token came, or when this server generates no text at all."""
+    """True when one token came, or when this server generates no text at all, or sleeps."""
     body: dict[str, object] = {"prompt": "Hello", "max_tokens": 1, "temperature": 0}
     if spec.served_name is not None:
         body["model"] = spec.served_name
@@ -140,6 +141,8 @@ def answers_one_token(spec: LaunchSpec, timeout_s: float = _TOKEN_TIMEOUT_S) -> 
             response = client.post("/v1/completions", json=body)
     except ClientError:
         return False
+    if response.status_code == _SLEEPS and _ASLEEP_CODE in response.text:
+        return True  # somebody put it to sleep meanwhile
     return response.status_code < 500 or response.status_code == _NO_SUCH_METHOD
 
 

@@ -30,6 +30,7 @@ from engine.messages import (
     MOST_UNREAD,
     SLEEP,
     SLEEP_TAGS,
+    TELL_SLEEP,
     UNLOAD_ADAPTER,
     WAKE_UP,
     EngineCoreOutputs,
@@ -253,6 +254,10 @@ class EngineCoreProc:
         if request.method == "asked_sleep_level":
             awaited = (asked.level for _, asked in self._awaited_sleeps)
             return UtilityOutput(request.call_id, max(self._core.sleep_level, *awaited, 0))
+        if request.method == TELL_SLEEP:
+            if self._core.sleep_level:  # awake, the next step tells more
+                self._send_step(self._core.stats_message())
+            return UtilityOutput(request.call_id, True)
         if request.method in _DEBUG_DOCUMENTS:
             name = _DEBUG_DOCUMENTS[request.method]
             return UtilityOutput(request.call_id, self._core.debug_document(name))

@@ -187,7 +187,7 @@ class AsyncLLM:
         """
         _require_one_of("level", level, SLEEP_LEVELS)
         _require_one_of("mode", mode, SLEEP_MODES)
-        call = msgspec.json.encode(SleepCall(level, mode)).decode()
+        call = msgspec.json.encode(SleepCall(int(level), mode)).decode()  # it may be True
         try:
             await self._call_all(SLEEP + call)
         except EngineDeadError:

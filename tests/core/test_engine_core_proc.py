@@ -17,6 +17,7 @@ from engine.core.output_share import ABORT_CLIENT
 from engine.messages import (
     MOST_UNREAD,
     SLEEP,
+    WAKE_UP,
     CoreLinks,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -119,3 +120,19 @@ def test_a_sleep_that_waits_is_told_to_who_joins_it(world: World) -> None:
     assert answer is not None
     assert (answer.call_id, answer.result) == (1, 2)
     assert level("asked_sleep_level") == 2
+
+
+def test_a_sleep_that_waits_is_called_off_by_waking(world: World) -> None:
+    runs = EngineCoreRequest("runs", [1, 2, 3], SamplingParams(max_tokens=9), 0.0)
+    world.say(0, RequestType.ADD, runs)
+    call = SLEEP + msgspec.json.encode(SleepCall(1, "wait")).decode()
+    world.say(0, RequestType.UTILITY, UtilityRequest(1, call))
+    world.say(0, RequestType.UTILITY, UtilityRequest(2, WAKE_UP))
+    world.proc._receive()
+    found = [world.hear(0).utility_output for _ in range(3)]
+    answers = {answer.call_id: answer for answer in found if answer is not None}
+    assert "woken before it slept" in str(answers[1].error)
+    assert answers[2].result == 0
+    world.say(0, RequestType.ADD, msgspec.structs.replace(runs, request_id="next"))
+    world.proc._receive()
+    assert list(world.core.scheduler.requests) == ["runs", "next"]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from app.client.server import scrape_metrics
 from app.client.sleep_mode import is_sleeping, put_to_sleep, wake_up
 from logparse import Outcome, parse_lines
-from tests.e2e.running_server import Server, health, tiny_server, wait_for_gauge
+from tests.e2e.running_server import Server, gauge, health, tiny_server
 from tests.waiting import wait_for
 
 KEY = "secret-of-the-test"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
+SERVES_AGAIN = re.compile(r"DPCoordinator \(pid \d+\) serves again")
+RESTART_TIMEOUT_S = 180
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="tiny"}'
 
 
@@ -26,6 +30,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("model")
     with tiny_server(folder, "--enable-sleep-mode", env={"STOKER_API_KEY": KEY}) as running:
         yield running
+
+
+def coordinators(server: Server) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [child for child in children if "coordinator" in child.cmdline()]
 
 
 def ask(server: Server, **body: Any) -> httpx.Response:
@@ -70,25 +79,27 @@ def test_the_key_is_wanted_and_mistakes_are_named(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "status", "tokens"), [("abort", 503, None), ("wait", 200, 400), ("keep", 200, 400)]
+    ("mode", "count", "status"), [("abort", 64, 503), ("wait", 1, 200), ("keep", 1, 200)]
 )
 async def test_what_becomes_of_a_request_that_runs(
-    server: Server, mode: str, status: int, tokens: int | None
+    server: Server, mode: str, count: int, status: int
 ) -> None:
-    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True}
+    """One that is to be cut off is so long that it cannot end by itself before."""
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "n": count}
     async with httpx.AsyncClient(base_url=server.url, headers=HEADERS, timeout=120) as http:
         asked = asyncio.create_task(http.post("/v1/completions", json=body))
-        await asyncio.to_thread(wait_for_gauge, server.url, RUNNING, 1)
+        await asyncio.to_thread(wait_for, lambda: asked.done() or gauge(server.url, RUNNING) > 0)
         await http.post("/sleep", params={"mode": mode})
-        assert asked.done() or mode == "keep"
+        if mode != "keep":
+            await asked
         await http.post("/wake_up")
         answer = await asked
     assert answer.status_code == status, answer.text
     document = answer.json()
-    if tokens is None:
-        assert document["error"]["code"] == "server_asleep"
+    if status == 200:
+        assert document["usage"]["completion_tokens"] == 400
     else:
-        assert document["usage"]["completion_tokens"] == tokens
+        assert document["error"]["code"] == "server_asleep"
 
 
 def test_the_lines_are_those_that_stoker_logs_knows(server: Server) -> None:
@@ -112,7 +123,10 @@ def test_copies_behind_several_api_servers_sleep_together(tmp_path: Path) -> Non
         assert {ask(server).status_code for _ in range(8)} == {503}
         assert is_sleeping(server.url)
         server.engine_core().kill()  # which is started again, and joins the other's sleep
-        wait_for(lambda: server.text.count("seconds to fall asleep.") == 3)
+        wait_for(lambda: server.text.count("seconds to fall asleep.") == 3, RESTART_TIMEOUT_S)
+        wait_for(lambda: scrape_metrics(server.url).sleep_level == 2)
+        coordinators(server)[0].kill()  # the new one learns who sleeps
+        wait_for(lambda: len(SERVES_AGAIN.findall(server.text)) == 1, RESTART_TIMEOUT_S)
         wait_for(lambda: scrape_metrics(server.url).sleep_level == 2)
         wake_up(server.url)
         wait_for(lambda: scrape_metrics(server.url).sleep_level == 0)

@@ -317,7 +317,7 @@ def test_the_names_of_the_facade() -> None:
         engine.Nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [1, 2, True])
 def test_it_sleeps_and_answers_as_before_when_it_is_awake(llm: LLM, level: int) -> None:
     def text() -> str:
         return llm.generate("ABC", GREEDY)[0].outputs[0].text

@@ -33,7 +33,7 @@ from engine.frontend.async_llm import EngineCoreClient
 from engine.frontend.engine_start import load_config
 from engine.logger import get_logger
 from engine.machine.children import engine_command
-from engine.messages import HandshakeReady
+from engine.messages import TELL_SLEEP, HandshakeReady
 from engine.server.announcements import announce_ready, announce_routes, log_invocation
 from engine.server.api import app_of
 from engine.server.api_servers.control import (
@@ -311,6 +311,10 @@ class Launcher:
             child.control.close()
             raise
         logger.info("%s (pid %d) serves again.", child.name, child.process.pid)
+        if child.number is None:
+            for rank, is_up in enumerate(self._is_up):
+                if is_up:
+                    self._begin(self._call(TELL_SLEEP, rank))
         return child
 
     async def _bury(self, child: _Child) -> None:
@@ -341,12 +345,12 @@ class Launcher:
         self._tell(ClientDown(client))
         # Before a new one can send any: the engine ends all that it knows of this client.
         ranks = [rank for rank, is_up in enumerate(self._is_up) if is_up]
-        await asyncio.gather(*(self._abort(client, rank) for rank in ranks))
+        await asyncio.gather(*(self._call(f"{ABORT_CLIENT}{client}", rank) for rank in ranks))
 
-    async def _abort(self, client: int, rank: int) -> None:
+    async def _call(self, method: str, rank: int) -> None:
         assert self._engines is not None, "the engines come first"
         with contextlib.suppress(EngineError):  # it has ended as well
-            await self._engines.call_utility(f"{ABORT_CLIENT}{client}", rank)
+            await self._engines.call_utility(method, rank)
 
     def _give_up(self, child: _Child) -> None:
         logger.warning("%s is not started again: it failed too often.", child.name)
@@ -396,9 +400,12 @@ class Launcher:
     def _tell(self, message: Message) -> None:
         for child in self._children.values():
             if child.is_told and not child.exit.done():
-                task = asyncio.create_task(child.control.send(message))
-                self._messages.add(task)
-                task.add_done_callback(self._messages.discard)
+                self._begin(child.control.send(message))
+
+    def _begin(self, sending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(sending)
+        self._messages.add(task)
+        task.add_done_callback(self._messages.discard)
 
     def _on_watch_done(self, watch: asyncio.Task[None]) -> None:
         """What nobody watches any more would stay dead unseen."""

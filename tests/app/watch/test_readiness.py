@@ -17,7 +17,10 @@ from app.watch.readiness import (
     bar_in_units,
     wait_until_ready,
 )
+from engine.errors import EngineAsleepError
 from engine.machine.ports import free_port
+from engine.messages import ASLEEP
+from engine.server.errors import error_body, to_api_error
 from logparse import Event, FactFound, PhaseStarted, ProblemFound, ProgressMade
 from logparse.records import Problem
 from tests.waiting import wait_for
@@ -88,6 +91,7 @@ class Backend(ThreadingHTTPServer):
     def __init__(self, *statuses: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.statuses = list(statuses)
+        self.body = b""
         self.asked: list[tuple[str | None, Any]] = []
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -110,8 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(self.server.body)))
         self.end_headers()
+        self.wfile.write(self.server.body)
 
 
 @pytest.fixture
@@ -166,6 +171,12 @@ def test_a_server_without_generation_is_ready_with_its_health(
     backend: Backend, status: int
 ) -> None:
     backend.statuses = [status]
+    assert answers_one_token(spec_of(backend))
+
+
+def test_a_server_that_sleeps_is_not_hung(backend: Backend) -> None:
+    asleep = to_api_error(EngineAsleepError(ASLEEP))
+    backend.statuses, backend.body = [asleep.status], error_body(asleep)
     assert answers_one_token(spec_of(backend))
 
 
