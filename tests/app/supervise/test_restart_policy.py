@@ -25,6 +25,7 @@ PASSING_CAUSES = frozenset(
         "F7",  # too many open files
         # Crashes, time-outs, signals, ranks that differ.
         *("G1", "G2", "G3", "G4", "G5", "G6", "G10", "G11", "G12", "G14"),
+        "G15",  # a node has ended, or cannot be reached
         "L8",  # a check inside llama.cpp, or a device call
         "L11",  # the hub
         "Q3",

@@ -30,7 +30,7 @@ from tests.client.local_server import Answer, LocalServer, serving
 
 METRICS = b'vllm:num_requests_running{model_name="smol",engine="0"} 3\n'
 ANSWERED = [event(choices=[{"text": "Hi", "finish_reason": "length"}]), usage(1, 1), DONE]
-CARDS = json.dumps({"data": [{"id": "smol", "max_model_len": 64}]}).encode()
+CARDS = json.dumps({"data": [{"id": "smol", "max_model_len": 4096}]}).encode()
 ROUTES: dict[str, Callable[..., Answer]] = {
     "/metrics": lambda _call: Answer([METRICS]),
     "/health": lambda _call: Answer([b""]),

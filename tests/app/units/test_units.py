@@ -253,7 +253,7 @@ def test_a_kind_that_no_tool_knows_is_named(capsys: pytest.CaptureFixture[str]) 
         (["systemctl", "smollm2-135m"], "no such kind of unit: systemctl"),
         (["systemd", "smollm2-135m", "--detach"], "--detach is about one start by hand"),
         (["systemd", "smollm2-135m", "--max-model-length", "4k"], "no such flag"),
-        (["kubernetes", "smollm2-135m", "--nodes", "2"], "--nodes 2: the engine stoker runs on"),
+        (["kubernetes", "smollm2-135m", "--nodes", "2"], "--nodes 2: units of several nodes"),
         (["slurm", "@large", "--nodes", "2"], "a slurm unit is one node's"),
         (["compose", "."], "lies on this machine, and a container does not see it"),
     ],
