@@ -129,6 +129,16 @@ _KERNELS = (
 )
 _WEIGHTS = (
     _line(
+        "stoker-image-tower",
+        "Loading the image tower (",
+        NUM + r" GiB\) took " + NUM + " seconds",
+        "The part of the model that sees images was loaded; its weights come on top of the text's.",
+        "engine/worker/worker.py",
+        2,
+        Take("size", Unit.GIB),
+        Take("seconds", Unit.SECONDS, (2,)),
+    ),
+    _line(
         "stoker-packing",
         "Packing weights ",
         r"\(layers in ([^,]{1,40}), head in ([^)]{1,40})\) took " + NUM + " seconds",
@@ -434,6 +444,14 @@ _SERVING = (
         2,
     ),
     _line(
+        "stoker-experts-without-graphs",
+        "CUDA graphs are off: which experts run changes",
+        "",
+        "A model of experts launches each step kernel by kernel, which is slower.",
+        "engine/worker/worker.py",
+        2,
+    ),
+    _line(
         "stoker-no-numbers",
         "The logits of request ",
         r"(\S{1,120}) are NaN",
@@ -443,13 +461,14 @@ _SERVING = (
         Take("request", Unit.TEXT),
     ),
     _line(
-        "stoker-grammar-process",
-        "The process that compiles grammars ended with code ",
-        r"(-?\d{1,4})",
-        "It is started again for the next schema; the requests that waited are refused.",
-        "engine/core/grammar_checker.py",
+        "stoker-job-process",
+        "The process that ",
+        r"(.{1,60}?) ended with code (-?\d{1,4})",
+        "It is started again for the next schema or image; the requests that waited are refused.",
+        "engine/core/job_process.py",
         None,
-        Take("code", Unit.COUNT),
+        Take("duty", Unit.TEXT),
+        Take("code", Unit.COUNT, (2,)),
     ),
     _line(
         "stoker-grammar",

@@ -445,11 +445,26 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("stoker-adapter-unloaded", "Unloaded LoRA adapter sql", {"adapter": "sql"}),
     ("stoker-adapters-without-graphs", "CUDA graphs are off: adapters change the steps.", {}),
+    (
+        "stoker-experts-without-graphs",
+        "CUDA graphs are off: which experts run changes from step to step.",
+        {},
+    ),
+    (
+        "stoker-image-tower",
+        "Loading the image tower (0.17 GiB) took 1.25 seconds",
+        {"size": 0.17, "seconds": 1.25},
+    ),
     ("stoker-no-numbers", "The logits of request r-1 are NaN; it ends.", {"request": "r-1"}),
     (
-        "stoker-grammar-process",
+        "stoker-job-process",
         "The process that compiles grammars ended with code -9.",
-        {"code": -9},
+        {"duty": "compiles grammars", "code": -9},
+    ),
+    (
+        "stoker-job-process",
+        "The process that unpacks images ended with code 1.",
+        {"duty": "unpacks images", "code": 1},
     ),
     (
         "stoker-kernels-again",
@@ -599,6 +614,57 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         "stoker-rank-disagrees",
         "Worker proc Worker_TP1 disagrees with Worker_TP0: in step 7 it computed other tokens",
         {"process": "Worker_TP1", "others": "Worker_TP0"},
+    ),
+    (
+        "stoker-nodes-awaited",
+        "Waiting for 2 other nodes at 10.0.0.1:29501.",
+        {"node": "2 other nodes"},
+    ),
+    ("stoker-nodes-awaited", "Waiting for node 0 at 10.0.0.1:29501.", {"node": "node 0"}),
+    (
+        "stoker-nodes-awaited",
+        "Waiting for node 2: type the command of this node there, with --node-rank 2 x",
+        {"node": "node 2"},
+    ),
+    ("stoker-node-came", "Node 1 (10.0.0.2) has joined.", {}),
+    (
+        "stoker-node-came",
+        "Joined node 0 at 10.0.0.1:29501; waiting for the other nodes.",
+        {},
+    ),
+    (
+        "stoker-node-refused",
+        "Somebody at 10.0.0.9 could not join as a node: it has another secret.",
+        {"reason": "it has another secret."},
+    ),
+    (
+        "stoker-node-refused",
+        "Node 3 at 10.0.0.2 is refused: --node-rank 3 is not from 1 to 2.",
+        {"reason": "--node-rank 3 is not from 1 to 2."},
+    ),
+    ("stoker-node-went", "Node 1 (10.0.0.2) has gone again.", {"node": "1 (10.0.0.2)"}),
+    (
+        "stoker-node-serves",
+        "Node serves node 0 at 10.0.0.1 with Worker_TP2, Worker_TP3.",
+        {"ranks": "Worker_TP2, Worker_TP3"},
+    ),
+    ("stoker-node-ended", "Node 0 ends this node.", {}),
+    (
+        "stoker-node-lost",
+        "Node 0 at 10.0.0.1 is gone: [Errno 104] Connection reset by peer.",
+        {"node": "0 at 10.0.0.1"},
+    ),
+    (
+        "stoker-node-lost",
+        "Node 1 (10.0.0.2) has not answered for 60 s: x",
+        {"node": "1 (10.0.0.2)"},
+    ),
+    ("stoker-node-stops", "[shutdown] Node: trigger received signal=SIGTERM", {}),
+    ("stoker-rank-ended", "Worker_TP3 has ended (exit code: -9).", {}),
+    (
+        "stoker-ranks-apart",
+        "torch's kernels are used: the ranks of a layer are on several machines.",
+        {"reason": "the ranks of a layer are on several machines"},
     ),
     (
         "stoker-grammar",
