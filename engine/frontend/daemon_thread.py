@@ -20,11 +20,13 @@ class _Stop(BaseException):
 
 
 class DaemonThreads:
-    """Threads that are kept for the next work: to start one takes as long as a short template."""
+    """Threads that are kept for the next work: to start one takes as long as a short template.
+
+    They end when this object is forgotten.
+    """
 
     def __init__(self) -> None:
         self._idle: list[_DaemonThread] = []
-        weakref.finalize(self, _end, self._idle)
 
     async def run(self, work: Callable[[], T], *, limit_s: float | None = None) -> T:
         """Like asyncio.to_thread, but a stop of the program need not wait for `work`.
@@ -32,44 +34,56 @@ class DaemonThreads:
         After `limit_s`, or when the caller is cancelled, `work` is ended at its next line of Python
         and TimeoutError is raised. Without a limit it runs to its end whatever happens.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
         thread = self._idle.pop() if self._idle else _DaemonThread()
-
-        def deliver(result: T | None, error: BaseException | None) -> None:
-            if not thread.is_ended:
-                self._idle.append(thread)
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
-
-        def body() -> None:
-            result, failure = None, None
-            try:
-                result = work()
-            except _Stop:
-                return
-            except BaseException as error:
-                failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(deliver, result, failure)
-
-        thread.begin(body)
-        if limit_s is None:
-            return await future
-        try:
-            return await asyncio.wait_for(future, limit_s)
-        finally:
-            if not future.done() or future.cancelled():
-                thread.stop()
+        return await _run_in(thread, work, limit_s, keep=self._idle.append)
 
 
 async def in_daemon_thread(work: Callable[[], T], *, limit_s: float | None = None) -> T:
-    """As DaemonThreads.run, in a thread that ends with `work`."""
-    return await DaemonThreads().run(work, limit_s=limit_s)
+    """As DaemonThreads.run, in a thread that ends with `work`, also when that fails."""
+    return await _run_in(_DaemonThread(), work, limit_s, keep=None)
+
+
+async def _run_in(
+    thread: _DaemonThread,
+    work: Callable[[], T],
+    limit_s: float | None,
+    keep: Callable[[_DaemonThread], None] | None,
+) -> T:
+    """`keep` gets the thread once it is free; without it the thread ends after `work`."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: BaseException | None) -> None:
+        if keep is not None and not thread.is_ended:
+            keep(thread)
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def body() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except _Stop:
+            return
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, result, failure)
+
+    thread.begin(body)
+    if keep is None:
+        thread.end()
+    if limit_s is None:
+        return await future
+    try:
+        return await asyncio.wait_for(future, limit_s)
+    finally:
+        if not future.done() or future.cancelled():
+            thread.stop()
 
 
 class _DaemonThread:
@@ -81,6 +95,8 @@ class _DaemonThread:
         target = functools.partial(_work_off, self._work)
         self._thread = threading.Thread(target=target, daemon=True, name="beside-the-loop")
         self._thread.start()
+        # Also when its loop was closed before it could be kept, and when nobody keeps it any more.
+        weakref.finalize(self, self._work.put, None)
 
     def begin(self, work: Callable[[], None]) -> None:
         self._work.put(work)
@@ -103,8 +119,3 @@ def _work_off(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         while (next_work := work.get()) is not None:
             next_work()
             del next_work  # with all that it holds
-
-
-def _end(threads: list[_DaemonThread]) -> None:
-    for thread in threads:
-        thread.end()

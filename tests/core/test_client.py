@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ import textwrap
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -57,11 +55,6 @@ async def collect(client: AsyncMPClient, request_id: str) -> tuple[list[int], Fi
                     return tokens, output.finish_reason
 
 
-async def document(client: AsyncMPClient, method: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(str(await client.call_utility(method)))
-    return found
-
-
 async def drain(client: AsyncMPClient) -> None:
     while True:
         await client.get_output()
@@ -94,23 +87,6 @@ async def test_methods_are_called_by_name(client: AsyncMPClient) -> None:
     with pytest.raises(EngineError, match="no such method"):
         await client.call_utility("format_disk")
     reader.cancel()
-
-
-async def test_debug_documents_come_as_json_only_when_asked_for(tiny_folder: Path) -> None:
-    client = AsyncMPClient(engine_config(tiny_folder, enable_debug_endpoints=True))
-    await client.start()
-    reader = asyncio.create_task(drain(client))
-    for name in "abcdefgh":  # together they take long enough to be asked about
-        await client.add_request(request(name, 400))
-    while not (await document(client, "debug_scheduler"))["num_steps"]:
-        pass
-    entries = (await document(client, "debug_requests"))["data"]
-    blocks = await document(client, "debug_blocks")
-    assert entries[0].items() >= {"id": "a", "state": "running", "prompt_tokens_done": 3}.items()
-    assert blocks["num_used"] >= len(entries)
-    assert list(blocks["owners"]) == [entry["id"] for entry in entries]
-    reader.cancel()
-    await client.shutdown(0.0)
 
 
 async def test_a_killed_core_fails_everyone_at_once(client: AsyncMPClient) -> None:
