@@ -362,8 +362,12 @@ def _stages(
 
 
 def cpu_process_bytes(plan: MemoryPlan, kv_bytes: int) -> int | None:
-    """What a start on a CPU took beside weights and KV cache; None where its cap hides that."""
+    """What a start on a CPU took beside weights and KV cache; None where its cap hides that, and
+    of several ranks, which share the memory out while the log tells one cache.
+    """
     stage, request = plan.tightest, plan.request
+    if request.tensor_parallel_size * request.pipeline_parallel_size > 1:
+        return None
     cap = cpu_cap(stage.spec, plan.max_model_len)
     if request.kv_memory_bytes is not None or kv_bytes >= 0.99 * cap:
         return None

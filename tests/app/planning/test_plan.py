@@ -469,6 +469,10 @@ def test_replicas_on_a_cpu_share_its_memory() -> None:
     assert cpu_process_bytes(plan, plan.tightest.available_bytes) == pytest.approx(
         PROCESS_BYTES, abs=8
     )
+    ranks = make_plan(
+        shape, weights, dataclasses.replace(request, data_parallel_size=1, pipeline_parallel_size=2)
+    )
+    assert cpu_process_bytes(ranks, 1) is None, "two caches, of which a log tells one"
     engines = [line.split()[0] for line in processes(request)][-2:]
     assert engines == ["EngineCore_DP0", "EngineCore_DP1"]
     with pytest.raises(StokerError, match="one copy"):
