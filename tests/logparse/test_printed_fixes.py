@@ -57,7 +57,7 @@ PROGRAMS = frozenset(_PROGRAM_TEXT.split())
 # Of a user, in a template.
 _SAMPLE: dict[str, str] = {
     "adapters": "a", "address": "10.0.0.1", "archs": "gfx1151", "bytes": "1", "path": "/m/x",
-    "file": "/m/x.gguf", "flag": "--limit-mm-per-prompt", "other": "--enable-lora", "kind": "image",
+    "file": "/m/x.gguf", "flag": "--enable-log-outputs", "other": "--enable-lora", "kind": "image",
     "packages": "einops", "package": "vllm", "missing": "einops", "flashinfer": "0.2.1",
     "limit": "4096", "fit": "4096", "asked": "9000", "need": "5", "have": "4", "free": "20.5",
     "total": "80.0", "share": "0.9", "tp": "4", "heads": "32", "gpus": "2", "world": "4",
