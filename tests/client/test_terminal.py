@@ -10,7 +10,7 @@ import os, signal, time
 from app.client.terminal import watch_terminal
 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nobody passes it on
 watch_terminal(lambda: os._exit(7))
-print("watching", flush=True)
+os.write(1, b"watching")  # in one piece: whoever has read it closes the screen
 time.sleep(600)
 """
 
