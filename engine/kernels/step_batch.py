@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray: TypeAlias = NDArray[np.int64]
+"""Every index array of a step: one width, so that torch may index with it without a copy."""
 FloatArray: TypeAlias = NDArray[np.float32]
 
 
@@ -23,7 +24,6 @@ def within_runs(lengths: IntArray) -> IntArray:
 
 NO_TOKEN = -1
 """Stands for the most likely token of a row whose logits are no numbers (NaN)."""
-"""Every index array of a step: one width, so that torch may index with it without a copy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,10 +130,13 @@ class TritonDecoder(DecoderModel):
     @torch.inference_mode()
     def start(self, token_ids: Tensor, residual: Tensor) -> Tensor:
         """Fill `residual` with embeddings; queries, keys and values of the first layer."""
+        self._embed(token_ids, residual)
+        return self._first_products(residual)
+
+    def _embed(self, token_ids: Tensor, residual: Tensor) -> None:
         self._triton.embed(
             residual, token_ids, self._embedding, self._embedding_scale, self._sampled
         )
-        return self._first_products(residual)
 
     def _first_products(self, residual: Tensor) -> Tensor:
         """Queries, keys and values of the first layer here, of a residual that is there already."""
@@ -213,15 +216,14 @@ class TritonDecoder(DecoderModel):
         attended = self.new_attended(step.size.tokens)
         if batch.residual is None and self._place.tensor_size == 1:
             residual = self.new_residual(step.size.tokens)
-            x = self.start(step.token_ids, residual)
+            self._embed(step.token_ids, residual)
+            if batch.images is not None:
+                self._place_images(residual, batch.images)
         else:  # from the stage before, or summed over the ranks' parts of the embedding
             residual = self._residual_before(batch)
-            x = self._first_products(residual)
+        x = self._first_products(residual)
         if batch.images is None:
             return residual, self._run_from(x, step, kv_cache, residual, attended)
-        if batch.residual is None:
-            self._place_images(residual, batch.images)
-            x = self._first_products(residual)
         return residual, self._run_seeing(x, batch, step, kv_cache, residual, attended)
 
     def _run_seeing(

@@ -39,18 +39,14 @@ class AdapterTurns:
             return not self._is_full
         if len(self._running) < self._max_loras:
             return True
-        self._note_passed(request)
+        self._passed.append(request)
+        self._is_full |= request.num_passes >= MOST_PASSES
         return False
 
     def note_admitted(self, request: Request) -> None:
         """A request has gone before those that were asked about and had no room."""
         if request.lora_id:
             self._running.add(request.lora_id)
-            passed, self._passed = self._passed, []
-            for one in passed:
-                one.num_passes += 1
-                self._note_passed(one)
-
-    def _note_passed(self, request: Request) -> None:
-        self._passed.append(request)
-        self._is_full |= request.num_passes >= MOST_PASSES
+            for passed in self._passed:
+                passed.num_passes += 1
+                self._is_full |= passed.num_passes >= MOST_PASSES

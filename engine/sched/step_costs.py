@@ -39,11 +39,10 @@ class StepCosts:
         self._num_steps += 1
         if self._num_steps % _KEPT_STEPS == 0:
             self._forget()
-        if num_rows not in self._seen_at:
-            self._factors[num_rows] = self._factors[self._nearest[num_rows]]
         is_new = num_rows not in self._seen_at
         self._seen_at[num_rows] = self._num_steps
         if is_new:
+            self._factors[num_rows] = self._factors[self._nearest[num_rows]]
             self._look_around()
         self._factors[num_rows] *= 1 + _PACE * (off - 1)
 

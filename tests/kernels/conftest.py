@@ -5,6 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kernels.native_models import native_library
+
+
+@pytest.fixture(scope="module")
+def native_set() -> None:
+    """Tests that ask for it are skipped, with the reason, where the native set cannot run."""
+    native_library()
+
 
 @pytest.fixture
 def logged(

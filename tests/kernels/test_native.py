@@ -24,7 +24,6 @@ from tests.kernels.native_models import (
     VARIANTS,
     VOCAB,
     assert_same,
-    native_library,
     native_model,
     random_prompts,
     relative_error,
@@ -33,10 +32,7 @@ from tests.kernels.native_models import (
 from tests.kernels.paged_sequences import PagedSequences, draw_steps, in_chunks
 from tests.places import ROOT
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _library() -> None:
-    native_library()
+pytestmark = pytest.mark.usefixtures("native_set")
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 48])

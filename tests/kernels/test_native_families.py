@@ -23,7 +23,6 @@ from tests.kernels.native_models import (
     QWEN3_MOE,
     assert_same,
     group_windows,
-    native_library,
     native_model,
     random_prompts,
     reference_model,
@@ -73,10 +72,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _library() -> None:
-    native_library()
+pytestmark = pytest.mark.usefixtures("native_set")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

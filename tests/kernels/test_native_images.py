@@ -15,7 +15,6 @@ from tests.kernels.native_models import (
     GEMMA3,
     assert_same,
     group_windows,
-    native_library,
     native_model,
     random_prompts,
     reference_model,
@@ -42,10 +41,7 @@ STEPS = [  # none of which cuts an image
     [0, 22, 100, 0, 61],
 ]
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _library() -> None:
-    native_library()
+pytestmark = pytest.mark.usefixtures("native_set")
 
 
 @pytest.fixture(scope="module", params=[9, 70])

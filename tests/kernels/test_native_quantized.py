@@ -58,10 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt-oss": {**GPT_OSS, "num_experts_per_tok": 4},
 }
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _library() -> None:
-    native_library()
+pytestmark = pytest.mark.usefixtures("native_set")
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
