@@ -131,7 +131,7 @@ class PromptMaker:
         self._prefix_chance = random.Random(f"{seed} prefix")
         self._chance = random.Random(seed)
         self._seen: set[str] = set()
-        self._cheapest = min(costs.later.values())
+        self._cheapest, self._dearest = min(costs.later.values()), max(costs.later.values())
         self._prefix = self._words(round(lengths.high * share), self._prefix_chance)
         self._turns, self._sessions = turns, sessions
         if turns > 1 and (lengths.high - lengths.low) // (turns - 1) < self._cheapest:
@@ -206,6 +206,10 @@ class PromptMaker:
                 )
             )
         left = wanted - self._cost(words)
+        every = list(self._costs.later)
+        while left >= self._dearest + self._cheapest:  # far from the end every word fits
+            words.append(chance.choice(every))
+            left -= self._costs.later[words[-1]]
         while fitting := [w for w, cost in self._costs.later.items() if self._leaves(left - cost)]:
             words.append(chance.choice(fitting))
             left -= self._costs.later[words[-1]]

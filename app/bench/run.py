@@ -127,6 +127,7 @@ class _Bench:
         self._ratios: list[dict[str, Any]] = []
         self._links = {target: Link(target) for target in plan.targets}
         self._contents = read_dataset(plan.dataset) if plan.dataset else None
+        self._dataset_hash = _content_hash(self._contents)
         self._costs = WordCosts({}, {}, 0, False)
         self._is_sweep = not plan.loads
         self._loads: tuple[Load, ...] = plan.loads
@@ -358,7 +359,7 @@ class _Bench:
             "prefix_share": plan.prefix_share,
             "turns": plan.turns,
             "dataset": plan.dataset.name if plan.dataset else None,
-            "dataset_sha256": _content_hash(self._contents),
+            "dataset_sha256": self._dataset_hash,
             "trace": trace.name if trace else None,
             "trace_sha256": trace.sha256 if trace else None,
             "num_prompts": plan.amount.num_prompts,
