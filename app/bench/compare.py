@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.bench.other_tools import OtherRun, finite_number, read_other
+from app.bench.other_tools import OtherRun, finite_number, per_request, read_other
 from app.bench.report import COMPARED, estimate_document
 from app.bench.statistics import Estimate, unpaired_ratio
 from app.errors import ExitCode, StokerError, UsageError
@@ -116,18 +116,14 @@ def _other_work(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _other_lengths(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     """Tokens of a request, which is all that can be compared of the work of two tools."""
     for what in ("input", "output"):
-        before, after = (_mean_tokens(result, what) for result in (old, new))
+        before, after = (
+            per_request(result.get(f"total_{what}_tokens"), result.get("completed"))
+            for result in (old, new)
+        )
         if before is None or after is None:
             yield f"{old['load']}: one side does not say how many {what} tokens a request has"
         elif abs(before - after) > _TOKEN_TOLERANCE * max(before, after):
             yield f"{old['load']}: {before:.1f} and {after:.1f} {what} tokens a request"
-
-
-def _mean_tokens(result: Mapping[str, Any], what: str) -> float | None:
-    total, completed = (
-        finite_number(result.get(name)) for name in (f"total_{what}_tokens", "completed")
-    )
-    return total / completed if total is not None and completed else None
 
 
 def _first_server(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.bench.round import Load
+
 _MS = 1e3
 
 Figures = dict[str, float | None]
@@ -64,8 +66,8 @@ def _vllm(document: Mapping[str, Any]) -> OtherRun:
     result = OtherResult(
         _load(document.get("max_concurrency"), document.get("request_rate")),
         figures,
-        _share(document.get("total_input_tokens"), completed),
-        _share(document.get("total_output_tokens"), completed),
+        per_request(document.get("total_input_tokens"), completed),
+        per_request(document.get("total_output_tokens"), completed),
         max(0, int(finite_number(document.get("failed")) or wanted - (completed or 0))),
     )
     meaning = "its figures mean what ours do; its TTFT counts from the sending, not from due"
@@ -162,8 +164,8 @@ def _load(streams: object, rate: object) -> str:
     """In our words: streams at once, arrivals a second, or everything at once."""
     per_second, at_once = finite_number(rate), finite_number(streams)
     if per_second:
-        return f"rate {per_second:g}/s"
-    return f"concurrency {at_once:g}" if at_once else "all at once"
+        return str(Load("rate", per_second))
+    return str(Load("concurrency", at_once)) if at_once else "all at once"
 
 
 def _at(value: Any, *names: str) -> Any:
@@ -184,8 +186,9 @@ def finite_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _share(total: object, count: float | None) -> float | None:
-    number = finite_number(total)
+def per_request(total: object, requests: object) -> float | None:
+    """The mean of one request; None where either is no number, or there was none."""
+    number, count = finite_number(total), finite_number(requests)
     return None if number is None or not count else number / count
 
 

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from app.bench.other_tools import finite_number
 from app.bench.prompts import LengthRange, Prompt, PromptMaker, WordCosts
 from app.errors import StokerError, UsageError
 
@@ -130,8 +131,8 @@ def _request(
 
 def _length(value: object) -> float | None:
     """A number from 0 to what a day or a context may have; None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < _MOST else None  # type: ignore[arg-type, operator]
+    number = finite_number(value)
+    return number if number is not None and 0 <= number < _MOST else None
 
 
 class TracePrompts:
