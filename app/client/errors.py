@@ -95,7 +95,7 @@ def error_code(body: str) -> str | None:
     """The `code` of an error body where it is a word; our engine's words are the errors' kinds."""
     try:
         document: object = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     error = document.get("error") if isinstance(document, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
@@ -125,7 +125,7 @@ def error_text(body: str, limit: int = 300) -> str:
     """The message of an error body: nested (OpenAI), flat, FastAPI's `detail`, or plain text."""
     try:
         document: object = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = body
     text = " ".join(strip_escapes(_message(document)).split())
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

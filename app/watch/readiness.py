@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
-from app.client.errors import ClientError
+from app.client.errors import ClientError, error_code
 from app.client.transport import connection_errors, open_client
 from app.launch.launch_specs import LaunchSpec
 from engine.machine.ports import uds_answers_http
@@ -35,7 +35,7 @@ _HEALTH_TIMEOUT_S = 1.0
 _TOKEN_TIMEOUT_S = 60.0  # the first step may compile, on a CPU for a while
 _MOMENT_S = 0.1
 _NO_SUCH_METHOD = 501
-_SLEEPS, _ASLEEP_CODE = 503, '"server_asleep"'
+_SLEEPS, _ASLEEP_CODE = 503, "server_asleep"
 # A download counts bytes (`45%|####   | 1.2G/2.6G`), so that only its percentage can be used.
 _BAR_IN_UNITS = re.compile(r"(?P<title>[^|%\r]{0,80}?)[: ]*\b(?P<percent>\d{1,3})%\|[^|]{0,200}\|")
 _OWN_PROGRESS = re.compile(
@@ -141,7 +141,7 @@ def answers_one_token(spec: LaunchSpec, timeout_s: float = _TOKEN_TIMEOUT_S) -> 
             response = client.post("/v1/completions", json=body)
     except ClientError:
         return False
-    if response.status_code == _SLEEPS and _ASLEEP_CODE in response.text:
+    if response.status_code == _SLEEPS and error_code(response.text) == _ASLEEP_CODE:
         return True  # somebody put it to sleep meanwhile
     return response.status_code < 500 or response.status_code == _NO_SUCH_METHOD
 
