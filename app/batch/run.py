@@ -108,7 +108,7 @@ class _Batch:
         num_streams = min(plan.concurrency, len(plan.requests) - len(self._answers.done))
         streams = [asyncio.create_task(self._stream(waiting)) for _ in range(num_streams)]
         stopped = asyncio.create_task(self._stopped())
-        answered = asyncio.create_task(self._all(streams))
+        answered: asyncio.Future[Any] = asyncio.gather(*streams)
         try:
             # What is under way at the end of the time is sent again by the next run.
             done, _ = await asyncio.wait(
@@ -121,9 +121,6 @@ class _Batch:
                 task.cancel()
             await asyncio.gather(stopped, answered, *streams, return_exceptions=True)
         return self._progress
-
-    async def _all(self, streams: Sequence[asyncio.Task[None]]) -> None:
-        await asyncio.gather(*streams)
 
     async def _stopped(self) -> None:
         """Until somebody wants the end."""

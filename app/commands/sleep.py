@@ -106,7 +106,7 @@ def wake(name: _Name = None, api_key_file: ApiKeyFile = None) -> int:
 @contextlib.contextmanager
 def _sleep_errors(target: ServerTarget, api_key: str | None) -> Iterator[None]:
     """The client's errors as the command's; of a server that cannot sleep, how it could."""
-    from app.client.errors import BadStatus, ClientError, Unauthorized
+    from app.client.errors import BadStatus, ClientError
     from app.errors import StokerError
     from app.targets.server_errors import explained
 
@@ -115,7 +115,7 @@ def _sleep_errors(target: ServerTarget, api_key: str | None) -> Iterator[None]:
     except ClientError as error:
         # vLLM without its flag fails with 500; in older releases the endpoints are there then.
         is_lacking = isinstance(error, BadStatus) and error.status in (400, 404, 405, 500, 501)
-        if not is_lacking or isinstance(error, Unauthorized):
+        if not is_lacking:
             raise explained(error, api_key) from error
         raise StokerError(
             f"{target.name} cannot be put to sleep: {error}", hint=_how_to_start(target)

@@ -50,7 +50,7 @@ class VisionTower:
     num_layers: int
     image_size: int
     patch_size: int
-    tokens_per_image: int = 256
+    tokens_per_image: int
 
     @property
     def num_patches(self) -> int:

@@ -57,7 +57,8 @@ def _engines(request: PlanRequest, alone: Callable[[int], str]) -> Iterator[str]
 
 def _workers(request: PlanRequest, replica: int) -> Iterator[str]:
     """Node by node; every node but the first has a process of its own that starts its ranks."""
-    parallel, places = _parallel(request, replica), rank_places(_parallel(request, replica))
+    parallel = _parallel(request, replica)
+    places = rank_places(parallel)
     for node in range(parallel.nnodes):
         ranks = parallel.ranks_of_node(node)
         where = "" if parallel.nnodes == 1 else f", node {node}"

@@ -14,7 +14,7 @@ from app.planning.process_layout import processes
 from app.planning.vllm_versions import NEWEST
 from engine.cuda_graph_sizes import describe_dispatch
 from engine.kv_sizing import capacity_line
-from engine.machine.sizes import GIB
+from engine.machine.sizes import GIB, MIB
 
 if TYPE_CHECKING:
     from app.planning.log_comparison import ComparedValue
@@ -62,11 +62,10 @@ def _image_lines(answers: Answers) -> Iterator[str]:
     images = answers.images
     if images is None:
         return
-    mib = 1 << 20
     yield (
-        f"  images: {images.tokens_per_image} tokens each, {images.kv_bytes / mib:.1f} MiB of KV "
+        f"  images: {images.tokens_per_image} tokens each, {images.kv_bytes / MIB:.1f} MiB of KV "
         f"cache; the tower is {_gib(images.tower_bytes)} GiB of the weights, and encodes one in "
-        f"about {images.encoder_bytes / mib:.0f} MiB"
+        f"about {images.encoder_bytes / MIB:.0f} MiB"
     )
 
 

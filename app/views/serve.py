@@ -74,7 +74,7 @@ class ServeView:
         where = (
             f"for node 0 at {self._spec.host}"
             if self._spec.is_headless
-            else (f"on {self._spec.addresses}")
+            else f"on {self._spec.addresses}"
         )
         return StartView(f"starting {self._spec.model} {where}", typical)
 
