@@ -7,6 +7,7 @@ checkpoints leave out are those of transformers' configuration class. Standard l
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,11 @@ class VisionConfig:
     def pixel_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of what the tower takes."""
         return self.num_channels, self.image_size, self.image_size
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Memory of one image as the tower takes it, in float32."""
+        return math.prod(self.pixel_shape) * 4
 
 
 _GEMMA3_DEFAULTS: Mapping[str, Any] = {

@@ -5,13 +5,10 @@ The API server makes them so; one that does not fit would end EngineCore with al
 
 from __future__ import annotations
 
-import math
-
 from engine.config import EngineConfig
 from engine.messages import EngineCoreRequest, ImageInput
 from engine.model_families import VisionConfig
 
-_FLOAT_BYTES = 4
 _DIGEST_BYTES = 32
 
 
@@ -40,6 +37,6 @@ def _is_for(vision: VisionConfig, image: ImageInput) -> bool:
     return (
         image.num_tokens == vision.tokens_per_image
         and tuple(image.shape) == vision.pixel_shape
-        and len(image.pixels) == math.prod(vision.pixel_shape) * _FLOAT_BYTES
+        and len(image.pixels) == vision.pixel_bytes
         and len(image.digest) == _DIGEST_BYTES
     )

@@ -127,6 +127,12 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     return read_optional_json(folder / "tokenizer_config.json")
 
 
+def token_text(value: object) -> str | None:
+    """The text of a special token: files write it as a string or as an object with `content`."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
 def _byte_level_alphabet() -> dict[str, bytes]:
     """Byte-level BPE writes printable Latin-1 as itself, the other bytes from U+0100 upwards."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -137,11 +143,5 @@ def _byte_level_alphabet() -> dict[str, bytes]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Role to token text; a token is written as a string or as an object with `content`."""
-    tokens = {}
-    for key in _SPECIAL_TOKEN_KEYS:
-        value = config.get(key)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            tokens[key] = text
-    return tokens
+    found = {key: token_text(config.get(key)) for key in _SPECIAL_TOKEN_KEYS}
+    return {key: text for key, text in found.items() if text is not None}

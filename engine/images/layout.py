@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import RequestError
-from engine.frontend.tokenizer import Tokenizer, read_tokenizer_config
+from engine.frontend.tokenizer import Tokenizer, read_tokenizer_config, token_text
 from engine.model_families import VisionConfig
 from engine.model_files.json_objects import read_optional_json
 
@@ -87,9 +87,8 @@ def _mark(
     """The text of a mark: of tokenizer_config.json, or the id that config.json has for it."""
     nested = ("model_specific_special_tokens", "extra_special_tokens")
     for source in (named, *map(named.get, nested)):
-        value = source.get(role) if isinstance(source, dict) else None
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
+        text = token_text(source.get(role)) if isinstance(source, dict) else None
+        if text is not None:
             return text
     token_id = config.get(f"{role}_index", config.get(f"{role}_id"))
     return tokenizer.token_strings([token_id])[0] if isinstance(token_id, int) else None

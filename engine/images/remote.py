@@ -11,11 +11,11 @@ import functools
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+from engine.frontend.daemon_thread import in_daemon_thread
 from engine.images.jobs import MAX_IMAGE_BYTES, ImageError
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ _LIMIT_S = 5.0  # vLLM's VLLM_IMAGE_FETCH_TIMEOUT; here for everything together
 _MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-# Not among the loop's own threads: a name server may be slow, and no call to it can be ended.
-_LOOK_UPS = ThreadPoolExecutor(4, "look-up")
+_LOOK_UPS_AT_A_TIME = 4
 
 LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host, asked for a port."""
@@ -36,9 +35,9 @@ LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
 async def look_up(host: str, port: int) -> list[str]:
     """The addresses of a host, as the system resolves it."""
-    loop = asyncio.get_running_loop()
     ask = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    found = await loop.run_in_executor(_LOOK_UPS, ask)
+    # A name server may be slow, and no call to it can be ended: the server's stop waits for none.
+    found = await in_daemon_thread(ask)
     return [str(address[0]) for *_, address in found]
 
 
@@ -77,6 +76,9 @@ class MediaFetcher:
     domains: tuple[str, ...] = ()
     look_up: LookUp = look_up
     is_allowed: Callable[[str], bool] = is_public
+    _seats: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(_LOOK_UPS_AT_A_TIME), init=False, compare=False
+    )
 
     async def fetch(self, url: str) -> bytes:
         """The content at `url`; ImageError says why there is none."""
@@ -146,7 +148,8 @@ class MediaFetcher:
         return parts
 
     async def _checked_address(self, host: str, port: int) -> str:
-        addresses = await self.look_up(host, port)
+        async with self._seats:
+            addresses = await self.look_up(host, port)
         for address in addresses:
             if not self.is_allowed(address):
                 raise _not_public(host)

@@ -111,8 +111,8 @@ class FirstTokenForecast:
         self._step_tokens = step_tokens
         self._engines: dict[int, StepTimes] = {}
         self._busy = _BusyTime()
+        # Seconds at work until requests ended, and how many had by then; never empty.
         self._ends: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=_ENDS)
-        self._num_ended = 0
         self._prompt_tokens = self._computed_tokens = 0.0
 
     def note_step(
@@ -140,8 +140,7 @@ class FirstTokenForecast:
     def note_ends(self, now_s: float, count: int) -> None:
         """So many requests have left their places."""
         if count:
-            self._num_ended += count
-            self._ends.append((self._busy.seconds(now_s), self._num_ended))
+            self._ends.append((self._busy.seconds(now_s), self._ends[-1][1] + count))
 
     def seconds(self, num_tokens: int) -> float:
         """Until the last of `num_tokens` waiting prompt tokens is computed, or found in the prefix
@@ -159,7 +158,7 @@ class FirstTokenForecast:
         case of a hundred. Infinite before two have.
         """
         begun_s, num_before = self._ends[0]
-        num_ended = self._num_ended - num_before
+        num_ended = self._ends[-1][1] - num_before
         if num_ended < 2:
             return math.inf
         rate = num_ended / max(self._busy.seconds(now_s) - begun_s, 1e-9)

@@ -6,7 +6,6 @@ Owns the limit per prompt and the words of every refusal; reading and unpacking 
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +26,6 @@ from engine.server.protocol import Message
 
 _IMAGE_BODY_BYTES = 64 << 20
 """Of a request where images are taken: several of them, as base64."""
-
-_FLOAT_BYTES = 4
 
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -156,7 +153,7 @@ def image_inputs(
     assert template is not None, "as before"
     if not _has_place(template, layout):
         return ImageInputs(obstacle="the model's chat template has no place for them")
-    bytes_each, most = math.prod(vision.pixel_shape) * _FLOAT_BYTES, config.multimodal.max_images
+    bytes_each, most = vision.pixel_bytes, config.multimodal.max_images
     return ImageInputs(
         ImageReading(
             layout,

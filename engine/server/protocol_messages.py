@@ -212,16 +212,16 @@ def _read_user_blocks(turns: Turns, blocks: Sequence[dict[str, Any]], place: str
 
 def _image_url(block: dict[str, Any], place: str) -> str:
     """Where the image of a block is: its own base64 as a data: URI, or an address."""
-    source = block.get("source")
-    kind = source.get("type") if isinstance(source, dict) else None
-    if isinstance(source, dict) and kind == "base64":
-        media_type = text_field(source, "media_type", f"{place}.source")
-        return f"data:{media_type};base64,{text_field(source, 'data', f'{place}.source')}"
-    if isinstance(source, dict) and kind == "url":
-        return text_field(source, "url", f"{place}.source")
+    found, path = block.get("source"), f"{place}.source"
+    source: dict[str, Any] = found if isinstance(found, dict) else {}
+    if source.get("type") == "base64":
+        media_type, data = (text_field(source, name, path) for name in ("media_type", "data"))
+        return f"data:{media_type};base64,{data}"
+    if source.get("type") == "url":
+        return text_field(source, "url", path)
     raise RequestError(
-        f"{place}.source must be an image of type base64 or url; no files are stored here.",
-        param=f"{place}.source",
+        f"{path} must be an image of type base64 or url; no files are stored here.",
+        param=path,
         code="unsupported",
     )
 

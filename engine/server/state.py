@@ -157,8 +157,9 @@ class ApiState:
     @property
     def admission(self) -> Admission | None:
         """Who decides on newcomers; None in every phase in which none are served."""
-        is_ready = self.phase is ServerPhase.READY and self._services is not None
-        return self._services.admission if is_ready and self._services else None
+        if self.phase is not ServerPhase.READY or self._services is None:
+            return None
+        return self._services.admission
 
     @property
     def peers(self) -> Peers:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from engine.images.jobs import MAX_IMAGE_BYTES, ImageError
-from engine.images.remote import MediaFetcher, is_public
+from engine.images.remote import MediaFetcher, is_public, look_up
 
 Answer = tuple[str, Mapping[str, str], bytes]
 
@@ -172,6 +175,20 @@ async def test_answers_that_hold_no_image_are_refused() -> None:
         ):
             with pytest.raises(ImageError, match=said):
                 await found.fetch(f"http://good.example:{port}/{path}")
+
+
+async def test_the_end_of_the_program_waits_for_no_name_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asking: list[threading.Thread] = []
+
+    def ask(host: str, port: int, **_: object) -> list[Any]:
+        asking.append(threading.current_thread())
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    assert await look_up("good.example", 80) == ["8.8.8.8"]
+    assert [thread.daemon for thread in asking] == [True]
 
 
 async def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

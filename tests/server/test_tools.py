@@ -18,7 +18,6 @@ from engine.frontend.chat_template import ChatTemplate, load_chat_template
 from engine.frontend.tokenizer import Tokenizer
 from engine.model_config import ModelConfig
 from engine.server.protocol import ChatBody, parse_body
-from engine.server.routes.chat import render_chat
 from engine.server.tools import plan_tools
 from tests.default_model import default_model_folder
 from tests.places import DATA
@@ -385,7 +384,8 @@ def rendered(template: ChatTemplate, tools: Any) -> str:
     raw = json.dumps({"messages": CONVERSATION, "tools": tools}).encode()
     body = parse_body(ChatBody, raw)
     plan = plan_tools(body.tools, None, is_parallel=True, auto_parser="hermes")
-    return render_chat(template, body.messages, add_generation_prompt=True, tools=plan.for_template)
+    messages = [message.for_template() for message in body.messages]
+    return template.render(messages, add_generation_prompt=True, tools=plan.for_template)
 
 
 def test_a_conversation_with_calls_through_a_hermes_template() -> None:

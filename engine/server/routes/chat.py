@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import RequestError
-from engine.frontend.chat_template import CHATML, ChatTemplate, ReadContent, plain_text
+from engine.frontend.chat_template import CHATML
 from engine.frontend.logprobs import PositionLogprobs
 from engine.frontend.request_traces import Marks
 from engine.server.generation import Choice, Job, make_job, usage
@@ -15,7 +15,7 @@ from engine.server.images import NO_IMAGES
 from engine.server.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.parsers.thinking import plan_thinking
 from engine.server.prompts import encode, text_allowance
-from engine.server.protocol import ChatBody, Message
+from engine.server.protocol import ChatBody, TokenizeBody
 from engine.server.state import Services
 from engine.server.streaming import Delta, OpenAIStream, encode_json
 from engine.server.structured import check_structured_outputs
@@ -44,16 +44,7 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
             is_parallel=body.parallel_tool_calls,
             auto_parser=services.tool_call_parser,
         )
-        prompt = render_chat(
-            services.chat_template,
-            body.messages,
-            add_generation_prompt=body.adds_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            template_args=body.template_args,
-            tools=plan.for_template,
-            read_content=services.images.read_content,
-        )
-        prompt = services.images.expand(prompt, len(urls), param)
+        prompt = render_chat(services, body, plan.for_template, len(urls), param)
         return plan, prompt, tuple(message.digest() for message in body.messages)
 
     plan, prompt, digests = await services.rendering.run(prepare)
@@ -105,30 +96,30 @@ async def make_chat_job(services: Services, body: ChatBody, marks: Marks) -> tup
 
 
 def render_chat(
-    template: ChatTemplate | None,
-    messages: Sequence[Message],
-    *,
-    add_generation_prompt: bool,
-    continue_final_message: bool = False,
-    template_args: dict[str, object] | None = None,
-    tools: Sequence[dict[str, Any]] | None = None,
-    read_content: ReadContent = plain_text,
+    services: Services,
+    body: ChatBody | TokenizeBody,
+    tools: Sequence[dict[str, Any]] | None,
+    num_images: int,
+    param: str,
 ) -> str:
-    """The prompt of a chat; RequestError when the model has no template or it refuses."""
-    if template is None:
+    """The prompt of a chat, with all tokens of its images; RequestError when the model has no
+    template or it refuses.
+    """
+    if services.chat_template is None:
         raise RequestError(
             "This model has no chat template, so it cannot chat; use /v1/completions, or start the "
             f"server with --chat-template FILE (or --chat-template {CHATML}, the plain form that "
             "most chat models understand).",
             param="messages",
         )
-    return template.render(
-        [message.for_template(read_content) for message in messages],
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        template_args=template_args,
+    prompt = services.chat_template.render(
+        [message.for_template(services.images.read_content) for message in body.messages or ()],
+        add_generation_prompt=body.adds_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        template_args=body.template_args,
         tools=tools,
     )
+    return services.images.expand(prompt, num_images, param)
 
 
 class ChatFormat(OpenAIStream):

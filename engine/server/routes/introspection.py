@@ -99,20 +99,10 @@ async def tokenize(services: Services, body: TokenizeBody) -> Response:
 
 async def chat_token_ids(services: Services, body: TokenizeBody | ChatBody) -> list[int]:
     """Token ids of a body's messages after the chat template; images are counted, not read."""
-    messages = body.messages or []
-    num_images = len(services.images.urls(messages, "messages"))
+    num_images = len(services.images.urls(body.messages or [], "messages"))
     text = await services.rendering.run(
-        lambda: render_chat(
-            services.chat_template,
-            messages,
-            add_generation_prompt=body.adds_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            template_args=body.template_args,
-            tools=template_tools(body.tools),
-            read_content=services.images.read_content,
-        )
+        lambda: render_chat(services, body, template_tools(body.tools), num_images, "messages")
     )
-    text = services.images.expand(text, num_images, "messages")
     # Chat templates write the special tokens themselves.
     return await _token_ids(services, text, "messages", body.add_special_tokens is True)
 
