@@ -1,4 +1,4 @@
-"""Questions about a TCP port on this machine: is it free, and if not, who listens there."""
+"""A TCP port on this machine: is it free, and if not, who listens there; and to listen at one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import socket
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import psutil
@@ -144,6 +144,21 @@ def _words(pid: int) -> tuple[str, ...]:
         return tuple(psutil.Process(pid).cmdline())
     except psutil.Error:
         return ()
+
+
+def listen_at(family: int, address: tuple[Any, ...], backlog: int) -> socket.socket:
+    """A TCP socket that listens at an address of `getaddrinfo`; OSError where it cannot be had."""
+    # asyncio sends without a delay only where the protocol is said.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Listening, not only bound: with SO_REUSEADDR a second bind would succeed otherwise.
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def bind_error(host: str, port: int) -> int | None:

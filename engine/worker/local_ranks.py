@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.machine.children import engine_command, kill_session, spawn
-from engine.machine.processes import process_clock
+from engine.machine.processes import is_stopped, process_clock
 from engine.rank_layout import RankPlace
 from engine.worker.rank_channels import ChannelMap, Channels
 from engine.worker.rank_memory import Inbox, Outbox, PeerGoneError, SharedMemory
 from engine.worker.rank_progress import Progress
-from engine.worker.standstill import ProcessLook, is_stopped
+from engine.worker.standstill import ProcessLook
 from engine.worker.worker_messages import NodePlace, WorkerInit
 from engine.worker.worker_proc import LENGTH
 

@@ -25,7 +25,7 @@ from engine.kernels.kernel_set import (
     StageStep,
     most_likely,
 )
-from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch
+from engine.kernels.step_batch import NO_TOKEN, IntArray, StepBatch, within_runs
 from engine.models.vision_tower import VisionTower
 from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, SchedulerOutput
 from engine.worker.draft_check import DraftCheck
@@ -343,7 +343,7 @@ def dummy_batch(num_tokens: int, num_seqs: int, block_size: int, num_groups: int
     lengths[: num_tokens % seqs] += 1
     ends = np.cumsum(lengths)
     num_blocks = -(-int(lengths[0]) // block_size)
-    positions = np.arange(num_tokens) - np.repeat(ends - lengths, lengths)
+    positions = within_runs(lengths)
     return StepBatch(
         token_ids=np.zeros(num_tokens, dtype=np.int64),
         positions=positions,

@@ -50,6 +50,7 @@ from engine.worker.rank_steps import (
     PendingStep,
     RankError,
     SampledTokens,
+    ToldRank,
     disagrees_on_blocks,
     disagrees_on_step,
     mean_times,
@@ -99,7 +100,7 @@ class MultiprocExecutor:
         self._sampled = SampledTokens()
         self._tightest = 0
         self._nodes = gather_nodes(config)
-        self._told = {rank: _ToldRank() for node in self._nodes for rank in node.ranks}
+        self._told = {rank: ToldRank() for node in self._nodes for rank in node.ranks}
         try:
             self._local = self._start(worker_command)
         except BaseException as error:
@@ -132,9 +133,9 @@ class MultiprocExecutor:
         rooms = [self._room_at(node) if self._is_on_cpu else 0 for node in self._nodes]
         room = self._room_here() if self._is_on_cpu else 0
         method = "determine_available_memory"
-        self._tell_here(Call(method, (room // len(self._local.workers),)))
+        self._tell_here(_packed(Call(method, (room // len(self._local.workers),))))
         for node, room in zip(self._nodes, rooms, strict=True):
-            self._tell_node(node, Call(method, (room // len(node.ranks),)))
+            self._tell_node(node, _packed(Call(method, (room // len(node.ranks),))))
         available = cast(list[int], self._answers_to(method))
         self._specs = cast(list[KVCacheSpec], self._call_all("get_kv_cache_spec"))
         self._tightest = tightest_rank(available, self._specs)
@@ -270,18 +271,19 @@ class MultiprocExecutor:
     # ---- what ranks are told, and say ----------------------------------------------------------
 
     def _tell(self, message: object) -> None:
-        self._tell_here(message)
+        packed = _packed(message)
+        self._tell_here(packed)
         for node in self._nodes:
-            self._tell_node(node, message)
+            self._tell_node(node, packed)
 
-    def _tell_here(self, message: object) -> None:
+    def _tell_here(self, packed: bytes) -> None:
         try:
-            self._local.send(memoryview(pickle.dumps(message, protocol=5)))
+            self._local.send(memoryview(packed))
         except PeerGoneError:
             self._fail_with_ended()
 
-    def _tell_node(self, node: RemoteNode, message: object) -> None:
-        self._send(node, ToRanks(pickle.dumps(message, protocol=5)))
+    def _tell_node(self, node: RemoteNode, packed: bytes) -> None:
+        self._send(node, ToRanks(packed))
 
     def _send(self, node: RemoteNode, message: object) -> None:
         try:
@@ -546,25 +548,9 @@ class MultiprocExecutor:
         end_nodes(nodes, reason, meanwhile=self._local.end)
 
 
-class _ToldRank:
-    """What a rank of another node has told of its steps."""
-
-    def __init__(self) -> None:
-        self.notes: deque[StepNote] = deque(maxlen=TIMED_STEPS)
-        self.pid = 0  # not known before its first step
-        self.held_bytes: int | None = None
-
-    def take(self, answer: StepAnswer) -> None:
-        self.notes.append(answer.note)
-        self.pid, self.held_bytes = answer.pid, answer.held_bytes
-
-    @property
-    def num_steps(self) -> int:
-        return self.notes[-1].number if self.notes else 0
-
-    def note(self, number: int) -> StepNote | None:
-        """Of that step, None where it has not come or is long past."""
-        return next((note for note in self.notes if note.number == number), None)
+def _packed(message: object) -> bytes:
+    """As ranks get it, here and elsewhere."""
+    return pickle.dumps(message, protocol=5)
 
 
 def _sum(of_ranks: Sequence[int], ranks: range) -> int:

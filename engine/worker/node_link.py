@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from engine.worker.rank_memory import PeerGoneError
+from engine.worker.rank_memory import PeerGoneError, receive_exactly
 
 _NONCE, _CODE = 32, 32  # bytes
 _HEAD = struct.Struct("<Q")
@@ -54,7 +54,7 @@ class NodeLink:
         with _proving(connection):
             ours = os.urandom(_NONCE)
             connection.sendall(ours)
-            answer = _exactly(connection, _NONCE + _CODE)
+            answer = receive_exactly(connection, _NONCE + _CODE)
             both = ours + answer[:_NONCE]
             _require(answer[_NONCE:], _code(secret, b"other node", both))
             connection.sendall(_code(secret, b"node 0", both))
@@ -65,9 +65,9 @@ class NodeLink:
     def connected(cls, connection: socket.socket, secret: bytes) -> NodeLink:
         """The end of another node."""
         with _proving(connection):
-            both = _exactly(connection, _NONCE) + (ours := os.urandom(_NONCE))
+            both = receive_exactly(connection, _NONCE) + (ours := os.urandom(_NONCE))
             connection.sendall(ours + _code(secret, b"other node", both))
-            _require(_exactly(connection, _CODE), _code(secret, b"node 0", both))
+            _require(receive_exactly(connection, _CODE), _code(secret, b"node 0", both))
             from_node, to_node = _keys(secret, both)
             return cls(connection, from_node, to_node)
 
@@ -185,6 +185,8 @@ def _proving(connection: socket.socket) -> Iterator[None]:
         keep_watch(connection)
     except OSError as error:
         raise StrangerError(str(error)) from error
+    except PeerGoneError as error:
+        raise StrangerError("it has closed the connection") from error
 
 
 def _require(found: bytes, wanted: bytes) -> None:
@@ -199,13 +201,3 @@ def _keys(secret: bytes, both: bytes) -> tuple[bytes, bytes]:
 
 def _code(key: bytes, label: bytes, text: bytes) -> bytes:
     return hmac.digest(key, label + b"\0" + text, "sha256")
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        piece = connection.recv(size - len(found))
-        if not piece:
-            raise StrangerError("it has closed the connection")
-        found += piece
-    return found

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from engine.worker.worker_messages import WorkerInit
 
 logger = get_logger(__name__)
 
+_LinksT = TypeVar("_LinksT", bound="RankLinks")
+
 
 @dataclass(frozen=True, slots=True)
 class RankLinks:
@@ -46,7 +49,7 @@ class RankLinks:
     local_rank: int = 0  # number of this rank's device among those that its process sees
 
     @classmethod
-    def open(cls, init: WorkerInit, channels: Channels, num_cores: int) -> RankLinks:
+    def open(cls: type[_LinksT], init: WorkerInit, channels: Channels, num_cores: int) -> _LinksT:
         """Of a worker process, from the descriptors that it was given."""
         place = init.channels.places[init.rank]
         states_in = states_out = None

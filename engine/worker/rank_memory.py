@@ -158,6 +158,17 @@ def inherited_socket(descriptor: int) -> socket.socket:
     return socket.socket(fileno=descriptor)
 
 
+def receive_exactly(source: socket.socket, size: int) -> bytes:
+    """So many bytes; PeerGoneError when the other side closes before."""
+    found = b""
+    while len(found) < size:
+        piece = source.recv(size - len(found))
+        if not piece:
+            raise PeerGoneError
+        found += piece
+    return found
+
+
 class SharedMemory:
     """A nameless file in memory, mapped; every process of the engine maps the same."""
 

@@ -4,6 +4,7 @@ which do not sample, and what their answers are compared for. No torch.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 
@@ -11,6 +12,7 @@ from engine.errors import EngineError
 from engine.kv_sizing import KVCacheSpec
 from engine.sched.scheduler_output import ModelRunnerOutput
 from engine.worker.rank_progress import StepNote
+from engine.worker.worker_messages import StepAnswer
 
 TIMED_STEPS = 50
 """Of a rank, for means."""
@@ -50,6 +52,27 @@ class SampledTokens:
         """All of them, for the next message."""
         taken, self._pairs = self._pairs, []
         return taken
+
+
+class ToldRank:
+    """What a rank whose memory is not EngineCore's has told of its steps."""
+
+    def __init__(self) -> None:
+        self.notes: deque[StepNote] = deque(maxlen=TIMED_STEPS)
+        self.pid = 0  # not known before its first step
+        self.held_bytes: int | None = None
+
+    def take(self, answer: StepAnswer) -> None:
+        self.notes.append(answer.note)
+        self.pid, self.held_bytes = answer.pid, answer.held_bytes
+
+    @property
+    def num_steps(self) -> int:
+        return self.notes[-1].number if self.notes else 0
+
+    def note(self, number: int) -> StepNote | None:
+        """Of that step, None where it has not come or is long past."""
+        return next((note for note in self.notes if note.number == number), None)
 
 
 def disagrees_on_step(name: str, others: Sequence[str], number: int) -> str:

@@ -12,11 +12,10 @@ import logging
 import os
 import socket
 import threading
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from engine.config import EngineConfig
 from engine.core.handshake import error_from_name
@@ -28,20 +27,17 @@ from engine.sched.scheduler_output import GrammarBitmask, ModelRunnerOutput, Sch
 from engine.sched.snapshot import RankSnapshot
 from engine.worker.rank_progress import StepNote, stray_ranks
 from engine.worker.rank_steps import (
-    TIMED_STEPS,
     PendingStep,
     RankError,
     SampledTokens,
+    ToldRank,
     disagrees_on_blocks,
     disagrees_on_step,
     mean_times,
     rank_with_other_blocks,
     tightest_rank,
 )
-from engine.worker.worker_messages import Step
-
-if TYPE_CHECKING:
-    from engine.worker.ray_rank import RayAnswer
+from engine.worker.worker_messages import Step, StepAnswer
 
 logger = get_logger(__name__)
 
@@ -49,15 +45,14 @@ _PLACEMENT_S = 60.0
 _ANSWER_S = 5.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Rank:
     place: RankPlace
     actor: Any
     address: str  # of its machine
     node: str  # Ray's name for it
     pid: int
-    notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=TIMED_STEPS))
-    held_bytes: int | None = None  # as of the last step
+    told: ToldRank = field(default_factory=ToldRank)
 
     def __str__(self) -> str:
         return f"{self.place.name} (node {self.address}, {self.node[:8]}, pid {self.pid})"
@@ -162,10 +157,9 @@ class RayExecutor:
         return PendingStep(lambda pending: pending.set_result(self._take_step(answers)))
 
     def _take_step(self, answers: list[Any]) -> ModelRunnerOutput:
-        found: list[RayAnswer] = self._get(answers, [rank.place for rank in self._ranks])
+        found: list[StepAnswer] = self._get(answers, [rank.place for rank in self._ranks])
         for rank, answer in zip(self._ranks, found, strict=True):
-            rank.notes.append(answer.note)
-            rank.held_bytes = answer.held_bytes
+            rank.told.take(answer)
         self._require_agreement([answer.note for answer in found])
         (output,) = [answer.output for answer in found if answer.output is not None]
         self._sampled.add(output)
@@ -183,7 +177,7 @@ class RayExecutor:
         return [self._snapshot(rank) for rank in self._ranks]
 
     def _snapshot(self, rank: _Rank) -> RankSnapshot:
-        step_s, waited_s = mean_times(rank.notes)
+        step_s, waited_s = mean_times(rank.told.notes)
         return RankSnapshot(
             name=rank.place.name,
             stage=rank.place.stage,
@@ -191,12 +185,12 @@ class RayExecutor:
             pid=rank.pid,
             node=rank.address,
             state="running",  # the engine ends with the first that is gone
-            num_steps=rank.notes[-1].number if rank.notes else 0,
+            num_steps=rank.told.num_steps,
             step_s=step_s,
             waited_s=waited_s,
             weight_bytes=self._weight_bytes[rank.place.rank],
             kv_cache_bytes=self._cache_bytes[rank.place.rank],
-            held_bytes=rank.held_bytes,
+            held_bytes=rank.told.held_bytes,
         )
 
     def choose_tokens(self, _bitmask: GrammarBitmask | None) -> None:

@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch.distributed
@@ -15,27 +14,13 @@ import torch.distributed
 from engine.config import EngineConfig
 from engine.logger import setup_logging
 from engine.machine.memory import free_ram_bytes
-from engine.machine.processes import rss_bytes
 from engine.rank_layout import RankPlace
-from engine.sched.scheduler_output import ModelRunnerOutput
-from engine.worker.rank_progress import Progress, StepNote
+from engine.worker.rank_progress import Progress
 from engine.worker.tcp_links import TcpLinks, group_backend
 from engine.worker.worker import Worker
-from engine.worker.worker_messages import Step
+from engine.worker.worker_messages import Step, StepAnswer
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class RayAnswer:
-    """What a rank says after a step; the tokens come from the one that samples.
-
-    `held_bytes` is of its machine's RAM, or of its GPU's memory.
-    """
-
-    output: ModelRunnerOutput | None
-    note: StepNote
-    held_bytes: int | None
 
 
 class RayRank:
@@ -111,17 +96,16 @@ class RayRank:
         """Of the RAM that is free on this machine every rank of the engine gets as much, bytes."""
         return free_ram_bytes() // self._num_neighbours
 
-    def execute_model(self, turn: int, step: Step) -> RayAnswer:
+    def execute_model(self, turn: int, step: Step) -> StepAnswer:
         """Run a step; the executor compares what the ranks noted of it."""
         return self._in_turn(turn, lambda: self._run(step))
 
-    def _run(self, step: Step) -> RayAnswer:
+    def _run(self, step: Step) -> StepAnswer:
         with self._links.step():
             output = self._worker.execute_model(step.scheduler_output, step.sampled)
         (note,) = self._progress.latest(1)
-        on_cpu = self._config.device.device == "cpu"
-        held_bytes = rss_bytes(os.getpid()) if on_cpu else self._worker.device_bytes
-        return RayAnswer(output if self._place.is_output else None, note, held_bytes)
+        told = output if self._place.is_output else None
+        return StepAnswer(told, note, os.getpid(), self._worker.held_bytes)
 
 
 def _address() -> str:

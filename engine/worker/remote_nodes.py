@@ -22,6 +22,7 @@ import msgspec
 from engine.config import EngineConfig, ParallelConfig
 from engine.errors import ConfigError, EngineError
 from engine.logger import get_logger
+from engine.machine.ports import listen_at
 from engine.node_key import read_node_key
 from engine.version import __version__
 from engine.worker.node_link import NodeLink, StrangerError
@@ -287,16 +288,8 @@ def _listen(parallel: ParallelConfig) -> Iterator[socket.socket]:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_MOST_GREETINGS)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return listen_at(family, address, _MOST_GREETINGS)
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> str:

@@ -71,12 +71,6 @@ class StandstillWatch:
         return list(seen) if self._num_looks >= enough else []
 
 
-def is_stopped(pid: int) -> bool:
-    """By a signal or a debugger."""
-    clock = process_clock(pid)
-    return clock is not None and clock.state in _STOPPED
-
-
 def _clocks(pid: int) -> tuple[ProcessClock, ...]:
     """Of the process and of all that it has started, such as a compiler that it waits for."""
     import psutil

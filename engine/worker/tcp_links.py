@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import numpy as np
@@ -66,22 +66,11 @@ def group_backend(config: EngineConfig) -> str:
 def open_node_links(init: WorkerInit, channels: Channels, num_cores: int) -> TcpLinks:
     """Meet the ranks of all nodes; waits until all have come."""
     assert init.node is not None, "the ranks of one node meet in a file"
-    near = RankLinks.open(init, channels, num_cores)
-    _meet(init.config, near.place, near.local_rank, init.node)
+    links = TcpLinks.open(init, channels, num_cores)
+    _meet(init.config, links.place, links.local_rank, init.node)
     # Here and not in `join`: all ranks make the groups, and one with other kernels joins none.
-    group = group_of_stage(near.place, near.waits)
-    return TcpLinks(
-        near.place,
-        num_cores,
-        states_in=near.states_in,
-        states_out=near.states_out,
-        sums=near.sums,
-        progress=near.progress,
-        waits=near.waits,
-        local_rank=near.local_rank,
-        hidden_size=init.config.model.hidden_size,
-        group=group,
-    )
+    group = group_of_stage(links.place, links.waits)
+    return replace(links, hidden_size=init.config.model.hidden_size, group=group)
 
 
 def _meet(config: EngineConfig, place: RankPlace, local_rank: int, node: NodePlace) -> None:

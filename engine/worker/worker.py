@@ -242,6 +242,11 @@ class Worker:
             return 0
         return int(torch.cuda.memory_reserved(self._device))
 
+    @property
+    def held_bytes(self) -> int | None:
+        """What this process holds of its machine's RAM, or of its GPU's memory."""
+        return rss_bytes(os.getpid()) if self._device.type == "cpu" else self.device_bytes
+
     def sleep(self, level: int) -> None:
         """Free the KV cache and what requests left, and of a device the weights: at level 1 they go
         to the host, at level 2 they are dropped on a CPU, too. Graphs go first, which hold the

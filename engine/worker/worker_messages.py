@@ -71,7 +71,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """What every rank of another node says after a step, since its memory is not EngineCore's.
+    """What a rank on another node, or of Ray, says after a step, since its memory is not
+    EngineCore's.
 
     `held_bytes` is of that machine's RAM, or of its GPU's memory.
     """

@@ -17,7 +17,6 @@ from pathlib import Path
 from engine.errors import EngineError
 from engine.logger import get_logger, setup_logging
 from engine.machine.cores import pin_to_cores
-from engine.machine.processes import rss_bytes
 from engine.machine.secrets import masked
 from engine.sched.scheduler_output import ModelRunnerOutput
 from engine.worker.rank_channels import Channels
@@ -29,6 +28,7 @@ from engine.worker.rank_memory import (
     RankLostError,
     SharedMemory,
     inherited_socket,
+    receive_exactly,
 )
 from engine.worker.worker_messages import (
     Call,
@@ -122,9 +122,7 @@ class WorkerProc:
 
     def _step_answer(self, output: ModelRunnerOutput | None) -> StepAnswer:
         (note,) = self._progress.latest(1)
-        pid, on_cpu = os.getpid(), self._config.device.device == "cpu"
-        held_bytes = rss_bytes(pid) if on_cpu else self._worker.device_bytes
-        return StepAnswer(output, note, pid, held_bytes)
+        return StepAnswer(output, note, os.getpid(), self._worker.held_bytes)
 
 
 def _own_cores(init: WorkerInit) -> int:
@@ -136,20 +134,11 @@ def _own_cores(init: WorkerInit) -> int:
 
 
 def _first_message(source: socket.socket) -> WorkerInit:
-    (size,) = LENGTH.unpack(_exactly(source, LENGTH.size))
-    init = pickle.loads(_exactly(source, size))  # from EngineCore, which started this process
+    (size,) = LENGTH.unpack(receive_exactly(source, LENGTH.size))
+    first = receive_exactly(source, size)
+    init = pickle.loads(first)  # from EngineCore, which started this process
     assert isinstance(init, WorkerInit), init
     return init
-
-
-def _exactly(source: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        piece = source.recv(size - len(found))
-        if not piece:
-            raise PeerGoneError
-        found += piece
-    return found
 
 
 def _take_name(name: str) -> None:

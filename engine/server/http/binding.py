@@ -7,7 +7,7 @@ import os
 import socket
 
 from engine.errors import ConfigError
-from engine.machine.ports import is_uds_served, remove_stale_uds
+from engine.machine.ports import is_uds_served, listen_at, remove_stale_uds
 
 _BACKLOG = 2048
 
@@ -19,16 +19,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # `localhost` may name ::1 first, while most clients try 127.0.0.1.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    family, kind, protocol, _, address = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        # Listening, not only bound: with SO_REUSEADDR a second bind would succeed otherwise.
-        sock.listen(_BACKLOG)
-    except OSError:
-        sock.close()
-        raise
+    family, _, _, _, address = found[0]
+    sock = listen_at(family, address, _BACKLOG)
     sock.setblocking(False)
     return sock
 
