@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from tests.tiny_model import byte_tokenizer
 
 SPECIAL = (
     *("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
@@ -82,12 +81,7 @@ def config_of(**changes: Any) -> dict[str, Any]:
 def write_seeing_files(folder: Path, **changes: Any) -> Path:
     """Everything but the weights; `changes` are of config.json. Returns `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.save(str(folder / "tokenizer.json"))
+    byte_tokenizer(SPECIAL).save(str(folder / "tokenizer.json"))
     documents: dict[str, Any] = {
         "config": config_of(**changes),
         "tokenizer_config": {
@@ -118,6 +112,17 @@ def write_seeing_files(folder: Path, **changes: Any) -> Path:
         (folder / f"{name}.json").write_text(json.dumps(document))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return folder
+
+
+def processed(processor: Any, messages: Any, tensors: str = "np") -> Any:
+    """What transformers' own processor makes of a chat that is to be answered."""
+    return processor.apply_chat_template(
+        messages,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors=tensors,
+    )
 
 
 def write_seeing_model(folder: Path) -> Any:

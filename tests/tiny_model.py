@@ -6,6 +6,7 @@ A random two-layer Llama with a byte tokenizer.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,18 @@ def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, Any
     return weights
 
 
-def _write_tokenizer(folder: Path) -> None:
-    """One token per byte, so every text has a length that a test can count."""
+def byte_tokenizer(special: Sequence[str]) -> Tokenizer:
+    """One token per byte, so every text has a length that a test can count; then `special`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["</s>", "<s>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
+
+
+def _write_tokenizer(folder: Path) -> None:
+    byte_tokenizer(("</s>", "<s>")).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "</s>", "bos_token": "<s>", "chat_template": CHAT_TEMPLATE})
     )

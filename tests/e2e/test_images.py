@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,8 @@ import httpx
 import pytest
 
 from tests.e2e.running_server import ENGINE, STOKER, Server, free_port, started
-from tests.images.pictures import encoded, picture
-from tests.seeing_model import write_seeing_model
+from tests.images.pictures import data_url, encoded, picture
+from tests.seeing_model import processed, write_seeing_model
 
 NUM_TOKENS = 6
 FILES = [encoded(picture(60, 40, seed=seed)) for seed in range(3)]
@@ -40,8 +39,7 @@ def server(folder: Path, model: Any) -> Iterator[Server]:
 
 
 def image(number: int) -> dict[str, Any]:
-    url = "data:image/png;base64," + base64.b64encode(FILES[number]).decode()
-    return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "image_url", "image_url": {"url": data_url(FILES[number])}}
 
 
 def text(words: str) -> dict[str, Any]:
@@ -78,13 +76,7 @@ def test_tokens_are_those_of_transformers(folder: Path, model: Any, server: Serv
     transformers: Any = pytest.importorskip("transformers")
     processor = transformers.AutoProcessor.from_pretrained(folder)
     for name, messages in CHATS.items():
-        inputs = processor.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
+        inputs = processed(processor, messages, "pt")
         wanted = model.generate(
             **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False
         )

@@ -8,17 +8,13 @@ import struct
 import zlib
 
 from engine.images.jobs import MAX_IMAGE_BYTES
-from tests.images.pictures import encoded, picture
+from tests.images.pictures import data_url, encoded, picture
 
 
 def hostile_urls() -> list[str]:
     """Addresses that no image can be read from."""
     files = [*_cut_off(), *_damaged(), *_bombs(), *_no_images()]
-    return [*(_data_url(file) for file in files), *_wrong_urls()]
-
-
-def _data_url(data: bytes, kind: str = "image/png") -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    return [*(data_url(file) for file in files), *_wrong_urls()]
 
 
 def _cut_off() -> list[bytes]:
@@ -101,7 +97,7 @@ def _wrong_urls() -> list[str]:
         f"data:image/png;base64,{whole[:40]}===={whole[40:]}",
         f"data:image/png;base64,{whole.replace('A', '-').replace('/', '_')}-_",
         f"data:{'a' * 500};base64,{whole}",
-        _data_url(bytes(MAX_IMAGE_BYTES + 1)),
+        data_url(bytes(MAX_IMAGE_BYTES + 1)),
         whole,
         *("file:///etc/passwd", "/etc/passwd", "FILE:///dev/zero", "ftp://a.example/x.png"),
         *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from typing import Any
 
@@ -23,6 +24,11 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def data_url(file: bytes) -> str:
+    """The address that holds the file: as PNG, though readers tell its format by the content."""
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"
 
 
 def rotated_jpeg(orientation: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import struct
 from pathlib import Path
@@ -14,8 +13,8 @@ from PIL import Image
 
 from engine.images.jobs import MAX_IMAGE_PIXELS, ImageError, ImageSetup
 from engine.images.worker import ImageProcessor, decode_image
-from tests.images.pictures import encoded, picture, rotated_jpeg
-from tests.seeing_model import SIDE, write_seeing_files
+from tests.images.pictures import data_url, encoded, picture, rotated_jpeg
+from tests.seeing_model import SIDE, processed, write_seeing_files
 
 transformers = pytest.importorskip("transformers")
 
@@ -59,14 +58,8 @@ def reference(folder: Path) -> Any:
 def test_pixels_are_those_of_transformers(
     processor: ImageProcessor, reference: Any, kind: str
 ) -> None:
-    url = "data:image/png;base64," + base64.b64encode(FILES[kind]).decode()
-    content = [{"type": "image", "url": url}, {"type": "text", "text": "x"}]
-    expected = reference.apply_chat_template(
-        [{"role": "user", "content": content}],
-        tokenize=True,
-        return_dict=True,
-        return_tensors="np",
-    )["pixel_values"]
+    content = [{"type": "image", "url": data_url(FILES[kind])}, {"type": "text", "text": "x"}]
+    expected = processed(reference, [{"role": "user", "content": content}])["pixel_values"]
     image = processor.process(FILES[kind])
     found = np.frombuffer(image.pixels, "<f4").reshape(image.shape)
     assert expected.shape == (1, *image.shape)

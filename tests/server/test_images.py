@@ -6,7 +6,6 @@ The application and the process that unpacks images are real; only the engine is
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import json
 from collections.abc import AsyncGenerator
@@ -18,30 +17,32 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.args import EngineArgs
-from engine.config import EngineConfig
-from engine.env import HostDevice
 from engine.frontend.chat_template import load_chat_template
 from engine.frontend.tokenizer import Tokenizer
 from engine.images.jobs import MAX_IMAGE_BYTES
 from engine.messages import EngineCoreRequest
-from engine.model_config import ModelConfig
 from engine.server.image_room import ImageRoom
 from engine.server.images import ImageInputs, image_inputs
+from tests.core.conftest import engine_config
 from tests.images.broken_files import hostile_urls
-from tests.images.pictures import encoded, picture
+from tests.images.pictures import data_url, encoded, picture
 from tests.places import ROOT
-from tests.seeing_model import BOI, EOI, SOFT, TOKENS_PER_IMAGE, VOCAB, write_seeing_files
+from tests.seeing_model import (
+    BOI,
+    EOI,
+    SOFT,
+    TOKENS_PER_IMAGE,
+    VOCAB,
+    processed,
+    write_seeing_files,
+)
 from tests.server.fake_core import READY, FakeCore
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, prompt_of, serving
 from tests.tiny_model import write_tiny_llama
 from tests.waiting import until
 
 MOST = 3
-URLS = [
-    "data:image/png;base64," + base64.b64encode(encoded(picture(seed=seed))).decode()
-    for seed in range(MOST + 1)
-]
+URLS = [data_url(encoded(picture(seed=seed))) for seed in range(MOST + 1)]
 Parts = list[dict[str, Any]]
 
 
@@ -77,15 +78,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_seeing_files(tmp_path_factory.mktemp("seeing"))
 
 
-def config_of(folder: Path, **flags: Any) -> EngineConfig:
-    model = ModelConfig.from_folder(folder, "tiny")
-    return EngineArgs(**flags).create_engine_config(model, HostDevice("cpu", "cpu", None))
-
-
 def inputs_of(folder: Path, **flags: Any) -> ImageInputs:
     tokenizer = Tokenizer.from_folder(folder)
     template = load_chat_template(folder, tokenizer.special_tokens)
-    return image_inputs(config_of(folder, **flags), template, tokenizer)
+    return image_inputs(engine_config(folder, **flags), template, tokenizer)
 
 
 @pytest.fixture
@@ -105,13 +101,7 @@ async def test_tokens_and_pixels_are_those_of_transformers(served: Served, folde
     transformers = pytest.importorskip("transformers")
     processor = transformers.AutoProcessor.from_pretrained(folder)
     for name, messages in CHATS.items():
-        expected = processor.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="np",
-        )
+        expected = processed(processor, messages)
         answer = await ask(served, messages)
         assert answer.status_code == 200, (name, answer.text)
         request = served.core.requests[-1]
@@ -255,9 +245,8 @@ async def test_a_message_of_parts_is_gone_on_with(served: Served) -> None:
         messages = [*CHATS["one"], {**begun, "content": content}]
         answer = await ask(served, messages, continue_final_message=True)
         assert answer.status_code == status, answer.text
-    (request,) = served.core.requests
-    prompt = served.llm.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
-    assert prompt.endswith("IgnoredI see")
+    assert len(served.core.requests) == 1
+    assert prompt_of(served).endswith("IgnoredI see")
     own = [{"role": "user", "content": [image(), text("I see ")]}]
     answer = await ask(served, own, continue_final_message=True, echo=True)
     assert answer.json()["choices"][0]["message"]["content"].startswith("I see ")
@@ -293,8 +282,7 @@ async def test_a_file_of_the_largest_size_is_read_and_one_more_byte_is_not(serve
     file = encoded(picture())
     for extra, status in ((0, 200), (1, 400)):
         data = file + b"\0" * (MAX_IMAGE_BYTES - len(file) + extra)
-        url = "data:image/png;base64," + base64.b64encode(data).decode()
-        content = [{"type": "image_url", "image_url": {"url": url}}]
+        content = [{"type": "image_url", "image_url": {"url": data_url(data)}}]
         answer = await ask(served, [{"role": "user", "content": content}])
         assert answer.status_code == status, answer.text[:500]
     assert "is larger than 20 MiB" in answer.text
