@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from engine.core.engine_core import EngineCore
 from engine.messages import EngineCoreRequest, TokenLogprobs
 from engine.sampling_params import SamplingParams
+from tests.core.conftest import engine_config
 from tests.worker.kernel_choices import KernelChoice, Probe
+
+
+@contextmanager
+def engine(folder: Path, **flags: object) -> Iterator[EngineCore]:
+    """One that ends with the block, with the reference kernels unless `flags` say other ones."""
+    core = EngineCore(engine_config(folder, **{"kernels": "reference", **flags}))
+    try:
+        yield core
+    finally:
+        core.shutdown()
 
 
 def request(request_id: str, prompt: list[int], max_tokens: int) -> EngineCoreRequest:

@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from engine.machine.ports import free_port as free_port
+from engine.machine.processes import role_of
 from tests.places import ROOT
 from tests.tiny_model import write_tiny_llama
 
@@ -48,6 +49,10 @@ class Server:
         """The process and all its descendants."""
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
+
+    def process_of(self, role: str) -> psutil.Process:
+        """The one that has this role in the plan: EngineCore_DP0, ApiServer_1, ..."""
+        return next(one for one in self.tree() if role_of(one.cmdline()) == role)
 
     def engine_core(self) -> psutil.Process:
         return next(item for item in self.tree() if "--handshake" in item.cmdline())
@@ -102,6 +107,13 @@ def tiny_server(folder: Path, *flags: str, env: dict[str, str] | None = None) ->
     command += ["--dtype", "float32", "--served-model-name", "tiny"]
     with started([*command, "--kv-cache-memory-bytes", "8M", *flags], port, env=env) as running:
         yield running
+
+
+def planned_processes(model: Path, layout: Sequence[str]) -> list[str]:
+    """The roles that `stoker plan` says a server of this layout has."""
+    words = (str(STOKER), "plan", str(model), "--engine", "stoker", *layout, "--json")
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return [line.split()[0] for line in json.loads(done.stdout)["processes"]]
 
 
 def _read(process: subprocess.Popen[str], lines: list[str]) -> None:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
-from engine.machine.processes import role_of
 from logparse import parse_lines
 from tests.e2e.running_server import Server, tiny_server
 from tests.waiting import is_running, wait_for
@@ -27,14 +25,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-def process(server: Server, name: str) -> psutil.Process:
-    return next(one for one in server.tree() if role_of(one.cmdline()) == name)
-
-
 @contextlib.contextmanager
 def standing_engines(server: Server) -> Iterator[None]:
     """What they are given stays with them."""
-    engines = [process(server, f"EngineCore_DP{rank}") for rank in (0, 1)]
+    engines = [server.process_of(f"EngineCore_DP{rank}") for rank in (0, 1)]
     for engine in engines:
         engine.suspend()
     try:
@@ -116,7 +110,7 @@ async def test_what_dies_is_named_and_started_again_and_the_others_go_on(server:
     with standing_engines(server):
         asked = await asked_of_both(server)
         owners = [owner for owner, _ in received(server)]
-        process(server, "ApiServer_0").kill()
+        server.process_of("ApiServer_0").kill()
         await until(lambda: "1 of 2 API servers are left" in server.text)
     ends = await asyncio.gather(*asked)
     answered = ends.count(200)
@@ -124,7 +118,7 @@ async def test_what_dies_is_named_and_started_again_and_the_others_go_on(server:
     await until(lambda: re.search(r"ApiServer_0 \(pid \d+\) serves again", server.text) is not None)
     wait_for(lambda: metric(server, "vllm:num_requests_(running|waiting){") == 0)
 
-    process(server, "DPCoordinator").kill()
+    server.process_of("DPCoordinator").kill()
     ends = await asyncio.gather(*(ask(server) for _ in range(4)))
     await until(
         lambda: re.search(r"DPCoordinator \(pid \d+\) serves again", server.text) is not None

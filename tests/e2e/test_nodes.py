@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 from tokenizers import Tokenizer
 
-from engine.core.engine_core import EngineCore
 from engine.machine.ports import free_port
 from engine.machine.processes import role_of
-from tests.core.conftest import engine_config
-from tests.core.core_runs import request, run_all
-from tests.e2e.running_server import STOKER, Server, started, wait_until_supervised
+from tests.core.core_runs import engine, request, run_all
+from tests.e2e.running_server import (
+    STOKER,
+    Server,
+    planned_processes,
+    started,
+    wait_until_supervised,
+)
 from tests.tiny_model import write_tiny_llama
 from tests.waiting import is_running, wait_for
 
@@ -24,19 +26,10 @@ _PROMPT = list(range(90))
 HALF = "\ufffd"  # a character whose other bytes have not come
 
 
-def planned_processes(model: Path) -> list[str]:
-    words = (str(STOKER), "plan", str(model), "--engine", "stoker", *_LAYOUT, "--json")
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return [line.split()[0] for line in json.loads(done.stdout)["processes"]]
-
-
 def expected_text(model: Path) -> str:
     """Of one process."""
-    core = EngineCore(engine_config(model, kernels="reference"))
-    try:
+    with engine(model) as core:
         tokens = run_all(core, [request("one", _PROMPT, 12)])["one"]
-    finally:
-        core.shutdown()
     text = str(Tokenizer.from_file(str(model / "tokenizer.json")).decode(tokens))
     return text.rstrip(HALF)
 
@@ -74,7 +67,7 @@ def test_two_nodes_serve_as_one_and_end_together(tmp_path: Path) -> None:
         wait_until_supervised(first)
         wait_for(lambda: "ready: this node serves node 0" in other.text)
         here, there = roles_of(first), roles_of(other)
-        assert sorted(here + there) == sorted(planned_processes(model))
+        assert sorted(here + there) == sorted(planned_processes(model, _LAYOUT))
         assert sorted(there) == ["Node_1", "Worker_PP1_TP0", "Worker_PP1_TP1"]
         for process in (*first.tree(), *other.tree()):
             assert secret not in " ".join(process.cmdline())

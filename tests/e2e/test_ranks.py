@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from app.client.debug.documents import read_scheduler
 from app.client.debug.ranks import RankReading
 from engine.machine.ports import free_port
 from engine.machine.processes import role_of
-from tests.e2e.running_server import STOKER, started
+from tests.e2e.running_server import STOKER, planned_processes, started
 from tests.tiny_model import write_tiny_llama
 from tests.waiting import is_running, wait_for
 
@@ -24,12 +22,6 @@ _LAYOUT = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return write_tiny_llama(tmp_path / "model", num_hidden_layers=2)
-
-
-def planned_processes(model: Path) -> list[str]:
-    words = (str(STOKER), "plan", str(model), "--engine", "stoker", *_LAYOUT, "--json")
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return [line.split()[0] for line in json.loads(done.stdout)["processes"]]
 
 
 def ranks_of(url: str) -> Sequence[RankReading]:
@@ -44,7 +36,7 @@ def test_a_rank_that_is_killed_ends_the_server_and_is_named(tmp_path: Path, mode
     with started([str(STOKER), *words, "--enable-debug-endpoints"], port, cwd=tmp_path) as server:
         tree = server.tree()
         roles = {role_of(process.cmdline()): process for process in tree}
-        assert sorted(roles.keys() - {""}) == sorted(planned_processes(model))
+        assert sorted(roles.keys() - {""}) == sorted(planned_processes(model, _LAYOUT))
         assert roles["Worker_PP1_TP1"].name() == "Worker_PP1_TP1"  # as `ps -o comm` shows it
         body = {"prompt": "abc", "max_tokens": 400, "ignore_eos": True}
         few = {**body, "max_tokens": 8}

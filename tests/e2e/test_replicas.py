@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from app.client.debug.documents import DebugSource
@@ -32,11 +31,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     flags += ["--served-model-name", "tiny", "--enable-debug-endpoints"]
     with started([*ENGINE, "serve", str(folder), *flags], port) as server:
         yield server
-
-
-def cores(server: Server) -> dict[str, psutil.Process]:
-    found = {role_of(process.cmdline()): process for process in server.tree()}
-    return {name: process for name, process in found.items() if name.startswith("EngineCore")}
 
 
 def requests_by(server: Server, reason: str) -> Counter[str]:
@@ -83,7 +77,7 @@ async def test_replicas_share_the_load_and_outlive_each_other(server: Server) ->
     await source.aclose()
     assert httpx.get(f"{server.url}/debug/blocks?engine=2", timeout=60).status_code == 404
 
-    victim = cores(server)["EngineCore_DP1"]
+    victim = server.process_of("EngineCore_DP1")
     victim.suspend()  # what it is given stays with it until it is killed
     asked = asyncio.create_task(answers(server, 6, 20))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from app.client.server import scrape_metrics
@@ -30,11 +29,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("model")
     with tiny_server(folder, "--enable-sleep-mode", env={"STOKER_API_KEY": KEY}) as running:
         yield running
-
-
-def coordinators(server: Server) -> list[psutil.Process]:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child for child in children if "coordinator" in child.cmdline()]
 
 
 def ask(server: Server, **body: Any) -> httpx.Response:
@@ -125,7 +119,7 @@ def test_copies_behind_several_api_servers_sleep_together(tmp_path: Path) -> Non
         server.engine_core().kill()  # which is started again, and joins the other's sleep
         wait_for(lambda: server.text.count("seconds to fall asleep.") == 3, RESTART_TIMEOUT_S)
         wait_for(lambda: scrape_metrics(server.url).sleep_level == 2)
-        coordinators(server)[0].kill()  # the new one learns who sleeps
+        server.process_of("DPCoordinator").kill()  # the new one learns who sleeps
         wait_for(lambda: len(SERVES_AGAIN.findall(server.text)) == 1, RESTART_TIMEOUT_S)
         wait_for(lambda: scrape_metrics(server.url).sleep_level == 2)
         wake_up(server.url)

@@ -26,7 +26,7 @@ from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker.multiproc_executor import MultiprocExecutor
 from engine.worker.rank_steps import RankError
 from tests.core.conftest import engine_config
-from tests.core.core_runs import Answer, answers_of, probe, request, run, run_all
+from tests.core.core_runs import Answer, answers_of, engine, probe, request, run, run_all
 from tests.fakes import straying_worker
 from tests.kernels.native_models import native_library
 from tests.tiny_model import write_tiny_llama
@@ -73,15 +73,6 @@ _POOLED = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("ranks"), num_hidden_layers=3)
-
-
-@contextmanager
-def engine(folder: Path, **flags: object) -> Iterator[EngineCore]:
-    core = EngineCore(engine_config(folder, **{"kernels": "reference", **flags}))
-    try:
-        yield core
-    finally:
-        core.shutdown()
 
 
 @contextmanager

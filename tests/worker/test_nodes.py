@@ -5,12 +5,9 @@ from __future__ import annotations
 import select
 import signal
 import socket
-import subprocess
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -27,7 +24,8 @@ from engine.worker.node_messages import NodeStopped
 from engine.worker.rank_steps import RankError
 from engine.worker.remote_nodes import gather_nodes
 from tests.core.conftest import engine_config
-from tests.core.core_runs import request, run_all
+from tests.core.core_runs import engine, request, run_all
+from tests.e2e.running_server import Server, started
 from tests.tiny_model import write_tiny_llama
 from tests.waiting import is_running, wait_for
 
@@ -36,22 +34,6 @@ _REQUESTS = [
     request("long", list(range(90)), 12),
     request("other", list(range(200, 140, -1)), 12),
 ]
-
-
-@dataclass
-class Node:
-    """The process of another node, and what it and its ranks have said."""
-
-    process: subprocess.Popen[str]
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-    def tree(self) -> list[psutil.Process]:
-        parent = psutil.Process(self.process.pid)
-        return [parent, *parent.children(recursive=True)]
 
 
 @pytest.fixture(scope="module")
@@ -75,38 +57,15 @@ def layout(tmp_path: Path) -> dict[str, object]:
 
 
 @contextmanager
-def node(folder: Path, flags: dict[str, object], rank: int = 1) -> Iterator[Node]:
+def node(folder: Path, flags: dict[str, object]) -> Iterator[Server]:
+    """The process of node 1, and what it and its ranks say."""
     words = [
         f"--{name.replace('_', '-')}={value}"
         for name, value in {"kv_cache_memory_bytes": 1 << 20, **flags}.items()
     ]
-    command = engine_command("serve", str(folder), f"--node-rank={rank}", *words)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    found = Node(process)
-
-    def read() -> None:
-        assert process.stdout is not None
-        found.lines += (line.rstrip("\n") for line in process.stdout)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
+    command = engine_command("serve", str(folder), "--node-rank=1", *words)
+    with started([*command], 0, wait=False) as found:  # which answers no HTTP
         yield found
-    finally:
-        process.kill()
-        process.wait(60)
-        reader.join(60)
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-@contextmanager
-def engine(folder: Path, flags: dict[str, object]) -> Iterator[EngineCore]:
-    core = EngineCore(engine_config(folder, **flags))
-    try:
-        yield core
-    finally:
-        core.shutdown()
 
 
 def children() -> list[psutil.Process]:
@@ -122,9 +81,9 @@ def test_a_layer_on_two_nodes_and_the_end_of_a_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STOKER_DEVICES_DIR", str(tmp_path / "devices"))
-    with engine(folder, {"dtype": "float32", "kernels": "reference"}) as one:
+    with engine(folder) as one:
         wanted = run_all(one, _REQUESTS)
-    with node(folder, layout) as other, engine(folder, layout) as core:
+    with node(folder, layout) as other, engine(folder, **layout) as core:
         assert run_all(core, _REQUESTS) == wanted
         executor = core.executor
         assert isinstance(executor, MultiprocExecutor)
@@ -158,9 +117,9 @@ def test_stages_on_two_nodes_and_a_node_that_stands_still(
     folder: Path, layout: dict[str, object]
 ) -> None:
     stages = {**layout, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}
-    with engine(folder, {"dtype": "float32", "kernels": "reference"}) as one:
+    with engine(folder) as one:
         wanted = run_all(one, _REQUESTS)
-    with node(folder, stages) as other, engine(folder, stages) as core:
+    with node(folder, stages) as other, engine(folder, **stages) as core:
         assert run_all(core, _REQUESTS) == wanted
         tree = other.tree()
         tree[0].suspend()
