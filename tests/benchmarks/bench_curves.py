@@ -68,7 +68,7 @@ def axis_of(curves: Mapping[str, Sequence[Point]]) -> tuple[str, str]:
 
 
 def rows(curves: Mapping[str, Sequence[Point]], name: str) -> list[list[str]]:
-    """One row for each place on the axis, with each engine's figures and the ratio of the first."""
+    """One row for each place on the axis, with the figures of each engine."""
     places = sorted({getattr(point, name) for points in curves.values() for point in points})
     found = []
     for place in places:

@@ -115,12 +115,18 @@ def test_without_a_coordinator_steps_go_on_and_their_numbers_are_not_heaped_up(
     assert world.hear(0) == EngineCoreOutputs(), "its owner was told that it works"
 
 
-def test_a_sleep_that_waits_is_told_to_who_joins_it(world: World) -> None:
-    assert world.call("asked_sleep_level") == 0
+def ask_to_sleep(world: World, level: int) -> EngineCoreRequest:
+    """As call 1, behind a request; returns that, for whose end the sleep waits."""
     runs = EngineCoreRequest("runs", [1, 2, 3], SamplingParams(max_tokens=9), 0.0)
     world.say(0, RequestType.ADD, runs)
-    call = SLEEP + msgspec.json.encode(SleepCall(2, "wait")).decode()
+    call = SLEEP + msgspec.json.encode(SleepCall(level, "wait")).decode()
     world.say(0, RequestType.UTILITY, UtilityRequest(1, call))
+    return runs
+
+
+def test_a_sleep_that_waits_is_told_to_who_joins_it(world: World) -> None:
+    assert world.call("asked_sleep_level") == 0
+    ask_to_sleep(world, 2)
     assert world.call("asked_sleep_level") == 2
     assert world.call("sleep_level") == 0
     world.core.abort_requests(["runs"])
@@ -133,10 +139,7 @@ def test_a_sleep_that_waits_is_told_to_who_joins_it(world: World) -> None:
 
 
 def test_a_sleep_that_waits_is_called_off_by_waking(world: World) -> None:
-    runs = EngineCoreRequest("runs", [1, 2, 3], SamplingParams(max_tokens=9), 0.0)
-    world.say(0, RequestType.ADD, runs)
-    call = SLEEP + msgspec.json.encode(SleepCall(1, "wait")).decode()
-    world.say(0, RequestType.UTILITY, UtilityRequest(1, call))
+    runs = ask_to_sleep(world, 1)
     world.say(0, RequestType.UTILITY, UtilityRequest(2, WAKE_UP))
     world.proc._receive()
     found = [world.hear(0).utility_output for _ in range(3)]

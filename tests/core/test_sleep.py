@@ -118,9 +118,7 @@ def test_who_is_not_put_to_sleep_after_all_takes_requests_again(core: EngineCore
     assert len(run_all(core, [request("a", PROMPT, 3)])["a"]) == 3
 
 
-def test_a_sleeper_can_go_deeper_but_not_back(
-    core: EngineCore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sleeper_can_go_deeper_but_not_back(core: EngineCore) -> None:
     wanted = run_all(core, [request("a", PROMPT, 5)])
     asleep(core, 1)
     asleep(core, 2)

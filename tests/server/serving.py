@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from engine.config import CacheConfig
 from engine.core.grammar import GrammarModel
@@ -37,6 +38,7 @@ from tests.server.fake_core import HIDDEN_SIZE, READY, FakeCore
 from tests.tiny_model import EOS, VOCAB
 
 MODEL = "tiny"
+_ROOMY = ConnectionLimits(1000)
 
 
 @dataclass
@@ -124,7 +126,7 @@ async def serving(
         if in_process:
             transport = httpx.ASGITransport(app)
         else:
-            url = await stack.enter_async_context(_http_server(app))
+            url = socket_url(await stack.enter_async_context(http_server(app)))
         # No certificates: reading them takes longer than most tests.
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, timeout=120, transport=transport, verify=False)
@@ -142,12 +144,14 @@ async def serving(
 
 
 @contextlib.asynccontextmanager
-async def _http_server(app: FastAPI) -> AsyncGenerator[str, None]:
+async def http_server(
+    app: ASGIApp, limits: ConnectionLimits = _ROOMY
+) -> AsyncGenerator[socket.socket, None]:
+    """Serve on a free port, as an API server does; gives the socket that listens there."""
     listener = bind_socket("127.0.0.1", 0)
-    url = socket_url(listener)
     config = uvicorn.Config(
         app,
-        http=Connections(ConnectionLimits(1000)).protocol,  # type: ignore[arg-type]
+        http=Connections(limits).protocol,  # type: ignore[arg-type]
         log_config=None,
         lifespan="off",
         ws="none",
@@ -156,7 +160,7 @@ async def _http_server(app: FastAPI) -> AsyncGenerator[str, None]:
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve(sockets=[listener]))
     try:
-        yield url
+        yield listener
     finally:
         server.should_exit = True
         await task

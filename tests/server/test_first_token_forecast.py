@@ -49,15 +49,13 @@ class Simulation:
 
     load: Load
     target_s: float
-    seed: int = 0
     now_s: float = 0.0
     ttfts_s: list[float] = field(default_factory=list)
     num_refused: int = 0
-    most_running: int = 0
 
     def __post_init__(self) -> None:
         load = self.load
-        self.dice = random.Random(self.seed)
+        self.dice = random.Random(0)
         self.waiting: deque[float] = deque()  # when they came
         self.running: list[int] = []  # tokens that are left of each answer
         self.admission = Admission(lambda: self.now_s)
@@ -107,7 +105,6 @@ class Simulation:
         load = self.load
         places = min(load.num_places - len(self.running), load.step_tokens // load.prompt_tokens)
         self.starting = min(places, len(self.waiting))
-        self.most_running = max(self.most_running, len(self.running) + self.starting)
         seconds = load.step_s + load.running_s * len(self.running)
         seconds += load.token_s * load.prompt_tokens * self.starting
         return seconds * self.dice.uniform(0.8, 1.3)

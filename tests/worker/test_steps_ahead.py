@@ -22,12 +22,11 @@ from engine.kernels.triton.targets import INTERPRETED
 from engine.messages import EngineCoreRequest
 from engine.pooling_params import PoolingParams
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
-from engine.sched.grammar import Grammar
 from engine.sched.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from engine.worker import worker
 from engine.worker.cuda_graphs import GraphedDecoder
 from tests.core.conftest import engine_config
-from tests.core.core_runs import answers_of, run
+from tests.core.core_runs import Answer, answers_of, run
 from tests.fakes.graph_device import RecordingDevice
 from tests.waiting import wait_for
 
@@ -53,9 +52,16 @@ def core_of(folder: Path, kernels: str = "triton", **flags: Any) -> EngineCore:
     return EngineCore(engine_config(folder, kernels=kernels, num_threads=1, **flags))
 
 
-def grammars(core: EngineCore) -> list[Grammar]:
-    requests = core.scheduler.requests.values()
-    return [one.grammar for one in requests if one.grammar is not None]
+def add_with_grammars(core: EngineCore, requests: list[EngineCoreRequest]) -> None:
+    """Until all of them can run: a grammar is compiled beside the steps."""
+    for request in requests:
+        core.add_request(request)
+    known = core.scheduler.requests.values()
+    wait_for(lambda: all(one.grammar is None or one.grammar.is_ready for one in known))
+
+
+def tokens_of(answers: dict[str, Answer]) -> dict[str, list[int]]:
+    return {name: answer.tokens for name, answer in answers.items()}
 
 
 def asked(request_id: str, prompt: list[int], **params: Any) -> EngineCoreRequest:
@@ -159,14 +165,10 @@ def test_what_the_choice_waits_for_the_step_does_not(
         return launch(scheduler_output)
 
     core.executor.execute_model = seen  # type: ignore[method-assign]
-    for request in requests:
-        core.add_request(request)
-    wait_for(lambda: all(one.is_ready for one in grammars(core)))
+    add_with_grammars(core, requests)
     device.traffic.clear()
     found = answers_of(core, [])
-    assert {name: answer.tokens for name, answer in found.items()} == {
-        name: answer.tokens for name, answer in wanted.items()
-    }
+    assert tokens_of(found) == tokens_of(wanted)
     chosen = [word for word in device.traffic if word != "upload"]
     assert chosen == [
         *("launch", "download"),
@@ -211,9 +213,7 @@ def test_prompts_that_are_reported_or_pooled_wait_and_change_nobodys_tokens(
     ]
     wanted = answers_of(core_of(tiny_folder, "reference"), requests)
     found = answers_of(core_of(tiny_folder, **EAGER), requests)
-    assert {name: answer.tokens for name, answer in found.items()} == {
-        name: answer.tokens for name, answer in wanted.items()
-    }
+    assert tokens_of(found) == tokens_of(wanted)
     assert found["prompt"].all_prompt_logprobs() == pytest.approx(
         wanted["prompt"].all_prompt_logprobs(), abs=1e-4
     )
@@ -226,14 +226,12 @@ def test_kept_requests_survive_a_sleep_in_the_middle_of_two_steps(
     request = asked("a", [5, 6, 7], **CHOSEN_LATE["grammar"], max_tokens=6)
     wanted = answers_of(core_of(tiny_folder, "reference"), [request])["a"].tokens
     core = core_of(tiny_folder, **EAGER)
-    core.add_request(request)
-    wait_for(lambda: all(one.is_ready for one in grammars(core)))
+    add_with_grammars(core, [request])
     found = [token for _ in range(3) for one in core.step().outputs for token in one.new_token_ids]
     core.prepare_sleep("keep")
     found += [token for one in core.fall_asleep(1) for token in one.new_token_ids]
     core.wake_up()
-    while not core.is_idle:
-        found += [token for one in core.step().outputs for token in one.new_token_ids]
+    found += answers_of(core, [])["a"].tokens
     assert found == wanted
 
 

@@ -10,19 +10,17 @@ import sys
 from collections.abc import AsyncGenerator
 
 import pytest
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from engine.server.http import event_loop
-from engine.server.http.binding import bind_socket
 from engine.server.http.connections import (
     ConnectionLimits,
-    Connections,
     connection_of,
     exception_handler,
 )
+from tests.server.serving import http_server
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -46,32 +44,11 @@ class App:
 @contextlib.asynccontextmanager
 async def serving(limits: ConnectionLimits) -> AsyncGenerator[tuple[int, App], None]:
     app = App()
-    async with serving_app(app, limits) as port:
+    async with http_server(app, limits) as listener:
         try:
-            yield port, app
+            yield listener.getsockname()[1], app
         finally:
             app.may_answer.set()
-
-
-@contextlib.asynccontextmanager
-async def serving_app(app: ASGIApp, limits: ConnectionLimits) -> AsyncGenerator[int, None]:
-    listener = bind_socket("127.0.0.1", 0)
-    config = uvicorn.Config(
-        app,
-        http=Connections(limits).protocol,  # type: ignore[arg-type]
-        log_config=None,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
 
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -196,9 +173,9 @@ def test_what_is_written_past_the_wrappers_waits_for_slow_clients(
 
 async def _push_to_slow_client(version: bytes) -> None:
     app = Pushing()
-    async with serving_app(app, ConnectionLimits(9)) as port:
+    async with http_server(app, ConnectionLimits(9)) as listener:
         get = b"GET / HTTP/" + version + b"\r\nhost: x\r\nconnection: close\r\n\r\n"
-        reader, writer = await connect(port, get)
+        reader, writer = await connect(listener.getsockname()[1], get)
         await app.is_full.wait()
         assert app.could_write == [False, True]  # before an answer begins, and then
         head = await reader.readuntil(b"\r\n\r\n")
