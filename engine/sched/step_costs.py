@@ -52,6 +52,7 @@ class StepCosts:
         """
         oldest = self._num_steps - _KEPT_STEPS
         self._seen_at = {rows: at for rows, at in self._seen_at.items() if at > oldest}
+        self._look_around()
 
     def _look_around(self) -> None:
         seen = sorted(self._seen_at)
