@@ -357,6 +357,14 @@ class EngineArgs:
     show_prompts: bool = _flag(
         False, "Tell the prompt's text in /debug too; needs --enable-debug-endpoints."
     )
+    record_traffic: str | None = _flag(
+        None,
+        "File for a line per request: when it came, lengths, shared beginnings, no text. "
+        "`stoker bench --replay` reads it.",
+    )
+    record_traffic_max_bytes: int = _flag(
+        1 << 30, "Where the recording ends, e.g. 200M.", parse=human_readable_int
+    )
     enable_tokenizer_info_endpoint: bool = _flag(
         False, "Answer /tokenizer_info: tokenizer_config.json and the chat template."
     )
@@ -709,6 +717,7 @@ class EngineArgs:
             ("--optimization-level", self.optimization_level, 0, 3),
             ("--max-cudagraph-capture-size", self.max_cudagraph_capture_size, 1, _MOST),
             ("--max-logprobs", self.max_logprobs, -1, _MOST),
+            ("--record-traffic-max-bytes", self.record_traffic_max_bytes, 1, _MOST),
             ("--shutdown-timeout", self.shutdown_timeout, 0, _LONGEST_TIMEOUT_S),
         ):
             _require_within(flag, value, low, high)

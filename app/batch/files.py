@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import StokerError, UsageError
+from app.json_lines import read_json_lines
 from engine.machine.locks import file_lock
 
 ROUTES = (
@@ -37,34 +38,20 @@ class BatchRequest:
 
 def read_requests(path: Path) -> list[BatchRequest]:
     """All lines, checked before anything is sent; UsageError names the line that is wrong."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
     requests: dict[str, BatchRequest] = {}
-    # Not splitlines: a text may hold other characters that end a line.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            request = _request(line, f"{path}, line {number}")
-            if request.custom_id in requests:
-                raise UsageError(
-                    f"{path}, line {number}: custom_id {request.custom_id!r} is there twice"
-                )
-            requests[request.custom_id] = request
+    for number, entry in read_json_lines(path, lambda what: UsageError(f"{path}: {what}")):
+        request = _request(entry, f"{path}: line {number}")
+        if request.custom_id in requests:
+            raise UsageError(
+                f"{path}: line {number}: custom_id {request.custom_id!r} is there twice"
+            )
+        requests[request.custom_id] = request
     if not requests:
         raise UsageError(f"{path} holds no requests")
     return list(requests.values())
 
 
-def _request(line: str, place: str) -> BatchRequest:
-    try:
-        entry = json.loads(line)
-        # As strict as what sends it: lone surrogates and NaN can be read, but not sent.
-        json.dumps(entry, ensure_ascii=False, allow_nan=False).encode()
-    except RecursionError as error:
-        raise UsageError(f"{place} is nested too deeply") from error
-    except ValueError as error:
-        raise UsageError(f"{place} is not JSON: {error}") from error
+def _request(entry: Any, place: str) -> BatchRequest:
     if not isinstance(entry, dict):
         raise UsageError(f"{place} is no JSON object")
     custom_id, url, body = entry.get("custom_id"), entry.get("url"), entry.get("body")

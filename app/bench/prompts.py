@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from app.errors import StokerError, UsageError
+from app.json_lines import read_json_lines
 
 # Of different lengths, so that a tokenizer that splits words can fill every length.
 _VOCABULARY = (
@@ -57,6 +58,14 @@ class Prompt:
     num_tokens: int | None
     output_tokens: int
     due_s: float = 0.0
+
+
+class Prompts(Protocol):
+    """What one round sends: each walk over it gives the same prompts."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Prompt]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,56 @@ def _one_token_each() -> WordCosts:
     return WordCosts(ones, ones, 0, is_measured=False)
 
 
+class WordFiller:
+    """Fills a number of tokens with random words, whose costs it is told."""
+
+    def __init__(self, costs: WordCosts) -> None:
+        self._first, self._later = costs.first, costs.later
+        self._every = list(costs.later)
+        self.cheapest, self._dearest = min(costs.later.values()), max(costs.later.values())
+        self._widest = max(costs.first[word] for word in self._every) + self.cheapest
+        self._beginnings: dict[int, list[str]] = {}
+        self._endings: dict[int, list[str]] = {}
+
+    def cost(self, words: Sequence[str]) -> int:
+        """Tokens of a prompt of these words."""
+        return self._first[words[0]] + sum(self._later[word] for word in words[1:])
+
+    def words(self, wanted: int, chance: random.Random, begun: Sequence[str] = ()) -> list[str]:
+        """Random words after `begun` up to `wanted` tokens, or as near as the words allow."""
+        words = list(begun)
+        if wanted <= 0:
+            return words
+        if not words:
+            words.append(chance.choice(self._fitting_first(wanted)))
+        left = wanted - self.cost(words)
+        while left >= self._dearest + self.cheapest:  # far from the end every word fits
+            words.append(chance.choice(self._every))
+            left -= self._later[words[-1]]
+        while fitting := self._fitting_later(left):
+            words.append(chance.choice(fitting))
+            left -= self._later[words[-1]]
+        return words
+
+    def _fitting_first(self, wanted: int) -> list[str]:
+        """The words that `wanted` tokens can begin with; the cheapest where none fits."""
+        wanted = min(wanted, self._widest)  # from there on all fit
+        if wanted not in self._beginnings:
+            fitting = [word for word in self._every if self._leaves(wanted - self._first[word])]
+            self._beginnings[wanted] = fitting or [min(self._every, key=self._first.__getitem__)]
+        return self._beginnings[wanted]
+
+    def _fitting_later(self, left: int) -> list[str]:
+        if left not in self._endings:
+            fitting = [word for word, cost in self._later.items() if self._leaves(left - cost)]
+            self._endings[left] = fitting
+        return self._endings[left]
+
+    def _leaves(self, left: int) -> bool:
+        """Whether what is left can still be filled."""
+        return left == 0 or left >= self.cheapest
+
+
 class PromptMaker:
     """Prompts that never repeat within one maker; the same seed makes the same ones.
 
@@ -128,13 +187,14 @@ class PromptMaker:
         sessions: int = 1,
     ) -> None:
         self._costs, self._lengths, self._outputs, self._share = costs, lengths, outputs, share
-        self._prefix_chance = random.Random(f"{seed} prefix")
         self._chance = random.Random(seed)
         self._seen: set[str] = set()
-        self._cheapest, self._dearest = min(costs.later.values()), max(costs.later.values())
-        self._prefix = self._words(round(lengths.high * share), self._prefix_chance)
+        self._filler = WordFiller(costs)
+        self._prefix = self._filler.words(
+            round(lengths.high * share), random.Random(f"{seed} prefix")
+        )
         self._turns, self._sessions = turns, sessions
-        if turns > 1 and (lengths.high - lengths.low) // (turns - 1) < self._cheapest:
+        if turns > 1 and (lengths.high - lengths.low) // (turns - 1) < self._filler.cheapest:
             raise UsageError(
                 f"each of {turns} turns is longer than the one before, and prompts of {lengths} "
                 "tokens leave no room for that",
@@ -162,7 +222,7 @@ class PromptMaker:
         sessions = [self._make(first) for _ in range(self._sessions)]
         self._waiting += map(self._prompt, sessions)
         for length in later:
-            sessions = [self._words(length, self._chance, words) for words in sessions]
+            sessions = [self._filler.words(length, self._chance, words) for words in sessions]
             self._waiting += map(self._prompt, sessions)
 
     def _turn_lengths(self) -> list[int]:
@@ -170,12 +230,13 @@ class PromptMaker:
         return [low + (high - low) * turn // (self._turns - 1) for turn in range(self._turns)]
 
     def _prompt(self, words: Sequence[str]) -> Prompt:
-        return Prompt(" ".join(words), self._cost(words), self._outputs.draw(self._chance))
+        cost = self._filler.cost(words)
+        return Prompt(" ".join(words), cost, self._outputs.draw(self._chance))
 
     def _make(self, wanted: int) -> list[str]:
         for _ in range(1000):
             words = self._cut_prefix(round(wanted * self._share))
-            words = self._words(wanted, self._chance, words)
+            words = self._filler.words(wanted, self._chance, words)
             text = " ".join(words)
             if text not in self._seen:
                 self._seen.add(text)
@@ -185,39 +246,10 @@ class PromptMaker:
             hint="ask for longer ones with --prompt-tokens, for fewer, or for less --prefix-share",
         )
 
-    def _cost(self, words: Sequence[str]) -> int:
-        return self._costs.first[words[0]] + sum(self._costs.later[word] for word in words[1:])
-
     def _cut_prefix(self, wanted: int) -> list[str]:
         costs = [self._costs.first[word] for word in self._prefix[:1]]
         costs += [self._costs.later[word] for word in self._prefix[1:]]
         return [w for w, end in zip(self._prefix, accumulate(costs), strict=True) if end <= wanted]
-
-    def _words(self, wanted: int, chance: random.Random, begun: Sequence[str] = ()) -> list[str]:
-        """Random words after `begun` up to `wanted` tokens, or as near as the words allow."""
-        words = list(begun)
-        if wanted <= 0:
-            return words
-        if not words:
-            fitting = [w for w in self._costs.later if self._leaves(wanted - self._costs.first[w])]
-            words.append(
-                chance.choice(
-                    fitting or [min(self._costs.later, key=self._costs.first.__getitem__)]
-                )
-            )
-        left = wanted - self._cost(words)
-        every = list(self._costs.later)
-        while left >= self._dearest + self._cheapest:  # far from the end every word fits
-            words.append(chance.choice(every))
-            left -= self._costs.later[words[-1]]
-        while fitting := [w for w, cost in self._costs.later.items() if self._leaves(left - cost)]:
-            words.append(chance.choice(fitting))
-            left -= self._costs.later[words[-1]]
-        return words
-
-    def _leaves(self, left: int) -> bool:
-        """Whether what is left can still be filled."""
-        return left == 0 or left >= self._cheapest
 
 
 class DatasetPrompts:
@@ -250,14 +282,8 @@ class DatasetPrompts:
 
 def read_dataset(path: Path) -> list[Any]:
     """Texts or message lists of a file with one JSON object a line, all of one kind."""
-    try:
-        # Not splitlines: a text may hold other characters that end a line.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _bad_dataset(path, f"cannot be read: {error}") from error
-    contents = [
-        _content(path, number, line) for number, line in enumerate(lines, 1) if line.strip()
-    ]
+    lines = read_json_lines(path, lambda what: _bad_dataset(path, what))
+    contents = [_content(path, number, record) for number, record in lines]
     unique = list({json.dumps(content): content for content in contents}.values())
     if not unique:
         raise _bad_dataset(path, "holds no prompt")
@@ -266,13 +292,7 @@ def read_dataset(path: Path) -> list[Any]:
     return unique
 
 
-def _content(path: Path, number: int, line: str) -> Any:
-    try:
-        record = json.loads(line)
-        # Lone surrogates and NaN can be read, but no server reads them.
-        json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise _bad_dataset(path, f"line {number} is not JSON") from error
+def _content(path: Path, number: int, record: Any) -> Any:
     fields = record if isinstance(record, dict) else {}
     prompt, messages = fields.get("prompt"), fields.get("messages")
     if isinstance(prompt, str) and prompt:

@@ -206,13 +206,21 @@ def _arrivals(
 async def _open_loop(send: _Send, arrivals: Iterator[tuple[float, Prompt]], end_s: float) -> None:
     """A request is due whether or not the client is in time for it."""
     start_s = time.monotonic()
-    running = []
+    running: set[asyncio.Future[None]] = set()
+
+    def forget(sending: asyncio.Future[None]) -> None:
+        """A day has many; those that failed are kept, so that it is told."""
+        if not sending.cancelled() and sending.exception() is None:
+            running.discard(sending)
+
     for after_s, prompt in arrivals:
         due_s = start_s + after_s
         if due_s >= end_s:
             break
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        running.append(asyncio.ensure_future(send(prompt, due_s)))
+        sending = asyncio.ensure_future(send(prompt, due_s))
+        running.add(sending)
+        sending.add_done_callback(forget)
     await asyncio.gather(*running)
 
 

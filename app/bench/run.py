@@ -20,6 +20,7 @@ from app.bench.prompts import (
     LengthRange,
     Prompt,
     PromptMaker,
+    Prompts,
     WordCosts,
     measure_words,
     read_dataset,
@@ -310,7 +311,7 @@ class _Bench:
         title: str,
         target: BenchTarget,
         load: Load,
-        prompts: list[Prompt] | None,
+        prompts: Prompts | None,
         seed: str,
         duration_s: float | None = None,
     ) -> Round:

@@ -54,7 +54,8 @@ def bench(
     replay: Annotated[
         Path | None,
         typer.Option(
-            help="Open loop with a trace's arrivals and lengths (Mooncake JSONL, Azure CSV).",
+            help="Open loop with recorded arrivals and lengths: serve --record-traffic, "
+            "Mooncake's JSONL, Azure's CSV.",
             metavar="TRACE",
             rich_help_panel=_LOAD,
         ),

@@ -54,6 +54,8 @@ _FLAG_WORDS = {
     "allowed_hosts": "JSON",
     "allowed_media_domains": "HOST...",
     "chat_template": "FILE",
+    "record_traffic": "FILE",
+    "record_traffic_max_bytes": "SIZE",
     "generation_config": "auto|vllm|FOLDER",
     "shutdown_timeout": "SECONDS",
 }

@@ -62,6 +62,7 @@ _HINTS = {
     "enable_sleep_mode": "leave it out; `stoker stop` frees its memory",
     "shutdown_timeout": "leave it and --drain out, llama-server ends its requests at once",
     "enable_log_requests": "use its own: -- --verbose",
+    "record_traffic": "leave it out; what it exposes has no lengths of single requests",
 }
 
 

@@ -29,6 +29,8 @@ _OURS_ALONE = {
     "allowed_hosts": "leave it out; vLLM answers under every name",
     "node_key_file": "leave it out; vLLM's nodes have no secret",
     "show_prompts": "leave it out; vLLM has no /debug",
+    "record_traffic": "leave it out; what vLLM exposes has no lengths of single requests",
+    "record_traffic_max_bytes": "leave it out, with --record-traffic",
     "data_parallel_routing": "leave it out; vLLM sends requests to the least loaded copy",
     "ttft_target_ms": "bound the queue itself: --max-num-queued-reqs N",
     "kernels": "choose one of vLLM's own: -- --attention-backend NAME",

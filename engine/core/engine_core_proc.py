@@ -60,6 +60,7 @@ def main(handshake_address: str, parent: int, name: str, executor: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     announce_start()
     preload_executor(executor)  # the parent may have no configuration yet
+    logger.debug("All modules of the executor are imported.")
     context = zmq.Context(io_threads=1)
     try:
         return _run(context, handshake_address)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from engine.errors import (
     RequestError,
 )
 from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.daemon_thread import in_daemon_thread
 from engine.frontend.engine_start import LoadedModel, load_model
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.iteration_stats import IterationStats, ParentRequest, StatSink
@@ -35,6 +37,7 @@ from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.outputs import Outlet, RequestDelta
 from engine.frontend.request_traces import FrontendTraces
 from engine.frontend.tokenizer import Tokenizer
+from engine.frontend.traffic_recorder import KEY_BYTES, TrafficFile, TrafficRecorder
 from engine.logger import get_logger
 from engine.lora_adapters import LoraRequest
 from engine.messages import (
@@ -96,13 +99,15 @@ class AsyncLLM:
         input_processor: InputProcessor,
         sinks: Sequence[StatSink] = (),
         traces: FrontendTraces | None = None,
+        recorder: TrafficRecorder | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.input_processor = input_processor
         self.dead = asyncio.Event()
         self.traces = traces
         self._client = client
-        self._processor = OutputProcessor(tokenizer)
+        self._recorder = recorder
+        self._processor = OutputProcessor(tokenizer, recorder)
         self._sinks = tuple(sinks)
         self._error: EngineError | None = None
         self._handler: asyncio.Task[None] | None = None
@@ -265,6 +270,8 @@ class AsyncLLM:
         if self._handler is not None:
             self._handler.cancel()
             await asyncio.wait({self._handler})
+        if self._recorder is not None:
+            await in_daemon_thread(self._recorder.close)
 
     # ---- inside --------------------------------------------------------------------------------
 
@@ -393,8 +400,11 @@ async def start_loaded(
     args: EngineArgs,
     client_factory: ClientFactory,
     make_sinks: MakeSinks | None = None,
+    traffic_key: bytes | None = None,
 ) -> StartedEngine:
-    """The same for a model whose front end is read already."""
+    """The same for a model whose front end is read already. `traffic_key` is the one that all API
+    servers of a start have; None where there is one.
+    """
     client = client_factory(loaded.config)
     try:
         readies = await client.start()
@@ -410,8 +420,18 @@ async def start_loaded(
         FrontendTraces(keeps_prompts=observability.show_prompts)
         if observability.debug_endpoints
         else None,
+        _recorder(loaded.config, args, traffic_key),
     )
     llm.start()
     return StartedEngine(
         client, llm, loaded.config, loaded.chat_template, loaded.sampling_defaults.settings
     )
+
+
+def _recorder(config: EngineConfig, args: EngineArgs, key: bytes | None) -> TrafficRecorder | None:
+    if args.record_traffic is None:
+        return None
+    file = TrafficFile(
+        args.record_traffic, args.record_traffic_max_bytes, key or os.urandom(KEY_BYTES)
+    )
+    return TrafficRecorder(file, config.cache.block_size)

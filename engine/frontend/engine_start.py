@@ -109,7 +109,9 @@ def _load_tokenizer(
 ) -> tuple[Tokenizer, ChatTemplate | None]:
     tokenizer = Tokenizer.from_folder(folder)
     tokenizer.max_chars_per_token  # noqa: B018 - looks through the vocabulary, while others wait
-    return tokenizer, load_chat_template(folder, tokenizer.special_tokens, template_file)
+    template = load_chat_template(folder, tokenizer.special_tokens, template_file)
+    logger.debug("Tokenizer and chat template are read.")
+    return tokenizer, template
 
 
 def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer) -> list[int]:

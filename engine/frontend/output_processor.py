@@ -21,6 +21,7 @@ from engine.frontend.logprobs import LogprobsList
 from engine.frontend.outputs import Outlet, OutputBox, RequestDelta
 from engine.frontend.stop_strings import StopStringMatcher
 from engine.frontend.tokenizer import Tokenizer
+from engine.frontend.traffic_recorder import TrafficRecorder
 from engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 
 _FAILED = "The engine could not complete this request; the server's log says why."
@@ -53,10 +54,11 @@ class ProcessedStep:
 
 
 class OutputProcessor:
-    """All requests in flight, by id."""
+    """All requests in flight, by id; the recorder is told of each that comes and ends."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, recorder: TrafficRecorder | None = None) -> None:
         self._tokenizer = tokenizer
+        self._recorder = recorder
         self._states: dict[str, _RequestState] = {}
 
     @property
@@ -85,6 +87,8 @@ class OutputProcessor:
         """
         assert request.request_id not in self._states, f"{request.request_id} is in flight"
         params = request.sampling_params
+        if self._recorder is not None:
+            self._recorder.note_arrival(request)
         box = OutputBox(outlet)
         self._states[request.request_id] = _RequestState(
             request=request,
@@ -109,12 +113,12 @@ class OutputProcessor:
                 continue
             _note_progress(state, output, outputs.timestamp, now, step.stats)
             if output.finish_reason is FinishReason.ERROR:
-                del self._states[output.request_id]
+                self._forget(output.request_id)
                 step.stats.num_failed += 1
                 state.box.fail(GenerationError(output.error or _FAILED))
                 continue
             if output.finish_reason is FinishReason.ABORT and output.error is not None:
-                del self._states[output.request_id]
+                self._forget(output.request_id)
                 step.stats.num_aborted += 1
                 state.box.fail(EngineAsleepError(output.error))
                 continue
@@ -133,7 +137,7 @@ class OutputProcessor:
                     self._tokenizer, first, output.prompt_logprobs
                 )
             if result.is_finished:
-                del self._states[output.request_id]
+                self._forget(output.request_id)
                 _note_finish(state, result, now, step.stats)
                 if output.finish_reason is None:
                     step.stopped_ids.append(output.request_id)
@@ -144,7 +148,7 @@ class OutputProcessor:
         """Stop following requests; whoever still waits for one of them gets `error`."""
         stats = IterationStats()
         for request_id in request_ids:
-            state = self._states.pop(request_id, None)
+            state = self._forget(request_id)
             if state is not None:
                 stats.num_aborted += 1
                 state.box.fail(error)
@@ -152,9 +156,17 @@ class OutputProcessor:
 
     def fail_all(self, error: EngineError) -> None:
         """EngineCore is gone: everybody who waits gets `error` now."""
-        for state in self._states.values():
-            state.box.fail(error)
-        self._states.clear()
+        for request_id in self.unfinished_ids:
+            state = self._forget(request_id)
+            if state is not None:
+                state.box.fail(error)
+
+    def _forget(self, request_id: str) -> _RequestState | None:
+        """Stop following a request; None for one that is not known."""
+        state = self._states.pop(request_id, None)
+        if state is not None and self._recorder is not None:
+            self._recorder.note_end(state.request, state.num_generation_tokens)
+        return state
 
 
 def _to_delta(state: _RequestState, output: EngineCoreOutput) -> RequestDelta:

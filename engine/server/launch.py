@@ -18,6 +18,7 @@ from engine.core.replicas import create_client
 from engine.core.together import wait_any
 from engine.errors import ConfigError, EngineError
 from engine.frontend.async_llm import ClientFactory
+from engine.frontend.traffic_recorder import check_traffic_file
 from engine.logger import get_logger, setup_logging
 from engine.server.announcements import announce_ready, announce_routes, log_invocation
 from engine.server.api import app_of
@@ -52,6 +53,7 @@ def run(
     setup_http_logging("APIServer", secrets=secrets)
     try:
         check_debug_flags(args)
+        check_traffic_file(args.record_traffic)
         listener = bind_uds(args.uds) if args.uds else bind_socket(args.host, args.port)
     except ConfigError as error:
         return _fail(error)

@@ -178,6 +178,7 @@ class Worker:
         if self._device.type == "cpu":
             self._runner.run_dummy(_WARM_UP_TOKENS, 2)
             trim_heap()
+            logger.debug("A first small step has run.")
         reserved = reserved_bytes(self._config.lora, self._config.model, self._place)
         if self._tower is not None:
             reserved += self._tower.working_bytes(self._config.scheduler.max_num_batched_tokens)

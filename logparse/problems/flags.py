@@ -35,7 +35,7 @@ _OWN_FLAG_TEXT = """
 --no-enable-debug-endpoints --no-enable-log-requests --no-enable-prefix-caching
 --no-enable-tokenizer-info-endpoint --no-enforce-eager --no-show-prompts --num-gpu-blocks-override
 --num-threads --optimization-level --pipeline-parallel-size --pooler-config --port
---quantization --reasoning-parser --runner
+--quantization --reasoning-parser --record-traffic --record-traffic-max-bytes --runner
 --scheduling-policy --seed --served-model-name --show-prompts --shutdown-timeout
 --speculative-config
 --tensor-parallel-size --tool-call-parser --ttft-target-ms --uds

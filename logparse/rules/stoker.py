@@ -388,6 +388,16 @@ _SERVING = (
         Take("what", Unit.TEXT, (2,)),
     ),
     _line(
+        "stoker-traffic-record",
+        "The traffic record ",
+        r"(\S.{0,400}?) (cannot be written: .{1,200}|lacks \d{1,12} requests|ends here: .{1,200})",
+        "The file of --record-traffic is not whole; requests are served as before.",
+        "engine/frontend/traffic_recorder.py",
+        None,
+        Take("file", Unit.TEXT),
+        Take("what", Unit.TEXT, (2,)),
+    ),
+    _line(
         "stoker-few-files",
         "This process may open ",
         r"(\d{1,12}) files, which is enough for (\d{1,12}) connections",

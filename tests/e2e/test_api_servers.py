@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +16,15 @@ from logparse import parse_lines
 from tests.e2e.running_server import Server, tiny_server
 from tests.waiting import is_running, wait_for
 
+RECORD = "traffic.jsonl"
 RECEIVED = re.compile(r"\((ApiServer_\d) pid=\d+\).*Received request (\S+): ")
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     flags = ("--data-parallel-size", "2", "--enable-debug-endpoints", "--enable-log-requests")
-    with tiny_server(tmp_path / "tiny", *flags) as server:
+    record = ("--record-traffic", str(tmp_path / RECORD))
+    with tiny_server(tmp_path / "tiny", *flags, *record) as server:
         yield server
 
 
@@ -106,7 +109,9 @@ async def test_whichever_is_asked_answers_for_all_and_all_end_with_their_parent(
     wait_for(lambda: not any(map(is_running, tree)))
 
 
-async def test_what_dies_is_named_and_started_again_and_the_others_go_on(server: Server) -> None:
+async def test_what_dies_is_named_and_started_again_and_the_others_go_on(
+    server: Server, tmp_path: Path
+) -> None:
     with standing_engines(server):
         asked = await asked_of_both(server)
         owners = [owner for owner, _ in received(server)]
@@ -132,3 +137,7 @@ async def test_what_dies_is_named_and_started_again_and_the_others_go_on(server:
     assert server.stop() == 0
     found = {warning.id for warning in parse_lines(server.lines).insight.warnings}
     assert {"own-api-server-died", "own-coordinator-died"} <= found
+    # All write one record, and have one name for what began alike, the new one too.
+    lines = [json.loads(line) for line in (tmp_path / RECORD).read_text().splitlines()]
+    assert [line["output_length"] for line in lines] == [5] * answered
+    assert len({tuple(line["hash_ids"]) for line in lines}) == 1

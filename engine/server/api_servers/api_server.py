@@ -128,7 +128,9 @@ class _ApiServer:
     async def _start(self) -> RunningEngine:
         setup, args = self._setup, self._args
         loaded = await load_frontend(setup.config, args)
-        started = await start_loaded(loaded, args, lambda _: self._client, self._sinks)
+        started = await start_loaded(
+            loaded, args, lambda _: self._client, self._sinks, setup.traffic_key
+        )
         others = (number for number in range(setup.num_servers) if number != setup.server)
         peers = Peers(tuple(self._addresses.http(number) for number in others))
         return running_engine(

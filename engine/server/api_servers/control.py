@@ -28,7 +28,8 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 class Setup(msgspec.Struct, tag=True, frozen=True):
     """Parent -> child: what is served, by how many API servers; `server` is this one's number.
 
-    `args` hold the API key, so the coordinator gets none. `created` is unix time.
+    `args` hold the API key, so the coordinator gets none; nor does it get the `traffic_key`, which
+    is the same for all API servers. `created` is unix time.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     server: int = 0
     args: EngineArgs | None = None
     created: int = 0
+    traffic_key: bytes | None = None
 
 
 class Loaded(msgspec.Struct, tag=True, frozen=True):

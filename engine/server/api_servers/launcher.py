@@ -31,6 +31,7 @@ from engine.env import COUNTS_VARIABLE
 from engine.errors import ConfigError, EngineDeadError, EngineError
 from engine.frontend.async_llm import EngineCoreClient
 from engine.frontend.engine_start import load_config
+from engine.frontend.traffic_recorder import KEY_BYTES
 from engine.logger import get_logger
 from engine.machine.children import engine_command
 from engine.messages import TELL_SLEEP, HandshakeReady
@@ -128,6 +129,7 @@ class Launcher:
         self._addresses = SharedAddresses.create()
         self._context = zmq.asyncio.Context(io_threads=1)
         self._created = int(time.time())
+        self._traffic_key = os.urandom(KEY_BYTES)
         self._num_starts = 0
         self._children: dict[str, _Child] = {}
         self._is_up: list[bool] = []
@@ -243,6 +245,7 @@ class Launcher:
             server=child.number or 0,
             args=None if child.number is None else self._args,
             created=self._created,
+            traffic_key=None if child.number is None else self._traffic_key,
         )
         await child.control.send(setup)
         await self._unless_it_ends(child, child.control.expect(Loaded))

@@ -25,11 +25,7 @@ def written(path: Path, *entries: Any) -> Path:
     [
         ([], "holds no requests"),
         ([GOOD, "{"], "line 2 is not JSON"),
-        ([GOOD, {**GOOD, "custom_id": "\ud800"}], "line 2 is not JSON"),
         ([{**GOOD, "body": {"prompt": "\udfff"}}], "line 1 is not JSON"),
-        ([{**GOOD, "body": {"temperature": float("nan")}}], "line 1 is not JSON"),
-        ([{**GOOD, "body": {"temperature": float("inf")}}], "line 1 is not JSON"),
-        ([GOOD, "[" * 100_000 + "]" * 100_000], "line 2 is nested too deeply"),
         ([[1]], "no JSON object"),
         ([{**GOOD, "custom_id": 7}], "custom_id"),
         ([GOOD, {**GOOD}], "line 2: custom_id 'a' is there twice"),
@@ -42,13 +38,6 @@ def written(path: Path, *entries: Any) -> Path:
 def test_a_wrong_line_is_named(tmp_path: Path, entries: list[Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read_requests(written(tmp_path / "in.jsonl", *entries))
-
-
-def test_separators_of_lines_inside_a_text_end_no_line(tmp_path: Path) -> None:
-    body = {"prompt": "one\u2028two\x85three"}
-    path = tmp_path / "in.jsonl"
-    path.write_text(json.dumps({**GOOD, "body": body}, ensure_ascii=False) + "\r\n\n")
-    assert [request.body for request in read_requests(path)] == [body]
 
 
 @pytest.mark.parametrize("cut", [1, 5, 13, 14, 20, 60])

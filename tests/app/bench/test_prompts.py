@@ -137,9 +137,6 @@ def test_a_dataset_is_shuffled_and_says_when_it_repeats(tmp_path: Path) -> None:
         ("{", "line 1 is not JSON"),
         ("[]", "line 1 has neither"),
         ('{"prompt": 5}', "line 1 has neither"),
-        ('{"prompt": "\\ud800"}', "line 1 is not JSON"),
-        ('{"messages": [NaN]}', "line 1 is not JSON"),
-        ('{"messages": ' + "[" * 100_000, "line 1 is not JSON"),
         ('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}', "mixes"),
     ],
 )
@@ -149,12 +146,6 @@ def test_bad_datasets(tmp_path: Path, text: str, message: str) -> None:
 
     with pytest.raises(StokerError, match=message):
         read_dataset(path)
-
-
-def test_a_text_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
-    path = tmp_path / "set.jsonl"
-    path.write_text('{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\n', encoding="utf-8", newline="")
-    assert read_dataset(path) == ["a\u2028b", "c"]
 
 
 def test_a_missing_dataset(tmp_path: Path) -> None:

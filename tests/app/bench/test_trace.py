@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from array import array
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,11 @@ def mooncake(timestamp: float, inputs: int, outputs: int, blocks: list[int]) -> 
     return json.dumps({**record, "hash_ids": blocks})
 
 
+def own(timestamp: float, inputs: int, outputs: int, blocks: list[int], size: int = 16) -> str:
+    """A line of `--record-traffic`."""
+    return f'{{"block_size": {size}, ' + mooncake(timestamp, inputs, outputs, blocks)[1:]
+
+
 def trace_of(path: Path, *lines: str) -> Trace:
     path.write_text("\n".join(lines) + "\n")
     return read_trace(path)
@@ -38,8 +45,8 @@ def test_mooncakes_lines(path: Path) -> None:
     trace = trace_of(path, mooncake(3000, 700, 9, [1, 2]), "", mooncake(1000, 512, 4, [1]))
 
     assert trace.requests == (
-        TraceRequest(0.0, 512, 4, ("1",)),
-        TraceRequest(2.0, 700, 9, ("1", "2")),
+        TraceRequest(0.0, 512, 4, array("q", [1])),
+        TraceRequest(2.0, 700, 9, array("q", [1, 2])),
     )
     assert trace.repeated_share == 512 / 1212
 
@@ -81,6 +88,8 @@ def test_azures_table_of_2024_names_its_zone(path: Path) -> None:
         [mooncake(0, 0, 4, [])],
         [mooncake(0, 5, 0, [])],
         [mooncake(-1, 5, 4, [])],
+        [own(0, 5, 4, [], 0)],
+        ['{"timestamp": NaN, "input_length": 5, "output_length": 4}'],
         ["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"],
         ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,1"],
         ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,nan,2"],
@@ -91,12 +100,6 @@ def test_azures_table_of_2024_names_its_zone(path: Path) -> None:
 def test_what_is_no_trace_is_named(path: Path, lines: list[str]) -> None:
     with pytest.raises(UsageError, match="trace"):
         trace_of(path, *lines)
-
-
-def test_a_text_may_hold_what_ends_a_line_elsewhere(path: Path) -> None:
-    lines = (mooncake(0, 5, 4, [])[:-1] + ', "text": "a\u2028b"}', mooncake(9, 5, 4, []))
-    path.write_text("\r\n".join(lines), encoding="utf-8", newline="")
-    assert len(read_trace(path).requests) == 2
 
 
 @given(st.binary(max_size=200))
@@ -130,8 +133,56 @@ def test_prompts_have_the_lengths_and_the_shared_beginnings(path: Path) -> None:
 def test_each_round_has_new_words(path: Path) -> None:
     prompts = TracePrompts(trace_of(path, mooncake(0, 600, 3, [7, 8])), COSTS, None, "1")
 
-    texts = {str(prompts.take(1)[0].content) for _ in range(5)}
+    texts = {str(prompt.content) for _ in range(5) for prompt in prompts.take(1)}
     assert len(texts) == 5
+
+
+def test_two_servers_get_the_same_round(path: Path) -> None:
+    lines = [mooncake(number, 30 + number, 3, [number // 2]) for number in range(9)]
+    round_ = TracePrompts(trace_of(path, *lines), COSTS, None, "1").take(99)
+
+    assert len(round_) == 9
+    assert list(round_) == list(round_)
+
+
+def test_the_blocks_of_a_servers_own_record(path: Path) -> None:
+    big = (1 << 48) - 1
+    trace = trace_of(
+        path, own(1_700_000_000_000, 40, 3, [5, 6, 7]), own(1_700_000_000_250, 40, 3, [5, 6, big])
+    )
+
+    first, second = TracePrompts(trace, COSTS, None, "1").take(2)
+    texts = [str(prompt.content).split() for prompt in (first, second)]
+    assert [len(words) for words in texts] == [40, 40]
+    assert texts[0][:32] == texts[1][:32]
+    assert texts[0][32:] != texts[1][32:]
+    assert second.due_s == pytest.approx(0.25)
+    assert trace.repeated_share == 32 / 80
+
+
+def test_ids_that_are_no_small_numbers_tell_blocks_apart_too(path: Path) -> None:
+    lines = [
+        f'{{"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": [{block}]}}'
+        for block in ('"a"', '"b"', 1 << 70, -3, '"a"')
+    ]
+    blocks = [one.blocks[0] for one in trace_of(path, *lines).requests]
+    assert len(set(blocks)) == 4
+    assert blocks[0] == blocks[4]
+
+
+def test_prompts_are_made_up_as_they_are_asked_for(path: Path) -> None:
+    """All prompts of the trace at once would be ten times what may be held here."""
+    lines = [mooncake(number, 2000, 3, [number % 3, number + 10]) for number in range(400)]
+    round_ = TracePrompts(trace_of(path, *lines), COSTS, None, "1").take(400)
+
+    tracemalloc.start()
+    try:
+        total = sum(len(prompt.content) for prompt in round_)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert total > 3_000_000
+    assert peak < total / 2
 
 
 def test_what_does_not_fit_is_counted_apart(path: Path) -> None:
