@@ -52,6 +52,7 @@ class SchedulerConfig:
     reserve_full_isl: bool = True
     speculative: SpeculativeConfig | None = None
     max_step_images: int | None = None  # that go through the tower in one step; None: no limit
+    max_joint_prefill_tokens: int | None = None  # of several prompts in one step; None: no limit
 
     def __post_init__(self) -> None:
         if self.policy not in ("fcfs", "priority"):

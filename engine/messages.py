@@ -253,6 +253,12 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     drafts: DraftStats | None = None  # None without --speculative-config
     graphs: GraphStats | None = None  # None where nothing is recorded
     sleep_level: int = 0  # 0 is awake
+    num_taking_turns: int = 0  # waiting ones that nothing but the prompts before them holds up
+
+    @property
+    def num_waiting_for_room(self) -> int:
+        """The other waiting ones: no place, no memory or no grammar is there yet."""
+        return max(0, self.num_waiting_reqs - self.num_taking_turns)
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -300,7 +306,8 @@ class ClientReport(msgspec.Struct, array_like=True, frozen=True):
 class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     """DPCoordinator -> API servers: every engine's queues, and what each server has sent there.
 
-    `num_requests` and `num_queued_tokens` are what each `client_index` reported.
+    `num_requests` and `num_queued_tokens` are what each `client_index` reported. `num_waiting` are
+    those that wait for room (`SchedulerStats.num_waiting_for_room`).
     """
 
     num_waiting: list[int]
@@ -390,6 +397,7 @@ class HandshakeReady(msgspec.Struct, tag=True, frozen=True):
     kv_cache_size_tokens: int
     kv_cache_max_concurrency: float
     dtype: str
+    max_joint_prefill_tokens: int | None = None  # of several prompts in one step
 
 
 class HandshakeDead(msgspec.Struct, tag=True, frozen=True):

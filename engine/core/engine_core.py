@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import cast
 
 import msgspec
 
@@ -100,6 +101,7 @@ class EngineCore:
             max_model_len = self.config.scheduler.max_model_len
             logger.info("%s", capacity_line(self.capacity, max_model_len, device))
             self._held_bytes = self.executor.initialize_kv_cache(self.capacity.num_blocks)
+            self.config = _with_joint_prefill(self.config, self.executor)
             reserve(self._held_bytes)
         logger.info(
             "init engine (profile, create kv cache, warmup model) took %.2f s",
@@ -140,6 +142,7 @@ class EngineCore:
             kv_cache_size_tokens=self.capacity.num_tokens,
             kv_cache_max_concurrency=self.capacity.max_concurrency,
             dtype=self.config.device.dtype,
+            max_joint_prefill_tokens=self.config.scheduler.max_joint_prefill_tokens,
         )
 
     @property
@@ -415,6 +418,14 @@ def _size_cache(
     if override is not None:
         return config, capacity_of_blocks(override, spec, max_model_len)
     return config, kv_capacity(available, spec, max_model_len)
+
+
+def _with_joint_prefill(config: EngineConfig, executor: Executor) -> EngineConfig:
+    """With the limit of the ranks' kernels, where all have the same."""
+    limits = set(executor.call_workers("max_joint_prefill_tokens"))
+    most = cast("int | None", limits.pop()) if len(limits) == 1 else None
+    scheduler = dataclasses.replace(config.scheduler, max_joint_prefill_tokens=most)
+    return dataclasses.replace(config, scheduler=scheduler)
 
 
 def _fit_max_model_len(config: EngineConfig, spec: KVCacheSpec, available: int) -> EngineConfig:

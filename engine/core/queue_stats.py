@@ -51,7 +51,7 @@ class QueueCounts:
         self._prefixes.clear()
         self.has_changed = False
         return QueueStats(
-            [stats.num_waiting_reqs for stats in self._engines],
+            [stats.num_waiting_for_room for stats in self._engines],
             [stats.num_running_reqs for stats in self._engines],
             dict(self._clients),
             prefixes,
@@ -61,4 +61,4 @@ class QueueCounts:
 
 
 def _published(stats: SchedulerStats) -> tuple[int, int, int]:
-    return stats.num_running_reqs, stats.num_waiting_reqs, stats.sleep_level
+    return stats.num_running_reqs, stats.num_waiting_for_room, stats.sleep_level

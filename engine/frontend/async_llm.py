@@ -366,6 +366,7 @@ class StartedEngine:
     config: EngineConfig
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, float]
+    max_joint_prefill_tokens: int | None = None  # of several prompts in one step; None: no limit
 
     async def shutdown(self) -> None:
         """End everything; requests in flight are cut off. Returns when the process is gone."""
@@ -424,7 +425,12 @@ async def start_loaded(
     )
     llm.start()
     return StartedEngine(
-        client, llm, loaded.config, loaded.chat_template, loaded.sampling_defaults.settings
+        client,
+        llm,
+        loaded.config,
+        loaded.chat_template,
+        loaded.sampling_defaults.settings,
+        readies[0].max_joint_prefill_tokens,
     )
 
 

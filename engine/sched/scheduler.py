@@ -23,6 +23,7 @@ from engine.messages import (
 from engine.sched.adapter_turns import AdapterTurns
 from engine.sched.drafts import Drafter
 from engine.sched.grammar import Grammar
+from engine.sched.joint_prefill import JointPrefill
 from engine.sched.kv_cache_manager import KVCacheManager
 from engine.sched.logprobs_budget import LogprobsBudget
 from engine.sched.prefix_history import PrefixHistory
@@ -71,6 +72,8 @@ class Scheduler:
         of the last one are known.
         """
         self.config = config
+        self.num_taking_turns = 0
+        """Waiting requests, as of the last plan, that only other prompts of a step hold up."""
         self.block_size = cache.block_size
         self.kv_cache_manager = KVCacheManager(
             num_blocks,
@@ -93,6 +96,7 @@ class Scheduler:
         self._num_in_flight: Counter[str] = Counter()  # steps under way that a request is in
         self._logprobs_budget = LogprobsBudget()
         self._images = StepImages(config.max_step_images)
+        self._prefill = JointPrefill(config.max_joint_prefill_tokens)
         self._prefix_history = PrefixHistory(cache.block_size)
         self._drafter = (
             Drafter(config.speculative, config.max_num_seqs) if config.speculative else None
@@ -184,10 +188,12 @@ class Scheduler:
         output = SchedulerOutput([], CachedRequestData(), {}, 0, [])
         self._logprobs_budget.begin(self.requests.values())
         self._images.begin()
+        self._prefill.begin()
         budget = self.config.max_num_batched_tokens
         budget, has_preempted = self._schedule_running(output, budget)
         if not has_preempted:
             budget = self._schedule_waiting(output, budget)
+        self.num_taking_turns = 0 if has_preempted else self._num_held_back()
         output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
         if output.total_num_scheduled_tokens:  # an empty step is not run, so nobody would hear them
             output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
@@ -219,6 +225,8 @@ class Scheduler:
             # The last position is never computed, only sampled, unless it is pooled.
             end = max_model_len if request.pooling else max_model_len - 1
             count = min(count, budget, end - request.num_computed_tokens)
+            if not self._prefill.has_room(count - len(draft)):
+                count = 0
             if request.asks_logprobs and count > 0:
                 count = self._cap_logprobs(request, count)
             if request.images and count > 0:
@@ -251,6 +259,7 @@ class Scheduler:
             output.num_scheduled_tokens[request.request_id] = count
             if request.images:
                 self._images.note(request, request.num_computed_tokens, count)
+            self._prefill.note(count, len(draft))
             if draft and count > 1:
                 output.draft_token_ids[request.request_id] = draft[: count - 1]
             budget -= count
@@ -286,6 +295,8 @@ class Scheduler:
             if count > budget and not self.config.enable_chunked_prefill:
                 break
             count = min(count, budget)
+            if not self._prefill.has_room(count):
+                break
             if request.asks_logprobs:
                 count = self._cap_logprobs(request, count)
             if count == 0:  # the step's share of log probabilities is taken: others need none
@@ -305,6 +316,7 @@ class Scheduler:
             self.waiting.pop()
             self._adapters.note_admitted(request)
             self._images.note(request, num_hit_tokens, count)
+            self._prefill.note(count)
             self._admit(request, num_hit_tokens)
             output.new_requests.append(self._new_request_data(request))
             output.num_scheduled_tokens[request.request_id] = count
@@ -312,6 +324,11 @@ class Scheduler:
         for request in reversed(skipped):
             self.waiting.put_back(request)
         return budget
+
+    def _num_held_back(self) -> int:
+        if not self._prefill.has_held_back:
+            return 0
+        return min(len(self.waiting), self.config.max_num_seqs - len(self.running))
 
     def _cap_logprobs(self, request: Request, count: int) -> int:
         """Fewer tokens, or none, for a request whose log probabilities exceed the step's share."""
@@ -415,8 +432,9 @@ class Scheduler:
     def _unschedule(self, output: SchedulerOutput, request: Request) -> int:
         """Take a victim out of the step that is being planned; returns its tokens to the budget."""
         count = output.num_scheduled_tokens.pop(request.request_id, 0)
-        output.draft_token_ids.pop(request.request_id, None)
+        draft = output.draft_token_ids.pop(request.request_id, ())
         if count:
+            self._prefill.take_back(count, len(draft))
             self.kv_cache_manager.forget_uncomputed(request)
             cached = output.cached_requests
             index = cached.req_ids.index(request.request_id)
@@ -583,6 +601,7 @@ class Scheduler:
             drafts=self._drafter.take_stats() if self._drafter else None,
             graphs=self._graphs,
             sleep_level=sleep_level,
+            num_taking_turns=self.num_taking_turns,
         )
         self._graphs = None
         self._num_preemptions = self._num_queries = self._num_hits = 0

@@ -32,6 +32,7 @@ class Limit(str, enum.Enum):
     MAX_NUM_SEQS = "max_num_seqs"
     TOKEN_BUDGET = "token_budget"
     PROMPT_LOGPROBS = "prompt_logprobs"
+    PROMPT_TURNS = "prompt_turns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,8 @@ def _limit(
         return Limit.MAX_NUM_SEQS
     if budget == 0 or (not config.enable_chunked_prefill and head.num_tokens > budget):
         return Limit.TOKEN_BUDGET
+    if scheduler.num_taking_turns:
+        return Limit.PROMPT_TURNS
     if head.sampling_params.prompt_logprobs is not None:
         return Limit.PROMPT_LOGPROBS
     return Limit.KV_MEMORY

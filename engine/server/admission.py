@@ -43,7 +43,7 @@ class QueueLimits:
     token; None is no limit.
 
     `num_places` are the requests that all engines together run at once, `step_tokens` the most
-    that a step of one computes.
+    that a step of one computes, and `joint_tokens` the most of several prompts together.
     """
 
     max_reqs: int | None = None
@@ -51,6 +51,7 @@ class QueueLimits:
     num_places: int = 0
     ttft_target_s: float | None = None
     step_tokens: int = 1 << 30
+    joint_tokens: int | None = None
 
 
 class Seat:
@@ -92,7 +93,7 @@ class Admission:
         """Let no more in from now on than `limits` allow beside the requests of `llm`."""
         self._limits = limits
         self._llm = llm
-        self._forecast = FirstTokenForecast(limits.step_tokens)
+        self._forecast = FirstTokenForecast(limits.step_tokens, limits.joint_tokens)
 
     def record(
         self, scheduler: SchedulerStats | None, iteration: IterationStats, engine: int = 0
@@ -175,11 +176,14 @@ class Admission:
         return len(self._seats) + known + self._elsewhere[0]
 
     def _num_queued(self, newcomers: int) -> int:
-        """As long as nobody waits in a scheduler, it will take whatever it has places for."""
+        """As long as nobody waits for room in a scheduler, it will take whatever it has places for.
+        Whose turn has not come, but whose place is there, is not queued.
+        """
         inside = self._num_inside + newcomers
         schedulers = self._schedulers.values()
-        if any(stats.num_waiting_reqs for stats in schedulers):
-            return max(0, inside - sum(stats.num_running_reqs for stats in schedulers))
+        if any(stats.num_waiting_for_room for stats in schedulers):
+            placed = sum(stats.num_running_reqs + stats.num_taking_turns for stats in schedulers)
+            return max(0, inside - placed)
         return max(0, inside - self._limits.num_places)
 
     def _expected_ttft_s(self, num_bytes: int) -> float:

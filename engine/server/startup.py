@@ -152,6 +152,7 @@ def _queue_limits(args: EngineArgs, started: StartedEngine) -> QueueLimits:
         num_places=scheduler.max_num_seqs * started.llm.num_engines,
         ttft_target_s=None if target_ms is None else target_ms / 1e3,
         step_tokens=scheduler.max_num_batched_tokens,
+        joint_tokens=started.max_joint_prefill_tokens,
     )
 
 

@@ -94,6 +94,7 @@ class Worker:
         self._offloaded: OffloadedWeights | None = None
         self._is_dropped = False  # the model, until it is loaded again
         self._state_bytes = 0  # of all requests that can run at once, beside the KV cache
+        self._max_joint_prefill_tokens: int | None = None
 
     def init_device(self) -> None:
         """Set threads on a CPU; on a GPU check that it is there and the requested share free."""
@@ -216,6 +217,10 @@ class Worker:
     def get_kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the cache; known without the model."""
         return self._spec
+
+    def max_joint_prefill_tokens(self) -> int | None:
+        """Prompt tokens of several requests in a step that the kernels gain from; None: any."""
+        return self._max_joint_prefill_tokens
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
         """Allocate the cache that all requests share; returns its bytes.
@@ -364,6 +369,7 @@ class Worker:
             selected.candidates,
         )
         if isinstance(selected.kernels, NativeKernels):
+            self._max_joint_prefill_tokens = selected.kernels.max_joint_prefill_tokens
             # They have threads of their own; torch's would spin beside them after every operation.
             torch.set_num_threads(1)
         return quantized(selected.kernels, device.quantization)

@@ -92,3 +92,16 @@ def test_broken_weights_and_unknown_executors_are_named(tmp_path: Path, tiny_fol
             create_executor(config)
     finally:
         object.__setattr__(config.parallel, "executor_backend", "uni")
+
+
+def test_prompts_take_turns_on_native_kernels_alone(
+    wider_folder: Path, choice: KernelChoice
+) -> None:
+    core = EngineCore(engine_config(wider_folder, **choice.flags))
+    is_native = choice.kernels == "native"
+    assert (core.ready_message.max_joint_prefill_tokens is not None) == is_native
+    for name in "abc":
+        core.add_request(request(name, [ord(name)] * 60, 4))
+    assert [output.request_id for output in core.step().outputs] == list(
+        "a" if is_native else "abc"
+    )

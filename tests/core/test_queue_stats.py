@@ -21,6 +21,12 @@ def test_it_publishes_every_engines_queues_and_who_sent_what() -> None:
     assert counts.publication().prefixes == [], "each is told once"
 
 
+def test_whose_turn_is_still_to_come_waits_for_no_room() -> None:
+    counts = QueueCounts(1)
+    counts.note_engine(EngineStats(0, SchedulerStats(2, 5, num_taking_turns=4)))
+    assert counts.publication().num_waiting == [1]
+
+
 def test_there_is_something_to_publish_only_when_something_has_changed() -> None:
     counts = QueueCounts(2)
     assert counts.has_changed, "who comes first knows nothing"

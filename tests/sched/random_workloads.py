@@ -26,6 +26,7 @@ LIMITS = st.fixed_dictionaries(
         "reserve": st.booleans(),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "threshold": st.sampled_from([0, 0, 5]),
+        "joint": st.sampled_from([None, 1, 20]),
         "groups": st.sampled_from(
             [
                 FULL_ATTENTION,

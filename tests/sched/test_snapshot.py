@@ -192,6 +192,13 @@ def test_the_budget_binds_even_without_a_queue() -> None:
     assert last(run).num_prefill_tokens == 8
 
 
+def test_prompts_take_turns_while_seats_and_budget_are_left() -> None:
+    run = planned_step(make_scheduler(joint=8), ("a", 9, 5), ("b", 4, 5), ("c", 4, 5))
+    assert (last(run).limit, last(run).num_waiting) == (Limit.PROMPT_TURNS, 2)
+    run.step()
+    assert (last(run).limit, last(run).num_waiting) == (Limit.NONE, 0)
+
+
 def test_memory_binds_at_admission_and_when_someone_is_preempted() -> None:
     scheduler = make_scheduler(num_blocks=9, block_size=4)  # 8 usable blocks
     run = planned_step(scheduler, ("a", 15, 17), ("b", 13, 17), ("c", 8, 1))

@@ -35,6 +35,7 @@ def make_scheduler(
     speculative: SpeculativeConfig | None = None,
     max_loras: int | None = None,
     step_images: int | None = None,
+    joint: int | None = None,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
@@ -47,6 +48,7 @@ def make_scheduler(
             reserve_full_isl=reserve,
             speculative=speculative,
             max_step_images=step_images,
+            max_joint_prefill_tokens=joint,
         ),
         CacheConfig(block_size=block_size, enable_prefix_caching=caching),
         num_blocks,

@@ -134,19 +134,23 @@ async def test_official_clients_know_the_refusal(tiny_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("running", "waiting_reqs", "inside", "queued"),
+    ("running", "waiting_reqs", "turns", "inside", "queued"),
     [
-        (0, 0, 3, 0),  # an idle engine has four places
-        (0, 0, 6, 2),
-        (2, 1, 6, 4),  # it had room for two: the rest waits for it
-        (4, 2, 6, 2),
+        (0, 0, 0, 3, 0),  # an idle engine has four places
+        (0, 0, 0, 6, 2),
+        (2, 1, 0, 6, 4),  # it had room for two: the rest waits for it
+        (4, 2, 0, 6, 2),
+        (1, 3, 3, 4, 0),  # it has room for all, and computes one prompt after the other
+        (1, 5, 3, 6, 2),
     ],
 )
-def test_what_counts_as_queued(running: int, waiting_reqs: int, inside: int, queued: int) -> None:
+def test_what_counts_as_queued(
+    running: int, waiting_reqs: int, turns: int, inside: int, queued: int
+) -> None:
     admission = Admission()
     seats = [admission.enter(0) for _ in range(inside)]
     admission._limits = QueueLimits(max_reqs=queued, num_places=4)
-    stats = SchedulerStats(num_running_reqs=running, num_waiting_reqs=waiting_reqs)
+    stats = SchedulerStats(running, waiting_reqs, num_taking_turns=turns)
     admission.record(stats, IterationStats())
     assert admission.num_queued == queued
     if inside >= 4:

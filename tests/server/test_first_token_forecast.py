@@ -33,6 +33,7 @@ class Load:
     output_tokens: int = 128
     num_places: int = 256
     step_tokens: int = 2048
+    joint_tokens: int | None = None
     step_s: float = 0.008
     running_s: float = 0.0007
     token_s: float = 0.0008
@@ -64,6 +65,7 @@ class Simulation:
                 num_places=load.num_places,
                 ttft_target_s=self.target_s,
                 step_tokens=load.step_tokens,
+                joint_tokens=load.joint_tokens,
             ),
             self,  # type: ignore[arg-type]
         )
@@ -103,7 +105,9 @@ class Simulation:
 
     def _begin_step(self) -> float:
         load = self.load
-        places = min(load.num_places - len(self.running), load.step_tokens // load.prompt_tokens)
+        joint = max(load.joint_tokens or load.step_tokens, 8 * len(self.running))
+        together = max(1, min(joint, load.step_tokens) // load.prompt_tokens)
+        places = min(load.num_places - len(self.running), together)
         self.starting = min(places, len(self.waiting))
         seconds = load.step_s + load.running_s * len(self.running)
         seconds += load.token_s * load.prompt_tokens * self.starting
@@ -122,10 +126,16 @@ class Simulation:
         stats.first_token_latencies_s = self.ttfts_s[len(self.ttfts_s) - self.starting :]
         stats.num_prompt_tokens = self.starting * load.prompt_tokens
         stats.num_generation_tokens = num_decoded + self.starting
-        waiting = 0 if len(self.running) < load.num_places else len(self.waiting)
+        turns = min(len(self.waiting), load.num_places - len(self.running))
         scheduled = num_decoded + stats.num_prompt_tokens
         self.admission.record(
-            SchedulerStats(len(self.running), waiting, num_scheduled_tokens=scheduled), stats
+            SchedulerStats(
+                len(self.running),
+                len(self.waiting),
+                num_scheduled_tokens=scheduled,
+                num_taking_turns=turns,
+            ),
+            stats,
         )
 
     def percentile(self, share: float) -> float:
@@ -140,9 +150,15 @@ class Simulation:
         Load(0, num_places=16),  # answers hold the places
         Load(0, prompt_tokens=400, output_tokens=16),
         Load(0, step_tokens=128, prompt_tokens=100),
+        Load(0, joint_tokens=64),
+        Load(0, joint_tokens=64, num_places=16),
+        Load(0, joint_tokens=64, prompt_tokens=400, output_tokens=16),
         Load(0, step_s=0.002, running_s=0.00002, token_s=0.00002),  # as on a GPU
     ],
-    ids=["default", "few places", "long prompts", "small steps", "fast"],
+    ids=[
+        *("default", "few places", "long prompts", "small steps", "turns", "turns, few places"),
+        *("turns, long prompts", "fast"),
+    ],
 )
 def test_accepted_requests_keep_to_the_target_under_any_load(
     load: Load, times_the_knee: int
@@ -229,3 +245,28 @@ def test_a_request_that_comes_alone_is_let_in() -> None:
     assert "--ttft-target-ms allows 1" in str(refusal)
     seat.leave()
     assert admission.refusal(4) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "joint_tokens", "num_steps"),
+    [
+        (60, None, 1),
+        (60, 64, 10),  # one after the other
+        (20, 64, 10),  # three by three
+        (400, 64, 2),  # one alone may be as large as it is
+    ],
+)
+def test_prompts_that_take_turns_take_more_steps(
+    prompt_tokens: int, joint_tokens: int | None, num_steps: int
+) -> None:
+    forecast, now_s = FirstTokenForecast(2048, joint_tokens), 0.0
+    for tokens in (0, prompt_tokens) * 40:
+        now_s += 0.01 + 0.001 * tokens
+        stats = IterationStats(num_prompt_tokens=tokens)
+        stats.first_token_latencies_s = [0.1] if tokens else []
+        scheduler = SchedulerStats(num_running_reqs=1, num_scheduled_tokens=tokens)
+        forecast.note_step(0, scheduler, stats, now_s)
+    tokens = 600 if prompt_tokens < 100 else 800
+    assert forecast.seconds(tokens) == pytest.approx(
+        0.001 * tokens + 0.01 * (num_steps + 1), rel=0.02
+    )

@@ -117,6 +117,8 @@ def limit_text(scheduler: SchedulerState, sample: MetricsSample | None = None) -
         total = step.num_decode_tokens + step.num_prefill_tokens
         used = f"{total:,} of {scheduler.max_num_batched_tokens:,} tokens"
         return f"token budget: {used}, {step.num_waiting} wait", "--max-num-batched-tokens"
+    if step.limit == "prompt_turns":
+        return f"prompts take turns: {step.num_waiting} wait for those before them", "-"
     if step.limit == "none":
         return "compute: the step took all there was; its time is the limit", COMPUTE_FLAGS[
             "stoker"

@@ -1,0 +1,164 @@
+"""Prompts that arrive together are computed one after the other where that costs nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sched.joint_prefill import JointPrefill
+from engine.sched.scheduler import Scheduler
+from engine.speculative_config import SpeculativeConfig
+from tests.sched.random_workloads import LIMITS, REQUESTS
+from tests.sched.workload import Run, check_integrity, make_request, make_scheduler
+
+
+def add(scheduler: Scheduler, *prompts: int, outputs: int = 50, first: int = 0) -> None:
+    for number, prompt in enumerate(prompts, start=first):
+        scheduler.add_request(make_request(scheduler, str(number), prompt, outputs))
+
+
+def test_a_burst_is_computed_in_the_order_of_arrival_beside_the_decodes() -> None:
+    scheduler = make_scheduler(joint=64)
+    run = Run(scheduler)
+    add(scheduler, 60, 60, 60)
+    found = [(run.step()[0].num_scheduled_tokens, scheduler.num_taking_turns) for _ in range(4)]
+    assert found == [
+        ({"0": 60}, 2),
+        ({"0": 1, "1": 60}, 1),
+        ({"0": 1, "1": 1, "2": 60}, 0),
+        ({"0": 1, "1": 1, "2": 1}, 0),
+    ]
+
+
+def test_without_the_limit_all_are_computed_at_once() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, 60, 60, 60)
+    assert Run(scheduler).step()[0].num_scheduled_tokens == {"0": 60, "1": 60, "2": 60}
+
+
+def test_short_prompts_go_together_and_nobody_overtakes() -> None:
+    scheduler = make_scheduler(joint=64)
+    run = Run(scheduler)
+    add(scheduler, 20, 30, 15, 5, outputs=1)
+    assert run.step()[0].num_scheduled_tokens == {"0": 20, "1": 30}
+    assert run.step()[0].num_scheduled_tokens == {"2": 15, "3": 5}
+
+
+def test_one_prompt_alone_has_the_whole_budget_and_holds_up_the_next() -> None:
+    scheduler = make_scheduler(tokens=200, joint=64)
+    run = Run(scheduler)
+    add(scheduler, 10, 350, 10, outputs=1)
+    found = [run.step()[0].num_scheduled_tokens for _ in range(4)]
+    assert found == [{"0": 10}, {"1": 200}, {"1": 150}, {"2": 10}]
+
+
+def test_a_cut_prompt_that_does_not_fit_keeps_its_place() -> None:
+    scheduler = make_scheduler(joint=8, threshold=8)
+    run = Run(scheduler)
+    add(scheduler, 1, 1, outputs=2)
+    run.step()
+    add(scheduler, 20, 20, 3, outputs=1, first=2)
+    found = [run.step()[0].num_scheduled_tokens for _ in range(5)]
+    assert found[0] == {"0": 1, "1": 1, "2": 8, "3": 8}
+    assert found[1:] == [{"2": 8}, {"2": 4}, {"3": 8}, {"3": 4, "4": 3}]
+
+
+def test_many_decodes_take_more_prompts_along() -> None:
+    scheduler = make_scheduler(joint=64)
+    run = Run(scheduler)
+    add(scheduler, *[1] * 20)
+    run.step()
+    add(scheduler, *[60] * 3, first=20)
+    counts = run.step()[0].num_scheduled_tokens
+    assert [key for key, count in counts.items() if count > 1] == ["20", "21"]
+
+
+def test_what_the_prefix_cache_has_takes_no_room() -> None:
+    scheduler = make_scheduler(joint=64, caching=True)
+    run = Run(scheduler)
+    prompt = list(range(61))
+    scheduler.add_request(make_request(scheduler, "first", prompt, 1))
+    run.finish()
+    for name in "abc":
+        scheduler.add_request(make_request(scheduler, name, [*prompt[:60], ord(name)], 1))
+    add(scheduler, 60)
+    assert run.step()[0].num_scheduled_tokens == {"a": 1, "b": 1, "c": 1, "0": 60}
+
+
+def test_a_victim_leaves_the_room_that_it_had() -> None:
+    prefill = JointPrefill(32)
+    prefill.note(28)
+    prefill.note(3, num_drafted=2)
+    prefill.take_back(28, 0)
+    assert prefill.has_room(8)
+    prefill.note(8)
+    assert prefill.has_room(24)
+    assert not prefill.has_room(25)
+
+
+@settings(max_examples=150, deadline=None)
+@given(REQUESTS, LIMITS, st.integers(1, 64), st.booleans())
+def test_any_limit_keeps_the_order_and_the_tokens(
+    work: list[tuple[int, int, int, int, int]],
+    limits: dict[str, Any],
+    joint: int,
+    has_drafts: bool,
+) -> None:
+    """And with one that nothing reaches, every step is what it is without."""
+    limits = {**limits, "joint": joint}
+    plain = planned(work, {**limits, "joint": None}, has_drafts=False)
+    assert planned(work, {**limits, "joint": 1 << 20}, has_drafts=False) == plain
+    planned(work, limits, has_drafts=has_drafts)
+
+
+def planned(
+    work: list[tuple[int, int, int, int, int]], limits: dict[str, Any], *, has_drafts: bool
+) -> list[dict[str, int]]:
+    """Tokens of each step, which is checked."""
+    limits = dict(limits)
+    groups, joint = limits["groups"], limits["joint"]
+    num_blocks = limits.pop("blocks_per_group") * len(groups)
+    speculative = SpeculativeConfig() if has_drafts else None
+    scheduler = make_scheduler(
+        block_size=4, max_model_len=68, num_blocks=num_blocks, speculative=speculative, **limits
+    )
+    run, begun = Run(scheduler, groups=groups), list[str]()
+    steps: list[dict[str, int]] = []
+    todo = sorted(enumerate(work), key=lambda item: item[1][2])
+    while todo or scheduler.has_unfinished_requests():
+        while todo and todo[0][1][2] <= len(steps):
+            number, (prompt, output, arrival, family, priority) = todo.pop(0)
+            request = make_request(
+                scheduler,
+                str(number),
+                [family] * prompt,
+                output,
+                arrival=arrival,
+                priority=priority,
+            )
+            scheduler.add_request(request)
+        step, _ = run.step()
+        steps.append(step.num_scheduled_tokens)
+        begun += [key for key in step.num_scheduled_tokens if key not in begun]
+        if not has_drafts:  # a draft that was wrong leaves blocks for what comes next
+            check_integrity(scheduler)
+        if joint is not None:
+            drafts = step.draft_token_ids
+            known = {
+                key: count - len(drafts.get(key, ()))
+                for key, count in step.num_scheduled_tokens.items()
+            }
+            prompts = [count for count in known.values() if count > 1]
+            num_rows = sum(
+                count for key, count in step.num_scheduled_tokens.items() if known[key] <= 1
+            )
+            assert len(prompts) < 2 or sum(prompts) <= max(joint, 8 * num_rows)
+        assert scheduler.num_taking_turns <= len(scheduler.waiting)
+        assert len(steps) < 5000, "no progress"
+    if scheduler.config.policy == "fcfs":
+        in_order = sorted(range(len(work)), key=lambda number: work[number][2])
+        assert begun == [str(number) for number in in_order]
+    assert all(len(run.outputs[str(n)]) == min(w[1], 68 - w[0]) for n, w in enumerate(work))
+    return steps
