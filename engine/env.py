@@ -18,6 +18,11 @@ STATE_VARIABLE = "STOKER_STATE_DIR"
 COUNTS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """prometheus_client's: processes that have it as they import that count in files there."""
 
+PROBE_SALT = "stoker-probe"
+"""`cache_salt` of the requests by which a supervisor looks whether tokens come. They are nobody's
+traffic, and no record of it has them.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class HostDevice:

@@ -64,15 +64,22 @@ def _header(document: Mapping[str, Any]) -> str:
         f"with {server['model_id']}"
         for server in machine["servers"]
     ]
-    prompts = workload["dataset"] or f"prompts of {workload['prompt_tokens']} tokens"
     lines = [
         *servers,
-        f"{prompts}, answers of {workload['output_tokens']}, prefix share "
-        f"{workload['prefix_share']:g}, {workload['endpoint']}, {workload['repeats']} rounds, "
+        f"{_sent(workload)}, {workload['endpoint']}, {workload['repeats']} rounds, "
         f"--seed {workload['seed']}",
         f"client: {machine['cpu'] or 'unknown CPU'}, {machine['cores']} cores",
     ]
     return "\n".join(lines)
+
+
+def _sent(workload: Mapping[str, Any]) -> str:
+    """A trace has lengths and shared beginnings of its own."""
+    if workload["trace"]:
+        return f"the requests of {workload['trace']}"
+    prompts = workload["dataset"] or f"prompts of {workload['prompt_tokens']} tokens"
+    answers, share = workload["output_tokens"], workload["prefix_share"]
+    return f"{prompts}, answers of {answers}, prefix share {share:g}"
 
 
 def _rate_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 
 from app.client.errors import ClientError, error_code
 from app.client.transport import connection_errors, open_client
+from app.launch.engines import STOKER
 from app.launch.launch_specs import LaunchSpec
+from engine.env import PROBE_SALT
 from engine.machine.ports import uds_answers_http
 from engine.machine.processes import is_running
 from logparse import (
@@ -135,6 +137,8 @@ def answers_one_token(spec: LaunchSpec, timeout_s: float = _TOKEN_TIMEOUT_S) -> 
     body: dict[str, object] = {"prompt": "Hello", "max_tokens": 1, "temperature": 0}
     if spec.served_name is not None:
         body["model"] = spec.served_name
+    if spec.engine == STOKER:
+        body["cache_salt"] = PROBE_SALT
     client = open_client(spec.url, api_key=spec.api_key, timeout_s=timeout_s)
     try:
         with connection_errors(spec.url), client:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.env import PROBE_SALT
 from engine.errors import ConfigError
 from engine.logger import get_logger
 from engine.messages import EngineCoreRequest, ImageInput
@@ -72,8 +73,8 @@ class TrafficRecorder:
         self._thread.start()
 
     def note_arrival(self, request: EngineCoreRequest) -> None:
-        """A request goes to the engine."""
-        if request.pooling is None:  # a trace is of generation
+        """A request goes to the engine. A trace is of generation, so embeddings are left out."""
+        if request.pooling is None and request.cache_salt != PROBE_SALT:
             self._arrivals[request.request_id] = time.time()
 
     def note_end(self, request: EngineCoreRequest, num_output_tokens: int) -> None:
@@ -154,13 +155,13 @@ class _LineFile:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
-            raise _refused(path, f"cannot be written: {error.strerror}") from error
+            raise _not_writable(path, error) from error
         try:
             with self._alone():
                 self._drop_cut_line()
         except OSError as error:
             os.close(self._descriptor)
-            raise _refused(path, f"cannot be written: {error.strerror}") from error
+            raise _not_writable(path, error) from error
         except ConfigError:
             os.close(self._descriptor)
             raise
@@ -213,7 +214,10 @@ class _LineFile:
         start = max(0, size - _LONGEST_LINE)
         end = os.pread(self._descriptor, size - start, start).rfind(b"\n") + 1
         if not _BEGINNING.startswith(head) or (start and not end):
-            raise _refused(self._path, "is no traffic record")
+            raise ConfigError(
+                f"--record-traffic {self._path} is there and is no traffic record; name another "
+                "file."
+            )
         if start + end < size:
             os.ftruncate(self._descriptor, start + end)
 
@@ -226,5 +230,8 @@ class _LineFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
-def _refused(path: str | Path, why: str) -> ConfigError:
-    return ConfigError(f"--record-traffic {path} {why}; name a file that does not exist yet.")
+def _not_writable(path: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"--record-traffic {path} cannot be written: {error.strerror}; name a file in a folder "
+        "that this user may write to."
+    )

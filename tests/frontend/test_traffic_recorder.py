@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from engine.env import PROBE_SALT
 from engine.errors import ConfigError
 from engine.frontend import traffic_recorder
 from engine.frontend.traffic_recorder import TrafficFile, TrafficRecorder, check_traffic_file
@@ -81,6 +82,7 @@ def test_a_line_tells_arrival_lengths_and_blocks_and_nothing_else(path: Path) ->
         note(recorder, request("chatcmpl-of-somebody", range(40)), 7)
         note(recorder, request("given up", range(16)), 0)
         note(recorder, request("embedding", range(16), pooling=PoolingParams()), 0)
+        note(recorder, request("of the supervisor", range(16), cache_salt=PROBE_SALT), 1)
 
     first, second = lines(path)
     assert before_ms <= first.pop("timestamp") <= round(time.time() * 1e3)
@@ -207,7 +209,7 @@ def test_the_cut_line_of_a_killed_writer_goes(path: Path) -> None:
 )
 def test_a_file_of_another_kind_is_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="is no traffic record; name a file"):
+    with pytest.raises(ConfigError, match="is no traffic record; name another file"):
         check_traffic_file(str(path))
     assert path.read_bytes() == content
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from app.bench.table import text_report
 from app.cli import run
 from tests.client.local_server import Answer, Call, LocalServer, Route, serving
 from tests.e2e.running_server import Server, free_port, tiny_server
@@ -159,6 +160,7 @@ def test_a_replay_sends_a_trace(server: Server, capsys: Capture, tmp_path: Path)
     assert result["server_counters"]["prefix_hits"] > 0  # two of them are of the same block
     assert any("1 of 4 requests of trace.jsonl need more than" in n for n in document["notes"])
     assert document["workload"]["trace"] == "trace.jsonl"
+    assert "\nthe requests of trace.jsonl, /v1/completions, 1 rounds" in text_report(document)
 
 
 def test_turns_of_a_session_are_explained_cache_hits(server: Server, capsys: Capture) -> None:

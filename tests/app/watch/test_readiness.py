@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.launch.engines import STOKER
 from app.launch.launch_specs import LaunchSpec
 from app.watch.readiness import (
     ProgressClock,
@@ -17,6 +19,7 @@ from app.watch.readiness import (
     bar_in_units,
     wait_until_ready,
 )
+from engine.env import PROBE_SALT
 from engine.errors import EngineAsleepError
 from engine.machine.ports import free_port
 from engine.messages import ASLEEP
@@ -164,6 +167,10 @@ def test_one_token_is_asked_by_name_and_key(backend: Backend) -> None:
     key, body = backend.asked[0]
     assert key == "Bearer sk-1"
     assert (body["model"], body["max_tokens"]) == ("tiny", 1)
+    assert "cache_salt" not in body
+    # Our engine's record of traffic leaves out what has this salt.
+    assert answers_one_token(dataclasses.replace(spec, engine=STOKER))
+    assert backend.asked[1][1]["cache_salt"] == PROBE_SALT
 
 
 @pytest.mark.parametrize("status", [404, 400, 501])
