@@ -10,6 +10,7 @@ import asyncio
 import json
 import ssl
 import time
+from array import array
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,7 @@ class RequestResult:
     due_s: float
     sent_s: float
     end_s: float = 0.0
-    chunks_s: list[float] = field(default_factory=list)
+    chunks_s: array[float] = field(default_factory=lambda: array("d"))  # a day has very many
     wanted_tokens: int = 0
     expected_prompt_tokens: int | None = None
     prompt_tokens: int | None = None

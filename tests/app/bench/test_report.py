@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ AFTER = replace(BEFORE, prompt_tokens=140, generation_tokens=56, prefix_hits=10)
 
 def outcome(due_s: float, *chunks_s: float, **changes: Any) -> RequestResult:
     fields = {"wanted_tokens": len(chunks_s), "expected_prompt_tokens": 20, "prompt_tokens": 20}
-    return RequestResult(due_s, due_s, max(chunks_s), list(chunks_s), **{**fields, **changes})
+    return RequestResult(due_s, due_s, max(chunks_s), array("d", chunks_s), **{**fields, **changes})
 
 
 def round_of(*outcomes: RequestResult, **changes: Any) -> Round:

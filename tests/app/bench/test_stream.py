@@ -52,7 +52,7 @@ def test_chunks_with_tokens_are_timed_and_usage_is_read() -> None:
 
     assert outcome.error is None
     assert len(outcome.chunks_s) == 3
-    assert outcome.chunks_s == sorted(outcome.chunks_s)
+    assert [*outcome.chunks_s] == sorted(outcome.chunks_s)
     assert (outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == (7, 3, 5)
     assert outcome.finish_reason == "length"
 
