@@ -21,6 +21,7 @@ from engine.logger import get_logger
 
 logger = get_logger(__name__)
 
+_INWARD, _REFITS = 0.04, 2  # as kInward and kRefits in native/quantize.h
 _NOTHING = 1e-30  # a group without larger values counts as zeros
 
 
@@ -98,9 +99,50 @@ def _to_int8(groups: Tensor) -> Tensor:
 
 def _to_int4(groups: Tensor) -> Tensor:
     minima = groups.amin(-1, keepdim=True)
-    scales = _factors(groups.amax(-1, keepdim=True) - minima, 15)
-    minima = _bf16(minima)
-    return _numbers(groups - minima, scales).clamp(0, 15) * scales + minima
+    ranges = groups.amax(-1, keepdim=True) - minima
+    ranges, minima = torch.where(ranges > _NOTHING, ranges, 0.0).double(), minima.double()
+    best = _nearest_int4(groups, ranges / 15, minima)
+    for below, above in ((_INWARD, 0.0), (0.0, _INWARD), (_INWARD, _INWARD)):
+        scales = ranges * (1.0 - below - above) / 15
+        best = best.or_nearer(_nearest_int4(groups, scales, minima + ranges * below))
+    for _ in range(_REFITS):
+        best = best.or_nearer(_refitted_int4(groups, best))
+    return best.values
+
+
+@dataclass(frozen=True, slots=True)
+class _Int4Groups:
+    """Numbers, what they stand for, and each group's squared error, a double."""
+
+    numbers: Tensor
+    values: Tensor
+    errors: Tensor
+
+    def or_nearer(self, other: _Int4Groups) -> _Int4Groups:
+        """Of each group the one with the smaller error."""
+        is_nearer = other.errors < self.errors
+        return _Int4Groups(
+            torch.where(is_nearer, other.numbers, self.numbers),
+            torch.where(is_nearer, other.values, self.values),
+            torch.where(is_nearer, other.errors, self.errors),
+        )
+
+
+def _nearest_int4(groups: Tensor, scales: Tensor, minima: Tensor) -> _Int4Groups:
+    scales, minima = _bf16(scales.float()), _bf16(minima.float())
+    numbers = _numbers(groups - minima, scales).clamp(0, 15)
+    values = numbers * scales + minima
+    return _Int4Groups(numbers, values, (values - groups).double().square().sum(-1, keepdim=True))
+
+
+def _refitted_int4(groups: Tensor, found: _Int4Groups) -> _Int4Groups:
+    """Least squares for the numbers, then the numbers for the new factors."""
+    numbers, weights, size = found.numbers.double(), groups.double(), groups.shape[-1]
+    sums, totals = numbers.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
+    spreads = size * numbers.square().sum(-1, keepdim=True) - sums.square()
+    products = (numbers * weights).sum(-1, keepdim=True)
+    scales = torch.where(spreads > 0, (size * products - sums * totals) / spreads, 0.0)
+    return _nearest_int4(groups, scales, (totals - scales * sums) / size)
 
 
 def _factors(ranges: Tensor, steps: int) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,9 +69,17 @@ def loaded_step(
     return worker._model
 
 
-def forced_logits(model: ModelStep, prompts: list[list[int]]) -> list[Tensor]:
-    """Every token of the texts is fed, whatever the model would have said."""
-    return [PagedSequences(model, [prompt], 16).run([[len(prompt)]])[0] for prompt in prompts]
+def forced_logits(
+    model: ModelStep, prompts: list[list[int]], windows: Sequence[int | None] = (None,)
+) -> list[Tensor]:
+    """Every token of the texts is fed, whatever the model would have said.
+
+    `windows` are those of the model's KV groups.
+    """
+    return [
+        PagedSequences(model, [prompt], 16, windows=windows).run([[len(prompt)]])[0]
+        for prompt in prompts
+    ]
 
 
 def compare(ours: list[Tensor], wanted: list[Tensor], prompts: list[list[int]]) -> Agreement:

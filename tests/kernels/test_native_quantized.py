@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from engine.kernels.kernel_set import PackedLinear
 from engine.kernels.native.model_step import NativeKernels, NativeModelStep
@@ -164,27 +166,45 @@ def test_weight_bytes_shrink(tmp_path: Path) -> None:
     assert packed["int4"] < packed["int8"]
 
 
-@pytest.mark.parametrize("number_format", [INT8, INT4])
-@pytest.mark.parametrize("num_inputs", [64, 77, 96])
-def test_rounded_weights_are_as_close_as_the_steps_allow(
-    number_format: str, num_inputs: int
-) -> None:
-    weight = torch.randn(50, num_inputs, generator=torch.Generator().manual_seed(1))
-    weight[3] = 0  # nothing to scale by
-    weight[4] = 1e-35
-    weight[5, 7] = 30.0
-    rounded = rounded_weight(weight, number_format)
-    size = group_size(number_format, num_inputs)
-    groups, errors = (
-        torch.nn.functional.pad(each, (0, -num_inputs % size)).view(50, -1, size)
-        for each in (weight, (rounded - weight).abs())
-    )
+@pytest.fixture(params=[64, 77, 96])
+def weight(request: pytest.FixtureRequest) -> Tensor:
+    """Rows of normal numbers, and some that are out of the ordinary."""
+    rows = torch.randn(50, request.param, generator=torch.Generator().manual_seed(1))
+    rows[3] = 0  # nothing to scale by
+    rows[4] = 1e-35
+    rows[5, 7] = 30.0
+    rows[6] = 0.25
+    return rows
+
+
+def test_int8_weights_are_as_close_as_the_steps_allow(weight: Tensor) -> None:
+    groups, errors = in_groups(weight, INT8)
     largest = groups.abs().amax(-1)
-    spread = groups.amax(-1) - groups.amin(-1)
-    step = largest / 127 if number_format == INT8 else spread / 15
     # Factors are rounded to bf16, which counts at the far end of them.
-    assert (errors.amax(-1) <= step / 2 * 1.02 + largest * 2**-8 + 1e-30).all()
-    assert not rounded[3].any()
+    assert (errors.amax(-1) <= largest / 127 / 2 * 1.02 + largest * 2**-8 + 1e-30).all()
+    assert not rounded_weight(weight, INT8)[3].any()
+
+
+def test_int4_weights_are_nearer_than_equal_steps_over_the_range(weight: Tensor) -> None:
+    groups, errors = in_groups(weight, INT4)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    steps = ((high - low) / 15).bfloat16().float()
+    low = low.bfloat16().float()
+    numbers = torch.where(steps > 0, (groups - low) / steps, 0.0).round().clamp(0, 15)
+    equal_steps = (numbers * steps + low - groups).square().sum(-1)
+    found = errors.square().sum(-1)
+    assert (found <= equal_steps * (1 + 1e-6)).all()
+    assert found.sum() < 0.9 * equal_steps.sum()
+    assert not rounded_weight(weight, INT4)[3].any()
+
+
+def in_groups(weight: Tensor, number_format: str) -> tuple[Tensor, Tensor]:
+    """[rows, groups, size] of the weights and of what rounding changes in them."""
+    rounded, num_inputs = rounded_weight(weight, number_format), weight.shape[1]
+    size = group_size(number_format, num_inputs)
+    padded = (F.pad(x, (0, -num_inputs % size)) for x in (weight, (rounded - weight).abs()))
+    groups, errors = (x.view(len(weight), -1, size) for x in padded)
+    return groups, errors
 
 
 def test_rounded_inputs_keep_the_largest_of_each_group() -> None:

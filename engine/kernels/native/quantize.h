@@ -1,8 +1,8 @@
 // Weights and inputs of products as small integers with factors per group of inputs.
 //
 // int8: weight = scale x number, -127..127, groups of 64 inputs (32 where 64 does not divide).
-// int4: weight = minimum + scale x number, 0..15, groups of 32. Factors are bf16, and the numbers
-// are chosen for the rounded ones. Inputs are int8 in groups of the same size, with a float scale.
+// int4: weight = minimum + scale x number, 0..15, groups of 32, with the factors that come nearest.
+// Factors are bf16, and the numbers are chosen for the rounded ones. Inputs are int8 in groups of the same size, with a float scale.
 // `engine/kernels/quantized_reference.py` makes the same integers.
 #pragma once
 
@@ -21,6 +21,9 @@ constexpr int kGroupVectors = kMaxGroup / kLanes;
 constexpr int kQuadLine = kQuad * kPanel;  // bytes of one quad of inputs in a panel
 constexpr float kLargestNumber = 127.0f;
 constexpr float kLargestNibble = 15.0f;
+constexpr double kInward = 0.04;  // of the range of an int4 group that its ends may lie further in
+constexpr int kRefits = 2;        // of the factors of an int4 group
+constexpr int kSumLanes = 8;      // sums side by side, of which a compiler makes one vector
 constexpr float kNothing = 1e-30f;  // a group without larger values counts as zeros
 
 // A panel: the factors of each group and column, then the numbers. int8: [groups][48] scales and
@@ -134,20 +137,99 @@ inline void quantize_int8(const WeightGroup& weights, bf16* factors, std::int8_t
   }
 }
 
-// numbers = (weights - minimum) / scale, rounded.
+// A group in int4: the factors as they are stored, and the numbers nearest to the weights.
+struct Int4Group {
+  bf16 scale, minimum;
+  std::int8_t numbers[kSmallGroup];
+  double error;  // squared, summed
+};
+
+// Looks for the factors that come nearest to a group of weights. Sums are doubles, in which no order
+// of additions decides anything: the twin finds the same factors.
+class Int4Search {
+ public:
+  explicit Int4Search(const WeightGroup& weights) : weights_(weights) {
+    for (int i = 0; i < weights.vectors; ++i) store(values_ + i * kLanes, weights.parts[i]);
+    total_ = sum_over([&](int i) { return static_cast<double>(values_[i]); });
+  }
+
+  Int4Group nearest(double wanted_scale, double wanted_minimum) const {
+    Int4Group group;
+    const float scale = round_to_bf16(static_cast<float>(wanted_scale), &group.scale);
+    const float minimum = round_to_bf16(static_cast<float>(wanted_minimum), &group.minimum);
+    for (int i = 0; i < weights_.vectors; ++i) {
+      const Floats number = rounded_steps(weights_.parts[i] - splat(minimum), scale);
+      store_bytes(group.numbers + i * kLanes, between(number, 0.0f, kLargestNibble));
+    }
+    group.error = sum_over([&](int i) {  // number x scale is exact
+      const double difference = group.numbers[i] * scale + minimum - values_[i];
+      return difference * difference;
+    });
+    return group;
+  }
+
+  // Least squares for the numbers that a group has, then the numbers for the new factors.
+  Int4Group refitted(const Int4Group& group) const {
+    int sum = 0, squares = 0;
+    for (const int number : group.numbers) {
+      sum += number;
+      squares += number * number;
+    }
+    const double product = sum_over([&](int i) {
+      return static_cast<double>(group.numbers[i]) * values_[i];
+    });
+    const int spread = kSmallGroup * squares - sum * sum;
+    const double scale = spread > 0 ? (kSmallGroup * product - sum * total_) / spread : 0.0;
+    return nearest(scale, (total_ - scale * sum) / kSmallGroup);
+  }
+
+ private:
+  template <class Value>
+  static double sum_over(const Value& value) {
+    double lanes[kSumLanes] = {};
+    for (int i = 0; i < kSmallGroup; i += kSumLanes) {
+      for (int lane = 0; lane < kSumLanes; ++lane) lanes[lane] += value(i + lane);
+    }
+    double sum = 0.0;
+    for (const double lane : lanes) sum += lane;
+    return sum;
+  }
+
+  const WeightGroup& weights_;
+  float values_[kSmallGroup];
+  double total_;
+};
+
+// How far in the ends of the range lie, as shares of it.
+struct Ends {
+  double below, above;
+};
+constexpr Ends kNearerEnds[] = {{kInward, 0.0}, {0.0, kInward}, {kInward, kInward}};
+
+inline void keep_nearer(const Int4Group& group, Int4Group* best) {
+  if (group.error < best->error) *best = group;
+}
+
+// weights = minimum + scale x number, nearly. Factors that reach the outermost weights are far from
+// most others: ends that lie a little further in are tried too, and the best of all is refitted.
 inline void quantize_int4(const WeightGroup& weights, bf16* factors, std::int8_t* numbers) {
   Floats high = weights.parts[0], low = splat(0.0f) - high;
   for (int i = 1; i < weights.vectors; ++i) {
     high = larger(high, weights.parts[i]);
     low = larger(low, splat(0.0f) - weights.parts[i]);
   }
-  const float minimum = round_to_bf16(-largest_of(low), factors + kPanel);
-  const float range = largest_of(high) + largest_of(low);
-  const float scale = round_to_bf16(range > kNothing ? range / kLargestNibble : 0.0f, factors);
-  for (int i = 0; i < weights.vectors; ++i) {
-    const Floats number = rounded_steps(weights.parts[i] - splat(minimum), scale);
-    store_bytes(numbers + i * kLanes, between(number, 0.0f, kLargestNibble));
+  const float spread = largest_of(high) + largest_of(low);
+  const double range = spread > kNothing ? spread : 0.0, minimum = -largest_of(low);
+  const Int4Search search(weights);
+  Int4Group best = search.nearest(range / kLargestNibble, minimum);
+  for (const auto& [below, above] : kNearerEnds) {
+    const double scale = range * (1.0 - below - above) / kLargestNibble;
+    keep_nearer(search.nearest(scale, minimum + range * below), &best);
   }
+  for (int refit = 0; refit < kRefits; ++refit) keep_nearer(search.refitted(best), &best);
+  factors[0] = best.scale;
+  factors[kPanel] = best.minimum;
+  std::copy(best.numbers, best.numbers + kSmallGroup, numbers);
 }
 
 // `out` has kQuadLine bytes from one quad of inputs, or pair of them, to the next.
