@@ -296,12 +296,13 @@ class AsyncLLM:
             if self.traces is not None:
                 ids = (output.request_id for output in outputs.outputs)
                 self.traces.note_outputs(ids, came_s, time.monotonic())
+            # Whoever got some of these sends them before anything else is done: before they are
+            # counted, and before the next ones, which may be waiting already.
+            await asyncio.sleep(0)
             self._record(outputs.scheduler_stats, step.stats, outputs.engine_index)
             if step.stopped_ids:
                 await self._client.abort_requests(step.stopped_ids)
             self._note_idle()
-            # Outputs may be waiting already; let those who got some of these send them first.
-            await asyncio.sleep(0)
 
     def _on_handler_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
