@@ -21,7 +21,7 @@ from engine.logger import get_logger
 
 logger = get_logger(__name__)
 
-_INWARD, _REFITS = 0.04, 2  # as kInward and kRefits in native/quantize.h
+_INWARD, _REFITS, _LEAST_SPREAD = 0.04, 2, 1e-9  # as in native/quantize.h
 _NOTHING = 1e-30  # a group without larger values counts as zeros
 
 
@@ -85,11 +85,21 @@ def rounded_inputs(x: Tensor, size: int) -> Tensor:
     return _flat(numbers * torch.where(has_values, largest / 127, 0.0), x.shape[1])
 
 
-def rounded_weight(weight: Tensor, number_format: str) -> Tensor:
-    """Float32 [out, in] of what the integers of a weight stand for."""
-    groups = _in_groups(weight.float(), group_size(number_format, weight.shape[1]))
-    rounded = _to_int8(groups) if number_format == INT8 else _to_int4(groups)
-    return _flat(rounded, weight.shape[1])
+def rounded_weight(weight: Tensor, number_format: str, importance: Tensor | None = None) -> Tensor:
+    """Float32 [out, in] of what the integers of a weight stand for.
+
+    In int4 an error counts by `importance` [in], in bf16, where that was measured.
+    """
+    size = group_size(number_format, weight.shape[1])
+    groups = _in_groups(weight.float(), size)
+    if number_format == INT8:
+        return _flat(_to_int8(groups), weight.shape[1])
+    errors_count = (
+        torch.ones_like(groups[:1])
+        if importance is None
+        else _in_groups(importance.float()[None], size)
+    )
+    return _flat(_to_int4(groups, errors_count.double()), weight.shape[1])
 
 
 def _to_int8(groups: Tensor) -> Tensor:
@@ -97,22 +107,24 @@ def _to_int8(groups: Tensor) -> Tensor:
     return _numbers(groups, scales).clamp(-127, 127) * scales
 
 
-def _to_int4(groups: Tensor) -> Tensor:
+def _to_int4(groups: Tensor, importance: Tensor) -> Tensor:
+    """`importance` is double, [1, groups, size]."""
     minima = groups.amin(-1, keepdim=True)
     ranges = groups.amax(-1, keepdim=True) - minima
     ranges, minima = torch.where(ranges > _NOTHING, ranges, 0.0).double(), minima.double()
-    best = _nearest_int4(groups, ranges / 15, minima)
+    search = _Int4Search(groups, importance)
+    best = search.nearest(ranges / 15, minima)
     for below, above in ((_INWARD, 0.0), (0.0, _INWARD), (_INWARD, _INWARD)):
         scales = ranges * (1.0 - below - above) / 15
-        best = best.or_nearer(_nearest_int4(groups, scales, minima + ranges * below))
+        best = best.or_nearer(search.nearest(scales, minima + ranges * below))
     for _ in range(_REFITS):
-        best = best.or_nearer(_refitted_int4(groups, best))
+        best = best.or_nearer(search.refitted(best))
     return best.values
 
 
 @dataclass(frozen=True, slots=True)
 class _Int4Groups:
-    """Numbers, what they stand for, and each group's squared error, a double."""
+    """Numbers, what they stand for, and each group's weighted squared error, a double."""
 
     numbers: Tensor
     values: Tensor
@@ -128,21 +140,33 @@ class _Int4Groups:
         )
 
 
-def _nearest_int4(groups: Tensor, scales: Tensor, minima: Tensor) -> _Int4Groups:
-    scales, minima = _bf16(scales.float()), _bf16(minima.float())
-    numbers = _numbers(groups - minima, scales).clamp(0, 15)
-    values = numbers * scales + minima
-    return _Int4Groups(numbers, values, (values - groups).double().square().sum(-1, keepdim=True))
+@dataclass(frozen=True, slots=True)
+class _Int4Search:
+    """As Int4Search in native/quantize.h, for all groups at once."""
 
+    groups: Tensor
+    importance: Tensor
 
-def _refitted_int4(groups: Tensor, found: _Int4Groups) -> _Int4Groups:
-    """Least squares for the numbers, then the numbers for the new factors."""
-    numbers, weights, size = found.numbers.double(), groups.double(), groups.shape[-1]
-    sums, totals = numbers.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
-    spreads = size * numbers.square().sum(-1, keepdim=True) - sums.square()
-    products = (numbers * weights).sum(-1, keepdim=True)
-    scales = torch.where(spreads > 0, (size * products - sums * totals) / spreads, 0.0)
-    return _nearest_int4(groups, scales, (totals - scales * sums) / size)
+    def nearest(self, scales: Tensor, minima: Tensor) -> _Int4Groups:
+        """The numbers for factors, which are rounded first."""
+        scales, minima = _bf16(scales.float()), _bf16(minima.float())
+        numbers = _numbers(self.groups - minima, scales).clamp(0, 15)
+        values = numbers * scales + minima
+        return _Int4Groups(numbers, values, self._sum((values - self.groups).double().square()))
+
+    def refitted(self, found: _Int4Groups) -> _Int4Groups:
+        """Least squares for the numbers, then the numbers for the new factors."""
+        numbers, weights = found.numbers.double(), self.groups.double()
+        count, total = self._sum(torch.ones_like(weights[:1])), self._sum(weights)
+        sums, squares = self._sum(numbers), self._sum(numbers.square())
+        spreads = count * squares - sums.square()
+        products = count * self._sum(numbers * weights) - sums * total
+        is_known = spreads > _LEAST_SPREAD * count * squares
+        scales = torch.where(is_known, products / spreads, 0.0)
+        return self.nearest(scales, (total - scales * sums) / count)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        return (self.importance * values).sum(-1, keepdim=True)
 
 
 def _factors(ranges: Tensor, steps: int) -> Tensor:

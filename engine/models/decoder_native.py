@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from engine.kernels.native.library import RankMemory, Shape
 from engine.kernels.native.model_step import NativeKernels, NativeModelStep, RotaryTensors
@@ -24,6 +27,13 @@ from engine.rank_layout import WHOLE, RankPlace, model_of_rank
 
 logger = get_logger(__name__)
 
+MEASURED_TOKENS = 128
+
+LayerInputs: TypeAlias = dict[str, Tensor]
+"""By the names that LayerTensors has for them, bf16 [inputs]: the mean square of each input of a
+linear, over the mean of all.
+"""
+
 _ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "clamped_swiglu": 2}  # Activation in gemm.h
 _NO_EXPERTS = ExpertLayers(0, 0)
 _FORMATS = {BF16: 0, INT8: 1, INT4: 2}  # Format in quantize.h
@@ -37,14 +47,19 @@ def build_native_decoder(
     spec: KVCacheSpec,
     place: RankPlace = WHOLE,
     ranks: RankMemory | None = None,
+    inputs: Sequence[LayerInputs] = (),
 ) -> NativeModelStep:
-    """Pack `weights` layer by layer; `weights.layers` is emptied on the way."""
+    """Pack `weights` layer by layer; `weights.layers` is emptied on the way.
+
+    `inputs` say for each layer, or none, by what int4 weighs its errors.
+    """
     start = time.monotonic()
     shape = _shape(config, kernels, num_positions, spec, place)
     model = NativeModelStep(kernels, shape, spec, ranks)
     places = _places(spec)
     for number in range(len(weights.layers)):
-        _load_layer(model, number, weights.layers.pop(0), *places[number])
+        measured = inputs[number] if inputs else {}
+        _load_layer(model, number, weights.layers.pop(0), *places[number], measured)
     rotaries = _rotaries(config, num_positions)
     model.load_ends(weights.embedding, weights.final_norm, weights.lm_head, *rotaries)
     formats = kernels.formats
@@ -86,8 +101,17 @@ def packing_facts(
     facts = dataclasses.asdict(config)
     for name in ("path", "served_name", "max_position_embeddings"):
         del facts[name]
-    own = [place.rank, place.tensor_size, place.num_stages] if place.world_size > 1 else []
+    own: list[object] = []
+    if place.world_size > 1:
+        own += [place.rank, place.tensor_size, place.num_stages]
+    if weighs_errors(config, kernels, place):
+        own.append(f"inputs measured over {MEASURED_TOKENS} tokens")
     return [facts, kernels.instructions, dataclasses.asdict(kernels.formats), *own]
+
+
+def weighs_errors(config: ModelConfig, kernels: NativeKernels, place: RankPlace) -> bool:
+    """Whether int4 wants measured inputs: of a dense decoder that is whole here."""
+    return kernels.formats.layers == INT4 and place == WHOLE and config.experts is None
 
 
 def _places(spec: KVCacheSpec) -> dict[int, tuple[int, int]]:
@@ -168,7 +192,12 @@ def _shape(
 
 
 def _load_layer(
-    model: NativeModelStep, number: int, layer: LayerWeights, group: int, page: int
+    model: NativeModelStep,
+    number: int,
+    layer: LayerWeights,
+    group: int,
+    page: int,
+    measured: LayerInputs,
 ) -> None:
     model.load_layer(
         number,
@@ -191,4 +220,5 @@ def _load_layer(
         down=layer.down.weight,
         down_bias=layer.down.bias,
         mlp_norm=layer.mlp_norm,
+        **measured,
     )

@@ -13,7 +13,13 @@ from engine.kv_sizing import KVCacheSpec, format_gib
 from engine.logger import get_logger
 from engine.model_config import ModelConfig
 from engine.model_files.checkpoint import checkpoint_files
-from engine.models.decoder_native import build_native_decoder, packing_facts, read_native_decoder
+from engine.models.decoder_native import (
+    LayerInputs,
+    build_native_decoder,
+    packing_facts,
+    read_native_decoder,
+    weighs_errors,
+)
 from engine.models.weights import DecoderWeights
 from engine.rank_layout import WHOLE, RankPlace
 
@@ -44,6 +50,14 @@ def load_native_decoder(
             size, seconds = format_gib(model.weight_bytes), time.monotonic() - start
             logger.info("Reading packed weights (%s GiB) took %.2f seconds", size, seconds)
             return model
-    model = build_native_decoder(config, load(), kernels, num_positions, spec, place, ranks)
+    weights = load()
+    inputs: list[LayerInputs] = []
+    if weighs_errors(config, kernels, place):
+        from engine.models.measured_inputs import measure_inputs  # other starts need none of it
+
+        inputs = measure_inputs(config, weights, spec)
+    model = build_native_decoder(
+        config, weights, kernels, num_positions, spec, place, ranks, inputs
+    )
     cache.store_later(key, model.packed_parts)
     return model

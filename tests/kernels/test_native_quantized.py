@@ -6,6 +6,7 @@ a last digit turns an integer, so logits are close; one product of the same inpu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from engine.kernels.quantized_reference import (
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.weight_formats import INT4, INT8, WeightFormats
 from engine.models.decoder_native import build_native_decoder
-from engine.models.registry import load_weights
+from engine.models.measured_inputs import measure_inputs
+from engine.models.registry import load_weights, model_class
+from engine.models.weights import DecoderWeights
 from engine.worker.kv_cache import cache_spec
 from tests.kernels.native_models import (
     GEMMA3,
@@ -196,6 +199,65 @@ def test_int4_weights_are_nearer_than_equal_steps_over_the_range(weight: Tensor)
     assert (found <= equal_steps * (1 + 1e-6)).all()
     assert found.sum() < 0.9 * equal_steps.sum()
     assert not rounded_weight(weight, INT4)[3].any()
+
+
+def test_int4_errors_count_by_importance(weight: Tensor) -> None:
+    importance = torch.full(weight.shape[1:], 0.01, dtype=torch.bfloat16)
+    importance[5::16] = 100.0
+    plain, weighed = (
+        (rounded_weight(weight, INT4, by) - weight).square() * importance.float()
+        for by in (None, importance)
+    )
+    assert float(weighed.sum()) < 0.5 * float(plain.sum())
+
+
+@pytest.mark.parametrize("hidden", [64, 77, 96])
+def test_measured_inputs_give_the_same_numbers_as_in_the_twin(hidden: int, tmp_path: Path) -> None:
+    heads = 7 if hidden == 77 else 4
+    save_rounded(tmp_path, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=1)
+    config = engine_config(tmp_path, dtype="bfloat16")
+    spec, prompts = cache_spec(config), random_prompts(70)
+
+    def weights(dtype: torch.dtype) -> DecoderWeights:
+        return load_weights(config.model, dtype, torch.device("cpu"), lambda *state: None)
+
+    inputs = measure_inputs(config.model, weights(torch.bfloat16), spec)
+    formats = WeightFormats(INT4, INT8)
+    twin = WeighedReference(formats, [tensor for layer in inputs for tensor in layer.values()])
+    kernels = NativeKernels(native_library(), 2, formats=formats)
+    native = build_native_decoder(
+        config.model, weights(torch.bfloat16), kernels, 256, spec, inputs=inputs
+    )
+    plain = native_model(tmp_path, quantization="int4")
+    wanted, found, other = (
+        PagedSequences(model, prompts, 16).run([[70]])[0]
+        for model in (
+            model_class()(config.model, weights(torch.float32), twin, 256, spec),
+            native,
+            plain,
+        )
+    )
+    assert relative_error(found, wanted) < 0.03
+    assert relative_error(other, wanted) > 0.06  # so the measured inputs make a difference
+
+
+class WeighedReference(QuantizedReferenceKernels):
+    """The twin with what was measured of each linear's inputs, in packing order."""
+
+    inputs: Iterator[Tensor]
+
+    def __init__(self, formats: WeightFormats, inputs: list[Tensor]) -> None:
+        super().__init__(formats)
+        object.__setattr__(self, "inputs", iter(inputs))
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, number_format: str) -> PackedLinear:
+        if number_format == INT4:
+            weight = rounded_weight(weight, number_format, next(self.inputs))
+            packed = ReferenceKernels.pack_linear(self, weight, bias)
+            return PackedLinear(
+                lambda x: packed.run(rounded_inputs(x.float(), 32)), packed.num_bytes, is_copy=True
+            )
+        return super()._pack(weight, bias, number_format)
 
 
 def in_groups(weight: Tensor, number_format: str) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -84,3 +86,15 @@ def _save(folder: Path, model_class: Any, config: Any) -> Any:
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     return model
+
+
+def raise_channels(folder: Path, channels: Sequence[int], factor: float) -> None:
+    """Norms before the layers' blocks give `factor` times as much in a few channels."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    has_sandwich_norms = any("pre_feedforward_layernorm" in name for name in weights)
+    second = "pre_feedforward" if has_sandwich_norms else "post_attention"
+    for name, weight in weights.items():
+        if name.endswith(("input_layernorm.weight", f"{second}_layernorm.weight")):
+            weight[list(channels)] = factor
+    save_file(weights, path, {"format": "pt"})

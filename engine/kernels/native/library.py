@@ -62,7 +62,10 @@ class Shape(Structure):
 
 
 class LayerTensors(Structure):
-    """Addresses of one layer's bf16 parameters, null for absent ones, and where its KV lies."""
+    """Addresses of one layer's bf16 parameters, null for absent ones, and where its KV lies.
+
+    `.._inputs` are the mean squares of what each linear was measured to read.
+    """
 
     _fields_ = (
         ("input_norm", c_void_p),
@@ -82,6 +85,10 @@ class LayerTensors(Structure):
         ("down", c_void_p),
         ("down_bias", c_void_p),
         ("mlp_norm", c_void_p),
+        ("qkv_inputs", c_void_p),
+        ("output_inputs", c_void_p),
+        ("gate_up_inputs", c_void_p),
+        ("down_inputs", c_void_p),
         ("group", c_int64),
         ("page", c_int64),
     )

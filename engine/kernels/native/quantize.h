@@ -23,6 +23,7 @@ constexpr float kLargestNumber = 127.0f;
 constexpr float kLargestNibble = 15.0f;
 constexpr double kInward = 0.04;  // of the range of an int4 group that its ends may lie further in
 constexpr int kRefits = 2;        // of the factors of an int4 group
+constexpr double kLeastSpread = 1e-9;  // of numbers that tell a scale
 constexpr int kSumLanes = 8;      // sums side by side, of which a compiler makes one vector
 constexpr float kNothing = 1e-30f;  // a group without larger values counts as zeros
 
@@ -144,13 +145,31 @@ struct Int4Group {
   double error;  // squared, summed
 };
 
+// How much an error counts at each input of a group: what the inputs' squares were on average, where
+// that was measured, else the same for all.
+struct Int4Importance {
+  double values[kSmallGroup];
+
+  Int4Importance(const bf16* measured, std::int64_t left) {
+    float floats[kSmallGroup];
+    for (int i = 0; i < kSmallGroup; i += kLanes) {
+      const Floats one = splat(1.0f);
+      store(floats + i, measured == nullptr
+                            ? one : load_bf16(measured + i, first_lanes(left - i)));
+    }
+    std::copy(floats, floats + kSmallGroup, values);
+  }
+};
+
 // Looks for the factors that come nearest to a group of weights. Sums are doubles, in which no order
 // of additions decides anything: the twin finds the same factors.
 class Int4Search {
  public:
-  explicit Int4Search(const WeightGroup& weights) : weights_(weights) {
+  Int4Search(const WeightGroup& weights, const Int4Importance& importance)
+      : weights_(weights), importance_(importance.values) {
     for (int i = 0; i < weights.vectors; ++i) store(values_ + i * kLanes, weights.parts[i]);
-    total_ = sum_over([&](int i) { return static_cast<double>(values_[i]); });
+    count_ = sum_over([&](int i) { return importance_[i]; });
+    total_ = sum_over([&](int i) { return importance_[i] * values_[i]; });
   }
 
   Int4Group nearest(double wanted_scale, double wanted_minimum) const {
@@ -163,24 +182,23 @@ class Int4Search {
     }
     group.error = sum_over([&](int i) {  // number x scale is exact
       const double difference = group.numbers[i] * scale + minimum - values_[i];
-      return difference * difference;
+      return importance_[i] * difference * difference;
     });
     return group;
   }
 
   // Least squares for the numbers that a group has, then the numbers for the new factors.
   Int4Group refitted(const Int4Group& group) const {
-    int sum = 0, squares = 0;
-    for (const int number : group.numbers) {
-      sum += number;
-      squares += number * number;
-    }
-    const double product = sum_over([&](int i) {
-      return static_cast<double>(group.numbers[i]) * values_[i];
-    });
-    const int spread = kSmallGroup * squares - sum * sum;
-    const double scale = spread > 0 ? (kSmallGroup * product - sum * total_) / spread : 0.0;
-    return nearest(scale, (total_ - scale * sum) / kSmallGroup);
+    const std::int8_t* numbers = group.numbers;
+    const double sum = sum_over([&](int i) { return importance_[i] * numbers[i]; });
+    const double squares =
+        sum_over([&](int i) { return importance_[i] * (numbers[i] * numbers[i]); });
+    const double product =
+        sum_over([&](int i) { return importance_[i] * numbers[i] * values_[i]; });
+    const double spread = count_ * squares - sum * sum;
+    const bool is_known = spread > kLeastSpread * count_ * squares;
+    const double scale = is_known ? (count_ * product - sum * total_) / spread : 0.0;
+    return nearest(scale, (total_ - scale * sum) / count_);
   }
 
  private:
@@ -196,8 +214,9 @@ class Int4Search {
   }
 
   const WeightGroup& weights_;
+  const double* importance_;
   float values_[kSmallGroup];
-  double total_;
+  double count_, total_;
 };
 
 // How far in the ends of the range lie, as shares of it.
@@ -212,7 +231,8 @@ inline void keep_nearer(const Int4Group& group, Int4Group* best) {
 
 // weights = minimum + scale x number, nearly. Factors that reach the outermost weights are far from
 // most others: ends that lie a little further in are tried too, and the best of all is refitted.
-inline void quantize_int4(const WeightGroup& weights, bf16* factors, std::int8_t* numbers) {
+inline void quantize_int4(const WeightGroup& weights, const Int4Importance& importance,
+                          bf16* factors, std::int8_t* numbers) {
   Floats high = weights.parts[0], low = splat(0.0f) - high;
   for (int i = 1; i < weights.vectors; ++i) {
     high = larger(high, weights.parts[i]);
@@ -220,7 +240,7 @@ inline void quantize_int4(const WeightGroup& weights, bf16* factors, std::int8_t
   }
   const float spread = largest_of(high) + largest_of(low);
   const double range = spread > kNothing ? spread : 0.0, minimum = -largest_of(low);
-  const Int4Search search(weights);
+  const Int4Search search(weights, importance);
   Int4Group best = search.nearest(range / kLargestNibble, minimum);
   for (const auto& [below, above] : kNearerEnds) {
     const double scale = range * (1.0 - below - above) / kLargestNibble;
@@ -247,9 +267,9 @@ inline void place_int4(const std::int8_t* numbers, std::uint8_t* out) {
   }
 }
 
-// Packs one panel of a row-major bf16 weight [out, inputs].
-inline void quantize_panel(const bf16* weight, Columns order, const QuantizedMatrix& target,
-                           std::int64_t panel) {
+// Packs one panel of a row-major bf16 weight [out, inputs]. `importance` [inputs] may be null.
+inline void quantize_panel(const bf16* weight, const bf16* importance, Columns order,
+                           const QuantizedMatrix& target, std::int64_t panel) {
   const std::int64_t size = target.group_size();
   const bool is_int8 = target.format == Format::kInt8;
   const std::int64_t group_bytes = is_int8 ? size * kPanel : size * kPanel / 2;
@@ -266,7 +286,8 @@ inline void quantize_panel(const bf16* weight, Columns order, const QuantizedMat
         quantize_int8(weights, factors, numbers);
         place_int8(numbers, size, out);
       } else {
-        quantize_int4(weights, factors, numbers);
+        const bf16* inputs = importance == nullptr ? nullptr : importance + group * size;
+        quantize_int4(weights, {inputs, target.inputs - group * size}, factors, numbers);
         place_int4(numbers, out);
       }
     }

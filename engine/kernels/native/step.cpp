@@ -42,11 +42,13 @@ struct Shape {
 
 // bf16, row-major [out, in]; q, k, v and gate, up are fused along `out`. What the model does not
 // have is null. Of experts all gate_up, all down and all biases of each lie one behind the other.
+// `.._inputs` [in] are the mean squares of what a linear was measured to read, null where nobody did.
 // The layer's KV lies in the blocks of `group`, in cache tensor `page`.
 struct LayerTensors {
   const bf16 *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *sinks;
   const bf16 *output, *output_bias, *attention_norm, *post_norm, *router, *router_bias;
   const bf16 *gate_up, *gate_up_bias, *down, *down_bias, *mlp_norm;
+  const bf16 *qkv_inputs, *output_inputs, *gate_up_inputs, *down_inputs;
   std::int64_t group, page;
 };
 
@@ -144,8 +146,10 @@ class Model {
     load_norm(tensors.attention_norm, shape_.hidden, layer.attention_norm);
     load_norm(tensors.post_norm, shape_.hidden, layer.post_norm);
     load_norm(tensors.mlp_norm, shape_.hidden, layer.mlp_norm);
-    pack(tensors.qkv, tensors.qkv_bias, shape_.hidden, Columns::kPlain, layer.qkv);
-    pack(tensors.output, tensors.output_bias, q_size(), Columns::kPlain, layer.output);
+    pack(tensors.qkv, tensors.qkv_bias, shape_.hidden, Columns::kPlain, layer.qkv,
+         tensors.qkv_inputs);
+    pack(tensors.output, tensors.output_bias, q_size(), Columns::kPlain, layer.output,
+         tensors.output_inputs);
     if (has_experts()) {
       pack(tensors.router, tensors.router_bias, shape_.hidden, Columns::kPlain, layer.router);
     }
@@ -156,9 +160,9 @@ class Model {
       };
       const FeedForward& block = layer.blocks[i];
       pack(part(tensors.gate_up, 2 * inner * hidden), part(tensors.gate_up_bias, 2 * inner), hidden,
-           Columns::kGateUp, block.gate_up);
+           Columns::kGateUp, block.gate_up, tensors.gate_up_inputs);
       pack(part(tensors.down, hidden * inner), part(tensors.down_bias, hidden), inner,
-           Columns::kPlain, block.down);
+           Columns::kPlain, block.down, tensors.down_inputs);
     }
   }
 
@@ -370,12 +374,12 @@ class Model {
   }
 
   void pack(const bf16* weight, const bf16* bias, std::int64_t inputs, Columns order,
-            const Linear& target) {
+            const Linear& target, const bf16* importance = nullptr) {
     const PackedMatrix& plain = target.plain;
     pool_.run([=](Team& team) {
       team.share(plain.panels, [&](std::int64_t panel, std::int64_t) {
         if (target.is_quantized()) {
-          quantize_panel(weight, order, target.quantized, panel);
+          quantize_panel(weight, importance, order, target.quantized, panel);
         } else {
           pack_panel(weight, inputs, order, plain.outputs, panel, plain.panel(panel));
         }
