@@ -70,7 +70,10 @@ def _batch_limit(snapshot: Snapshot, evidence: str) -> tuple[str, str]:
     seats = {p.sample.running for p in snapshot.points if p.sample.waiting}
     if len(seats) == 1 and len(snapshot.points) > 2:
         return f"max_num_seqs, it seems: never more or fewer run; {evidence}", flags
-    return f"max_num_seqs or the token budget: {evidence}", flags
+    what = "max_num_seqs or the token budget"
+    if snapshot.sample.engine == "stoker":
+        what = f"prompts that take turns, {what}"
+    return f"{what}: {evidence}", flags
 
 
 def _compute_limit(

@@ -42,6 +42,7 @@ ROOM = {"running": 4, "waiting": 6, "kv_usage": 0.2, "preemptions": 1}
         ([FULL], "sglang", "KV memory, it seems", "--mem-fraction-static"),
         ([ROOM, {**ROOM, "preemptions": 4}], "vllm", "KV memory: 3 preempted in 1 min", "--kv-"),
         ([ROOM], "vllm", "max_num_seqs or the token budget: 4 run, 6 wait", "--max-num-seqs"),
+        ([ROOM], "stoker", "prompts that take turns, max_num_seqs or", "--max-num-seqs"),
         ([ROOM] * 3, "vllm", "max_num_seqs, it seems", "--max-num-seqs"),
         ([ROOM, {**ROOM, "running": 3}, ROOM], "vllm", "or the token budget", "--max-num-seqs"),
         ([ROOM], "llama.cpp", "slots: 4 run, 6 wait", "--parallel"),
@@ -73,6 +74,20 @@ def test_one_full_engine_is_the_limit_whatever_the_mean_says() -> None:
     text, flag = limit({"running": 4, "waiting": 3, "kv_usage": 0.5, "engines": engines})
     assert "KV memory of engine 1" in text
     assert "--gpu-memory-utilization" in flag
+
+
+def test_prompts_that_take_turns_are_moved_by_no_flag() -> None:
+    step = EngineStep(
+        num_requests=3, num_decode_tokens=2, num_prefill_tokens=60, num_preempted=0,
+        num_running=3, num_waiting=5, num_free_blocks=90, limit="prompt_turns",
+        next_waiting_blocks=4,
+    )  # fmt: skip
+    scheduler = SchedulerState(
+        num_running=3, num_waiting=5, num_waiting_for_grammar=0, max_num_seqs=64,
+        max_num_batched_tokens=2048, num_blocks=99, num_steps=1, last_step_age_s=0.0, step=step,
+    )  # fmt: skip
+    text = "prompts take turns: 5 wait for those before them"
+    assert limit_text(scheduler) == (text, "-")
 
 
 def test_a_fixed_number_of_blocks_moves_our_own_limit_too() -> None:
