@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "fp8.h"
+#include "gemm.h"
 #include "norm.h"
 #include "thread_pool.h"
 #include "vector_math.h"
@@ -226,6 +227,29 @@ class Attention {
     reserve(num_threads);
   }
 
+  // Offsets, in the cache of a layer with this block table, of what tasks of `thread` read once: in
+  // pieces of kPieceBytes, the first task's last. The cache cannot hold all of them, and those that
+  // come last are still near when attention begins.
+  void list_pieces(const std::int64_t* block_table, std::int64_t table_width, int thread,
+                   int num_threads, std::vector<std::int64_t>& pieces) const {
+    pieces.clear();
+    const auto count = static_cast<std::int64_t>(tasks_.size());
+    const Span part = span_of(count, thread, num_threads);
+    for (std::int64_t number = part.end - 1; number >= part.begin; --number) {
+      const Task& task = tasks_[number];
+      const Unit& unit = units_[task.unit];
+      if (rows_of(unit) > kPassRows) continue;
+      const std::int64_t* table = block_table + unit.sequence * table_width;
+      const std::int64_t size = cache_.block_size, bytes = cache_.bytes(2 * cache_.plane_size());
+      const auto first = std::max<std::int64_t>(unit.first_key, task.first_tile * kTileKeys);
+      const auto end = std::min<std::int64_t>(unit.keys, task.last_tile * kTileKeys);
+      for (std::int64_t block = first / size; block * size < end; ++block) {
+        const std::int64_t start = cache_.bytes(cache_.plane_of(table[block], task.head));
+        for (std::int64_t i = 0; i < bytes; i += kPieceBytes) pieces.push_back(start + i);
+      }
+    }
+  }
+
   // Norms and rotates the key of one (token, kv head) and writes it and its value.
   void store_kv(const AttentionInput& input, std::int64_t item) const {
     if (kHasAllFormats && cache_.is_fp8) {
@@ -403,11 +427,17 @@ class Attention {
     TileAddress address;
     address.key_stride = 2 * cache_.block_size;
     address.is_fp8 = cache_.is_fp8;
+    const auto seen = [=](std::int64_t group) { return std::max(first, std::min(group, last)); };
+    std::int64_t number = seen(tile * kTileGroups);
+    std::int64_t place = number * kKeyGroup / cache_.block_size;  // divided once: it takes long
+    std::int64_t offset = number * kKeyGroup - place * cache_.block_size;
     for (std::int64_t group = 0; group < kTileGroups; ++group) {
-      const std::int64_t wanted = tile * kTileGroups + group;
-      const std::int64_t key = std::max(first, std::min(wanted, last)) * kKeyGroup;
-      const std::int64_t block = table[key / cache_.block_size], offset = key % cache_.block_size;
-      const std::int64_t keys = cache_.plane_of(block, head);
+      if (seen(tile * kTileGroups + group) != number) {
+        ++number;
+        offset += kKeyGroup;
+        if (offset == cache_.block_size) ++place, offset = 0;
+      }
+      const std::int64_t keys = cache_.plane_of(table[place], head);
       const std::int64_t values = keys + cache_.plane_size();
       address.keys[group] = input.cache + cache_.bytes(keys + 2 * offset);
       address.values[group] = input.cache + cache_.bytes(values + offset * head_dim());

@@ -185,7 +185,7 @@ struct ReadAhead {
       : next(start), second(lines > 1 ? kCacheLine : 0),
         third(lines > 2 ? 2 * kCacheLine : second), size(lines * kCacheLine) {}
 
-  void step() {
+  void step(std::int64_t) {
     prefetch_second_level(reinterpret_cast<const void*>(next));
     prefetch_second_level(reinterpret_cast<const void*>(next + second));
     prefetch_second_level(reinterpret_cast<const void*>(next + third));
@@ -193,9 +193,40 @@ struct ReadAhead {
   }
 };
 
+// What a later phase reads, in pieces of this size. Products ask for two lines of one per step.
+constexpr std::int64_t kPieceSteps = 32;
+constexpr std::int64_t kPieceBytes = 2 * kPieceSteps * kCacheLine;
+
+struct ReadPieces {
+  const char* base;
+  const std::int64_t* offsets;
+
+  [[gnu::always_inline]] void step(std::int64_t number) {
+    const char* piece = base + offsets[number / kPieceSteps];
+    prefetch_second_level(piece + number % kPieceSteps * kCacheLine);
+    prefetch_second_level(piece + (kPieceSteps + number % kPieceSteps) * kCacheLine);
+  }
+};
+
+// The pieces of one thread that nobody has asked for yet.
+struct alignas(kCacheLine) Upcoming {
+  const char* base = nullptr;
+  const std::int64_t *next = nullptr, *end = nullptr;
+
+  bool are_enough(std::int64_t steps) const { return end - next > steps / kPieceSteps; }
+  ReadPieces take(std::int64_t steps) {
+    const ReadPieces taken{base, next};
+    next += steps / kPieceSteps;
+    return taken;
+  }
+};
+
 // out[r][0..48] = sums of `count` rows, at most kTileRows, and one panel. In tiles.cpp.
 void multiply_rows(int count, const bf16* rows, std::int64_t stride, const bf16* panel,
                    std::int64_t pairs, ReadAhead ahead, float* out);
+// The same of kTileRows rows, while what a later phase needs is read ahead.
+void multiply_rows(const bf16* rows, std::int64_t stride, const bf16* panel, std::int64_t pairs,
+                   ReadPieces ahead, float* out);
 
 // Hands the sums of `count` rows of one panel to an epilogue: together to one that takes several.
 template <class Epilogue>
@@ -216,11 +247,11 @@ constexpr std::int64_t kRowBlock = 64;
 inline std::int64_t num_blocks(std::int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
 
 // Rows `rows` of one panel. A single tile of rows reads the panel as one stream, a little ahead; of
-// several tiles, the first ones read ahead the panel `next`.
+// several tiles, the first ones read ahead the panel `next`, and the others what is `upcoming`.
 template <class Epilogue>
 void multiply_panel(const bf16* activations, std::int64_t stride, Span rows,
                     const PackedMatrix& weight, std::int64_t panel, std::int64_t next,
-                    const Epilogue& epilogue) {
+                    Upcoming& upcoming, const Epilogue& epilogue) {
   const std::int64_t tiles = (rows.end - rows.begin + kTileRows - 1) / kTileRows;
   const bool is_stream = tiles == 1;
   const int lines = is_stream ? kVectors : tiles == 2 ? 2 : 1;
@@ -233,8 +264,12 @@ void multiply_panel(const bf16* activations, std::int64_t stride, Span rows,
     const int count = static_cast<int>(std::min<std::int64_t>(kTileRows, rows.end - row));
     const bf16* source = activations + row * stride;
     const bf16* columns = weight.panel(panel);
-    const ReadAhead following = tiles_ahead > 0 ? ReadAhead(ahead, lines) : ReadAhead(columns);
-    multiply_rows(count, source, stride, columns, weight.pairs, following, sums);
+    if (tiles_ahead <= 0 && count == kTileRows && upcoming.are_enough(weight.pairs)) {
+      multiply_rows(source, stride, columns, weight.pairs, upcoming.take(weight.pairs), sums);
+    } else {
+      const ReadAhead following = tiles_ahead > 0 ? ReadAhead(ahead, lines) : ReadAhead(columns);
+      multiply_rows(count, source, stride, columns, weight.pairs, following, sums);
+    }
     finish_rows(epilogue, row, count, panel, sums, 0);
     ahead += lines * weight.pairs * kCacheLine;
   }
@@ -254,10 +289,11 @@ void share_panels(Team& team, std::int64_t num_rows, std::int64_t panels, const 
 // epilogue(activations x weight), shared by the team. `activations` is [num_rows, stride] bf16.
 template <class Epilogue>
 void multiply(Team& team, const bf16* activations, std::int64_t stride, std::int64_t num_rows,
-              const PackedMatrix& weight, const Epilogue& epilogue) {
+              const PackedMatrix& weight, Upcoming& upcoming, const Epilogue& epilogue) {
   share_panels(team, num_rows, weight.panels,
                [&](Span rows, std::int64_t panel, std::int64_t next) {
-                 multiply_panel(activations, stride, rows, weight, panel, next, epilogue);
+                 multiply_panel(activations, stride, rows, weight, panel, next, upcoming,
+                                epilogue);
                });
 }
 

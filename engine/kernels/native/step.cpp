@@ -234,6 +234,7 @@ class Model {
       attention.plan(batch.query_start, batch.num_computed, batch.key_ends, batch.num_sequences,
                      pool_.size());
     }
+    list_pieces(batch);
     residual_.reserve(batch.num_tokens * shape_.hidden);
     normed_.reserve(std::max(batch.num_tokens, batch.num_logits) * hidden_stride());
     qkv_out_.reserve(batch.num_tokens * qkv_size());
@@ -513,6 +514,29 @@ class Model {
     });
   }
 
+  // What each thread reads of the cache in the attention of each group's layers.
+  void list_pieces(const Batch& batch) {
+    upcoming_.resize(pool_.size());
+    pieces_.resize(group_attentions_.size() * pool_.size());
+    for (std::size_t group = 0; group < group_attentions_.size(); ++group) {
+      const Attention& attention = attentions_[group_attentions_[group]];
+      const std::int64_t row = group * batch.num_sequences;
+      for (int thread = 0; thread < pool_.size(); ++thread) {
+        attention.list_pieces(batch.block_table + row * batch.table_width, batch.table_width,
+                              thread, pool_.size(), pieces_[group * pool_.size() + thread]);
+      }
+    }
+  }
+
+  // Products from here on ask for what this thread reads in the attention of layer `index`.
+  void read_ahead(const Team& team, std::int64_t index) {
+    Upcoming& upcoming = upcoming_[team.thread()];
+    upcoming = {};
+    if (index == shape_.num_layers) return;
+    const auto& pieces = pieces_[layers_[index].group * pool_.size() + team.thread()];
+    upcoming = {caches_[layers_[index].page], pieces.data(), pieces.data() + pieces.size()};
+  }
+
   void run_layer(Team& team, std::int64_t index) {
     const Layer& layer = layers_[index];
     const std::int64_t tokens = batch_.num_tokens;
@@ -534,6 +558,7 @@ class Model {
       attention.store_kv(input, item);
     });
     attention.run(team, input);
+    read_ahead(team, index + 1);
     project(team, attended_.data(), q_size(), index, kOutput, layer.output, layer.attention_norm,
             inside);
     const Linear& first = has_experts() ? layer.router : layer.blocks.front().gate_up;
@@ -612,7 +637,8 @@ class Model {
           return;
         }
       }
-      multiply_panel(rows, stride, group.rows, weight.plain, panel, next, epilogue(weight));
+      multiply_panel(rows, stride, group.rows, weight.plain, panel, next,
+                     upcoming_[team.thread()], epilogue(weight));
     });
   }
 
@@ -800,7 +826,7 @@ class Model {
         return;
       }
     }
-    multiply(team, rows, stride, num_rows, weight.plain, epilogue);
+    multiply(team, rows, stride, num_rows, weight.plain, upcoming_[team.thread()], epilogue);
   }
 
   void add_projected(const Team& team, std::int64_t row, const float* norm, std::int64_t meeting) {
@@ -908,6 +934,8 @@ class Model {
   std::vector<std::size_t> group_attentions_;  // which of them a group uses
   Batch batch_{};
   std::vector<char*> caches_;  // the pages, in this step
+  std::vector<std::vector<std::int64_t>> pieces_;  // [groups, threads], of `list_pieces`
+  std::vector<Upcoming> upcoming_;                 // of each thread
   Output output_ = kLogits;
   float* out_ = nullptr;
   std::vector<Candidate> best_;  // [threads, logits rows]

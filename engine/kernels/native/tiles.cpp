@@ -12,8 +12,9 @@ namespace {
 
 // sums += the inputs of one pair, of all rows, x its weights in 48 columns.
 template <int Rows>
-void add_pair(const bf16* inputs, std::int64_t stride, const bf16* weights,
-              Floats (&sums)[Rows][kVectors]) {
+[[gnu::always_inline]] inline void add_pair(const bf16* inputs, std::int64_t stride,
+                                            const bf16* weights,
+                                            Floats (&sums)[Rows][kVectors]) {
   if constexpr (kKeepsColumns) {
     const Pairs columns[kVectors] = {load_line(weights), load_line(weights + 32),
                                      load_line(weights + 64)};
@@ -41,9 +42,9 @@ void add_pair(const bf16* inputs, std::int64_t stride, const bf16* weights,
 }
 
 // out[r][0..48] = sums of row r and one panel.
-template <int Rows>
+template <int Rows, class Ahead>
 void multiply_tile(const bf16* rows, std::int64_t stride, const bf16* panel, std::int64_t pairs,
-                   ReadAhead ahead, float* out) {
+                   Ahead ahead, float* out) {
   Floats sums[Rows][kVectors];
 #pragma GCC unroll 8
   for (auto& row_sums : sums) {
@@ -51,7 +52,7 @@ void multiply_tile(const bf16* rows, std::int64_t stride, const bf16* panel, std
     for (Floats& sum : row_sums) sum = splat(0.0f);
   }
   for (std::int64_t pair = 0; pair < pairs; ++pair, panel += kPairLine) {
-    ahead.step();
+    ahead.step(pair);
     add_pair<Rows>(rows + 2 * pair, stride, panel, sums);
   }
 #pragma GCC unroll 8
@@ -187,6 +188,11 @@ void multiply_rows(int count, const bf16* rows, std::int64_t stride, const bf16*
     case 7: return multiply_tile<up_to_tile(7)>(rows, stride, panel, pairs, ahead, out);
     default: return multiply_tile<kTileRows>(rows, stride, panel, pairs, ahead, out);
   }
+}
+
+void multiply_rows(const bf16* rows, std::int64_t stride, const bf16* panel, std::int64_t pairs,
+                   ReadPieces ahead, float* out) {
+  multiply_tile<kTileRows>(rows, stride, panel, pairs, ahead, out);
 }
 
 void Attention::score_rows(int rows, Span groups, const bf16* queries, const TileAddress& address,

@@ -76,9 +76,14 @@ inline Floats clamped_swiglu(Floats gate, Floats up) {
   return gate / (decay + splat(1.0f)) * (up + splat(1.0f));
 }
 
-// Reads a line ahead: into the first cache level, or only into the second.
-inline void prefetch_near(const void* address) { __builtin_prefetch(address, 0, 3); }
-inline void prefetch_second_level(const void* address) { __builtin_prefetch(address, 0, 2); }
+// Reads a line ahead: into the first cache level, or only into the second. GCC takes a call of a
+// function that only does this for one without effect, and leaves it out unless it is inlined first.
+[[gnu::always_inline]] inline void prefetch_near(const void* address) {
+  __builtin_prefetch(address, 0, 3);
+}
+[[gnu::always_inline]] inline void prefetch_second_level(const void* address) {
+  __builtin_prefetch(address, 0, 2);
+}
 
 // A pause of a thread that waits in a loop.
 inline void relax() {
