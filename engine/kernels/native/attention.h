@@ -112,7 +112,7 @@ void soften(const float* scores, Span visible, Span groups, bf16* weights, float
   Floats total = splat(0.0f);
   for (std::int64_t group = groups.begin; group < groups.end; ++group) {
     const Floats score = load(scores + group * kKeyGroup);
-    const Floats weight = only(exp2_of(score - shift), seen(group));
+    const Floats weight = only(rough_exp2_of(score - shift), seen(group));
     total = total + weight;
     store_bf16(weights + group * kKeyGroup, weight);
   }
@@ -488,7 +488,7 @@ class Attention {
       address = widen(address, next, groups, scratch.widened.data());
     }
     // A unit of one pass reads its keys once, from memory.
-    const TileAddress& ahead = rows <= kPassRows ? next : address;
+    const TileAddress* ahead = rows <= kPassRows ? &next : nullptr;
     std::memset(out.maximum, 0, 2 * Partial::padded(rows) * sizeof(float));  // padding included
     for (std::int64_t row = 0; row < rows; row += kPassRows) {
       const int pass = static_cast<int>(std::min<std::int64_t>(kPassRows, rows - row));
@@ -518,11 +518,11 @@ class Attention {
     }
   }
 
-  // Passes of `rows` rows, see tiles.cpp.
+  // Passes of `rows` rows, see tiles.cpp. `next` is read ahead, if there is one.
   void score_rows(int rows, Span groups, const bf16* queries, const TileAddress& address,
-                  const TileAddress& next, float* scores) const;
+                  const TileAddress* next, float* scores) const;
   void weigh_rows(int rows, Span keys, const bf16* weights, const TileAddress& address,
-                  const TileAddress& next, float* out) const;
+                  const TileAddress* next, float* out) const;
 
   void write_unit(const AttentionInput& input, const Unit& unit, std::int64_t head,
                   Partial total) const {

@@ -68,7 +68,7 @@ constexpr int up_to_tile(int rows) { return rows < kTileRows ? rows : kTileRows;
 
 // scores[r][key] = scale * q[r] . k[key] for the keys of kScoreGroups groups; meanwhile keys of the
 // tile to come are read ahead, into the second cache level: two tiles would not fit into the first.
-template <class Element, int Rows>
+template <class Element, int Rows, bool ReadsAhead>
 void score_keys(const bf16* queries, std::int64_t head_dim, const char* const* keys,
                 const char* const* next, std::int64_t key_stride, float scale, float* scores) {
   Floats sums[Rows][kScoreGroups];
@@ -83,7 +83,7 @@ void score_keys(const bf16* queries, std::int64_t head_dim, const char* const* k
     for (int group = 0; group < kScoreGroups; ++group) {
       const std::int64_t place = pair * key_stride;
       columns[group] = load_line(elements<Element>(keys[group]) + place);
-      prefetch_second_level(elements<Element>(next[group]) + place);
+      if (ReadsAhead) prefetch_second_level(elements<Element>(next[group]) + place);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
@@ -106,7 +106,7 @@ void score_keys(const bf16* queries, std::int64_t head_dim, const char* const* k
 // out[r] = sum over the keys of a span of weights[r][key] * value[key], for Chunks x 32 dims. The
 // span begins at an even key. Two values are interleaved per product, which leaves the dims of a
 // chunk in an order that `write_output` puts right.
-template <class Element, int Rows, int Chunks>
+template <class Element, int Rows, int Chunks, bool ReadsAhead>
 void weigh_values(const bf16* weights, const char* const* values, const char* const* next,
                   std::int64_t offset, std::int64_t head_dim, Span span, float* out) {
   Floats sums[Rows][2 * Chunks];
@@ -135,8 +135,10 @@ void weigh_values(const bf16* weights, const char* const* values, const char* co
       for (int chunk = 0; chunk < Chunks; ++chunk) {
         const std::int64_t line = place + chunk * kLineValues;
         const Element* first = elements<Element>(values[group]) + line;
-        prefetch_second_level(elements<Element>(next[group]) + line);
-        prefetch_second_level(elements<Element>(next[group]) + line + head_dim);
+        if (ReadsAhead) {
+          prefetch_second_level(elements<Element>(next[group]) + line);
+          prefetch_second_level(elements<Element>(next[group]) + line + head_dim);
+        }
         // The slot behind the last key was never written for this sequence: even 0 x NaN counts.
         const Pairs second = key + 1 < keys ? load_line(first + head_dim) : Pairs{};
         add_two_keys(pair_weights, chunk, load_line(first), second);
@@ -153,24 +155,29 @@ void weigh_values(const bf16* weights, const char* const* values, const char* co
   }
 }
 
-// Calls the function of `rows` rows and of the cache's elements.
 constexpr int up_to_pass(int rows) { return rows < kPassRows ? rows : kPassRows; }
 
+// Calls the function of `rows` rows, of the cache's elements, with or without reading ahead. Many
+// rows have no tile to read ahead, and nothing to spare for accesses in vain.
 template <class Function>
-void with_rows(int rows, bool is_fp8, const Function& function) {
+void with_rows(int rows, bool is_fp8, bool reads_ahead, const Function& function) {
   const auto call = [&](auto count) {
     if constexpr (kHasAllFormats) {
-      if (is_fp8) return function(count, fp8{});
+      if (is_fp8) return function(count, fp8{}, std::true_type{});
     }
-    function(count, bf16{});
+    function(count, bf16{}, std::true_type{});
   };
+  constexpr std::integral_constant<int, kPassRows> kAll{};
+  if (!reads_ahead && !is_fp8 && rows == kPassRows) {
+    return function(kAll, bf16{}, std::false_type{});
+  }
   switch (rows) {
     case 1: return call(std::integral_constant<int, up_to_pass(1)>{});
     case 2: return call(std::integral_constant<int, up_to_pass(2)>{});
     case 3: return call(std::integral_constant<int, up_to_pass(3)>{});
     case 4: return call(std::integral_constant<int, up_to_pass(4)>{});
     case 5: return call(std::integral_constant<int, up_to_pass(5)>{});
-    default: return call(std::integral_constant<int, kPassRows>{});
+    default: return call(kAll);
   }
 }
 
@@ -196,30 +203,32 @@ void multiply_rows(const bf16* rows, std::int64_t stride, const bf16* panel, std
 }
 
 void Attention::score_rows(int rows, Span groups, const bf16* queries, const TileAddress& address,
-                           const TileAddress& next, float* scores) const {
+                           const TileAddress* next, float* scores) const {
+  const TileAddress& ahead = next == nullptr ? address : *next;
   std::int64_t group = groups.begin / kScoreGroups * kScoreGroups;
   for (; group < groups.end; group += kScoreGroups) {
-    with_rows(rows, address.is_fp8, [&](auto count, auto element) {
-      score_keys<decltype(element), count.value>(
-          queries, head_dim(), address.keys + group, next.keys + group, address.key_stride,
+    with_rows(rows, address.is_fp8, next != nullptr, [&](auto count, auto element, auto reads) {
+      score_keys<decltype(element), count.value, reads.value>(
+          queries, head_dim(), address.keys + group, ahead.keys + group, address.key_stride,
           score_scale_, scores + group * kKeyGroup);
     });
   }
 }
 
 void Attention::weigh_rows(int rows, Span keys, const bf16* weights, const TileAddress& address,
-                           const TileAddress& next, float* out) const {
-  with_rows(rows, address.is_fp8, [&](auto pass, auto element) {
+                           const TileAddress* next, float* out) const {
+  const TileAddress& ahead = next == nullptr ? address : *next;
+  with_rows(rows, address.is_fp8, next != nullptr, [&](auto pass, auto element, auto reads) {
     using Element = decltype(element);
     std::int64_t dim = 0;
     constexpr std::int64_t kDims = kValueChunks * kLineValues;
     for (; dim + kDims <= head_dim(); dim += kDims) {
-      weigh_values<Element, pass.value, kValueChunks>(
-          weights, address.values, next.values, dim, head_dim(), keys, out + dim);
+      weigh_values<Element, pass.value, kValueChunks, reads.value>(
+          weights, address.values, ahead.values, dim, head_dim(), keys, out + dim);
     }
     if (dim < head_dim()) {
-      weigh_values<Element, pass.value, 1>(
-          weights, address.values, next.values, dim, head_dim(), keys, out + dim);
+      weigh_values<Element, pass.value, 1, reads.value>(
+          weights, address.values, ahead.values, dim, head_dim(), keys, out + dim);
     }
   });
 }
