@@ -22,7 +22,8 @@ class JointPrefill:
 
     One prompt alone may have the whole budget. Further ones join it up to `most` tokens in all, or
     eight for each row of decodes where that is more, and nobody overtakes the first that does not
-    fit. None is no limit. What a preempted request computes again counts as a prompt.
+    fit. None is no limit. What a preempted request computes again counts as a prompt; one that is
+    done in a later step does not, since nobody is to wait for all of its steps.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -46,7 +47,7 @@ class JointPrefill:
         return not self.has_held_back
 
     def note(self, count: int, num_drafted: int = 0) -> None:
-        """A request computes `count` tokens in the step."""
+        """A request computes `count` tokens in the step, the last ones that are known of it."""
         self._add(count, count - num_drafted)
 
     def take_back(self, count: int, num_drafted: int) -> None:

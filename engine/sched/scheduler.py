@@ -219,7 +219,8 @@ class Scheduler:
         while index < len(self.running) and budget > 0 and len(cached.req_ids) < share:
             request = self.running[index]
             draft = drafts.get(request.request_id, [])
-            count = self._num_to_compute(request) + len(draft)
+            known = self._num_to_compute(request)
+            count = known + len(draft)
             if 0 < threshold < count:
                 count = threshold
             # The last position is never computed, only sampled, unless it is pooled.
@@ -259,7 +260,8 @@ class Scheduler:
             output.num_scheduled_tokens[request.request_id] = count
             if request.images:
                 self._images.note(request, request.num_computed_tokens, count)
-            self._prefill.note(count, len(draft))
+            if count >= known:
+                self._prefill.note(count, len(draft))
             if draft and count > 1:
                 output.draft_token_ids[request.request_id] = draft[: count - 1]
             budget -= count
@@ -316,7 +318,8 @@ class Scheduler:
             self.waiting.pop()
             self._adapters.note_admitted(request)
             self._images.note(request, num_hit_tokens, count)
-            self._prefill.note(count)
+            if num_hit_tokens + count == request.num_tokens:
+                self._prefill.note(count)
             self._admit(request, num_hit_tokens)
             output.new_requests.append(self._new_request_data(request))
             output.num_scheduled_tokens[request.request_id] = count
@@ -434,7 +437,8 @@ class Scheduler:
         count = output.num_scheduled_tokens.pop(request.request_id, 0)
         draft = output.draft_token_ids.pop(request.request_id, ())
         if count:
-            self._prefill.take_back(count, len(draft))
+            if count >= self._num_to_compute(request):
+                self._prefill.take_back(count, len(draft))
             self.kv_cache_manager.forget_uncomputed(request)
             cached = output.cached_requests
             index = cached.req_ids.index(request.request_id)

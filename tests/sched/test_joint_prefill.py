@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.sampling_params import SamplingParams
 from engine.sched.joint_prefill import JointPrefill
 from engine.sched.scheduler import Scheduler
 from engine.speculative_config import SpeculativeConfig
@@ -54,15 +56,28 @@ def test_one_prompt_alone_has_the_whole_budget_and_holds_up_the_next() -> None:
     assert found == [{"0": 10}, {"1": 200}, {"1": 150}, {"2": 10}]
 
 
+@pytest.mark.parametrize("how", ["threshold", "logprobs"])
+def test_nobody_waits_for_a_prompt_that_has_a_share_of_many_steps(how: str) -> None:
+    scheduler = make_scheduler(joint=64, threshold=32 * (how == "threshold"))
+    run = Run(scheduler)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=5 if how == "logprobs" else None)
+    scheduler.add_request(make_request(scheduler, "long", 100, 1, params=params))
+    add(scheduler, 30, 30, 30, outputs=1)
+    found = [run.step()[0].num_scheduled_tokens for _ in range(4)]
+    assert found == [
+        {"long": 32, "0": 30, "1": 30},
+        {"long": 32, "2": 30},
+        {"long": 32},
+        {"long": 4},
+    ]
+
+
 def test_a_cut_prompt_that_does_not_fit_keeps_its_place() -> None:
     scheduler = make_scheduler(joint=8, threshold=8)
     run = Run(scheduler)
-    add(scheduler, 1, 1, outputs=2)
-    run.step()
-    add(scheduler, 20, 20, 3, outputs=1, first=2)
-    found = [run.step()[0].num_scheduled_tokens for _ in range(5)]
-    assert found[0] == {"0": 1, "1": 1, "2": 8, "3": 8}
-    assert found[1:] == [{"2": 8}, {"2": 4}, {"3": 8}, {"3": 4, "4": 3}]
+    add(scheduler, 7, 12, 3, outputs=1)
+    found = [run.step()[0].num_scheduled_tokens for _ in range(3)]
+    assert found == [{"0": 7}, {"1": 8, "2": 3}, {"1": 4}]
 
 
 def test_many_decodes_take_more_prompts_along() -> None:
@@ -139,7 +154,7 @@ def planned(
                 priority=priority,
             )
             scheduler.add_request(request)
-        step, _ = run.step()
+        step, outputs = run.step()
         steps.append(step.num_scheduled_tokens)
         begun += [key for key in step.num_scheduled_tokens if key not in begun]
         if not has_drafts:  # a draft that was wrong leaves blocks for what comes next
@@ -150,7 +165,8 @@ def planned(
                 key: count - len(drafts.get(key, ()))
                 for key, count in step.num_scheduled_tokens.items()
             }
-            prompts = [count for count in known.values() if count > 1]
+            done = {output.request_id for output in outputs}
+            prompts = [count for key, count in known.items() if count > 1 and key in done]
             num_rows = sum(
                 count for key, count in step.num_scheduled_tokens.items() if known[key] <= 1
             )
