@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
 
 _HERE = Path(__file__).resolve().parent
+_WITHOUT_FLAGS = (["core"], ["worker"])
+"""Parts that a start waits for; they do not import the flags of `serve`."""
 
 
 def _load_own_package() -> None:
@@ -36,15 +38,18 @@ def main(argv: list[str]) -> int:
     """Run one subcommand; returns the exit code."""
     import argparse
 
-    from engine.args import EngineArgs, with_dashes
     from engine.version import __version__
 
     parser = argparse.ArgumentParser(prog="python -m engine", description="Stoker's engine.")
     parser.add_argument("--version", action="version", version=f"stoker engine {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve a model over HTTP")
-    serve.add_argument("model", help="model folder, .gguf file, or name")
-    EngineArgs.add_cli_args(serve)
+    if argv[:1] not in _WITHOUT_FLAGS:
+        from engine.args import EngineArgs, with_dashes
+
+        serve.add_argument("model", help="model folder, .gguf file, or name")
+        EngineArgs.add_cli_args(serve)
+        argv = [with_dashes(word) for word in argv]
     core = commands.add_parser("core", help="the engine process (started by `serve`)")
     core.add_argument("--handshake", required=True, metavar="ADDRESS")
     core.add_argument("--parent", required=True, type=int, metavar="PID")
@@ -70,7 +75,7 @@ def main(argv: list[str]) -> int:
     convert.add_argument("target", type=Path, metavar="FOLDER")
     resolve = commands.add_parser("resolve", help="find or download a model; prints its folder")
     resolve.add_argument("model")
-    namespace = parser.parse_args([with_dashes(word) for word in argv])
+    namespace = parser.parse_args(argv)
     if namespace.command == "core":
         from engine.core.engine_core_proc import main as core_main
 
@@ -124,12 +129,12 @@ def _serve(model: str, args: object) -> int:
     os.environ.pop(COUNTS_VARIABLE, None)
     if args.is_headless:
         return _serve_headless(model, args)
-    _start_build(args)
     is_possible = 1 <= args.data_parallel_size <= MOST_REPLICAS  # else the start will say so
     processes = start_processes(args.likely_parallel) if is_possible else []
     starts = device_starts("cpu")
     starts.announce()  # before torch is loaded: whose memory that will be
     try:
+        _start_build(args)
         with no_collections():  # takes half a second, while the processes import torch
             from engine.server.launch import run
         return run(model, args, processes=processes)

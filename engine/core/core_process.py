@@ -4,7 +4,6 @@ still busy with imports of its own. Knows nothing of messages; imports nothing t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import os
@@ -58,6 +57,8 @@ class ChildProcess:
 
     async def wait(self) -> int:
         """The exit code, once it has ended."""
+        import asyncio  # not before the process is started
+
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
 

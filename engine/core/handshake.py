@@ -8,10 +8,13 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine import errors
 from engine.machine.ownership import temporary_base
-from engine.messages import CoreLinks
+
+if TYPE_CHECKING:
+    from engine.messages import CoreLinks
 
 # sun_path holds 108 bytes on Linux and 104 on macOS.
 _MAX_SOCKET_PATH = 100
@@ -100,6 +103,8 @@ class SharedAddresses:
 
     def links(self, num_servers: int, engine: int) -> CoreLinks:
         """Where one engine finds the API servers and the coordinator."""
+        from engine.messages import CoreLinks  # not before the processes are started
+
         clients = ((self.requests(n, engine), self.outputs(n)) for n in range(num_servers))
         return CoreLinks(tuple(clients), self.stats)
 
