@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.messages import EngineCoreOutput
@@ -17,7 +17,6 @@ from engine.sched.snapshot import miss_document
 
 MAX_TRACES = 512
 _MAX_STATES = 32
-_TOTALS = ("schedule_s", "blocks_s", "forward_s", "sampler_s", "update_s")
 _LAST_STATES = {status.finish_reason: status.name for status in RequestStatus if status.is_finished}
 
 
@@ -60,17 +59,22 @@ class CallTimer:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One step as one request saw it; `num_tokens` are its own, the times are the whole batch's."""
+    """One step, the same object for all its requests."""
 
-    start_s: float
-    planned_s: float
-    executed_s: float
-    updated_s: float
-    blocks_s: float
+    clock: StepClock
     forward_s: float
     sampler_s: float
-    num_tokens: int
     num_requests: int
+
+    def document(self, num_tokens: int) -> dict[str, Any]:
+        """The step as a request saw it: `num_tokens` are its own, the times the whole batch's."""
+        return {
+            **asdict(self.clock),
+            "forward_s": self.forward_s,
+            "sampler_s": self.sampler_s,
+            "num_tokens": num_tokens,
+            "num_requests": self.num_requests,
+        }
 
 
 @dataclass(slots=True)
@@ -78,24 +82,44 @@ class _Trace:
     queued_s: float
     states: list[tuple[str, float]]
     num_steps: int = 0
-    first_step: TracedStep | None = None
-    last_step: TracedStep | None = None
-    totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TOTALS, 0.0))
+    first_step: tuple[TracedStep, int] | None = None
+    last_step: tuple[TracedStep, int] | None = None
+    schedule_s: float = 0.0
+    blocks_s: float = 0.0
+    forward_s: float = 0.0
+    sampler_s: float = 0.0
+    update_s: float = 0.0
     prefix_miss: dict[str, Any] | None = None
 
     def enter(self, state: str, at_s: float) -> None:
         if len(self.states) < _MAX_STATES and self.states[-1][0] != state:
             self.states.append((state, at_s))
 
-    def add(self, step: TracedStep) -> None:
+    def add(self, step: TracedStep, num_tokens: int) -> None:
+        clock = step.clock
         self.num_steps += 1
-        self.first_step = self.first_step or step
-        self.last_step = step
-        self.totals["schedule_s"] += step.planned_s - step.start_s
-        self.totals["blocks_s"] += step.blocks_s
-        self.totals["forward_s"] += step.forward_s
-        self.totals["sampler_s"] += step.sampler_s
-        self.totals["update_s"] += step.updated_s - step.executed_s
+        self.last_step = (step, num_tokens)
+        self.first_step = self.first_step or self.last_step
+        self.schedule_s += clock.planned_s - clock.start_s
+        self.blocks_s += clock.blocks_s
+        self.forward_s += step.forward_s
+        self.sampler_s += step.sampler_s
+        self.update_s += clock.updated_s - clock.executed_s
+
+    def document(self) -> dict[str, Any]:
+        """Everything, for /debug."""
+        return {
+            "queued_s": self.queued_s,
+            "states": self.states,
+            "num_steps": self.num_steps,
+            "first_step": self.first_step and self.first_step[0].document(self.first_step[1]),
+            "last_step": self.last_step and self.last_step[0].document(self.last_step[1]),
+            "totals": {name: getattr(self, name) for name in _TOTALS},
+            "prefix_miss": self.prefix_miss,
+        }
+
+
+_TOTALS = ("schedule_s", "blocks_s", "forward_s", "sampler_s", "update_s")
 
 
 class RequestTraces:
@@ -122,26 +146,16 @@ class RequestTraces:
         for request_id in scheduled.finished_req_ids:  # dropped by the runner: preempted, or over
             if request_id in live and request_id not in scheduled.num_scheduled_tokens:
                 self._enter(request_id, RequestStatus.PREEMPTED.name, clock.start_s)
-        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+        counts = scheduled.num_scheduled_tokens
+        step = TracedStep(clock, result.forward_s, result.sampler_s, len(counts))
+        for request_id, num_tokens in counts.items():
             trace = self._traces.get(request_id)
             if trace is None:
                 continue
             trace.enter(RequestStatus.RUNNING.name, clock.planned_s)
             if trace.first_step is None and request_id in live:
                 trace.prefix_miss = miss_document(live[request_id].prefix_miss)
-            trace.add(
-                TracedStep(
-                    start_s=clock.start_s,
-                    planned_s=clock.planned_s,
-                    executed_s=clock.executed_s,
-                    updated_s=clock.updated_s,
-                    blocks_s=clock.blocks_s,
-                    forward_s=result.forward_s,
-                    sampler_s=result.sampler_s,
-                    num_tokens=num_tokens,
-                    num_requests=len(scheduled.num_scheduled_tokens),
-                )
-            )
+            trace.add(step, num_tokens)
 
     def note_ends(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """Requests whose last output this is."""
@@ -161,7 +175,7 @@ class RequestTraces:
     def document(self, request_id: str) -> dict[str, Any] | None:
         """What is known of one request; None if it is not, or no longer, known."""
         trace = self._traces.get(request_id)
-        return None if trace is None else asdict(trace)
+        return None if trace is None else trace.document()
 
     def _enter(self, request_id: str, state: str, at_s: float) -> None:
         trace = self._traces.get(request_id)

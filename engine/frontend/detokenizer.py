@@ -21,6 +21,16 @@ class IncrementalDetokenizer:
     A token whose text no neighbour changes is looked up instead, while no character is incomplete.
     """
 
+    __slots__ = (
+        "_is_whole",
+        "_num_shown_chars",
+        "_num_shown_tokens",
+        "_pieces",
+        "_skip_special_tokens",
+        "_tokenizer",
+        "_window",
+    )
+
     def __init__(
         self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
     ) -> None:

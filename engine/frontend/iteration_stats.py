@@ -114,8 +114,13 @@ class RequestTimes:
         if not self.first_token:
             self.first_token = timestamp
             stats.first_token_latencies_s.append(max(0.0, now - self.arrival_time))
+            self.last_token = timestamp
         else:
-            stats.inter_token_latencies_s.append(timestamp - self.last_token)
+            self.on_later_tokens(timestamp, stats)
+
+    def on_later_tokens(self, timestamp: float, stats: IterationStats) -> None:
+        """The same for an output that is not the first."""
+        stats.inter_token_latencies_s.append(timestamp - self.last_token)
         self.last_token = timestamp
 
     def on_vector(self, timestamp: float) -> None:

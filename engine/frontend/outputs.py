@@ -54,11 +54,15 @@ class Outlet:
     """Where outputs go at once while their consumer waits for the next one, which then sleeps on.
 
     `can_take` says whether `take` may be called with an output; the last one of a request never
-    goes this way. Neither may wait.
+    goes this way. None of them may wait.
+
+    `take_text` is the short way of an output that is more text, of so many tokens, and nothing
+    else: it is False where it has not taken it. Outlets that look at more than that have none.
     """
 
     can_take: Callable[[RequestDelta], bool]
     take: Callable[[RequestDelta], None]
+    take_text: Callable[[str, int], bool] | None = None
 
     def behind(self, change: Callable[[RequestDelta], RequestDelta]) -> Outlet:
         """The same for outputs that `change` makes others of."""
@@ -71,12 +75,25 @@ class OutputBox:
     So a consumer that stops reading costs memory for its text only, and never blocks the others.
     """
 
+    __slots__ = ("_error", "_filled", "_is_awaited", "_outlet", "_output")
+
     def __init__(self, outlet: Outlet | None = None) -> None:
         self._outlet = outlet
-        self._is_awaited = False
+        self._is_awaited = False  # and has nothing yet
         self._output: RequestDelta | None = None
         self._error: Exception | None = None
         self._filled = asyncio.Event()
+
+    def put_text(self, text: str, num_tokens: int) -> bool:
+        """Send more text at once, if it can be, with no output made for it."""
+        outlet = self._outlet
+        if not self._is_awaited or outlet is None or outlet.take_text is None:
+            return False
+        try:
+            return outlet.take_text(text, num_tokens)
+        except Exception as error:  # of one request, not of all
+            self.fail(error)
+        return True
 
     def put(self, output: RequestDelta) -> None:
         """Add an output; never blocks."""
@@ -86,12 +103,12 @@ class OutputBox:
             self._output = output
         else:
             self._output.absorb(output)
-        self._filled.set()
+        self._fill()
 
     def fail(self, error: Exception) -> None:
         """Make the next `get` raise, even if an output waits."""
         self._error = error
-        self._filled.set()
+        self._fill()
 
     async def get(self) -> RequestDelta:
         """Wait for the next output; raises what `fail` was given."""
@@ -112,7 +129,7 @@ class OutputBox:
     def _goes_out(self, output: RequestDelta) -> bool:
         """Whether the outlet has dealt with it, if only by failing, which its consumer is told."""
         outlet = self._outlet
-        if outlet is None or self._filled.is_set() or output.is_finished:
+        if outlet is None or output.is_finished:
             return False
         try:
             if not outlet.can_take(output):
@@ -121,3 +138,7 @@ class OutputBox:
         except Exception as error:  # of one request, not of all
             self.fail(error)
         return True
+
+    def _fill(self) -> None:
+        self._is_awaited = False
+        self._filled.set()

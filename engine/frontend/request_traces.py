@@ -28,7 +28,9 @@ class Marks:
 
 
 @dataclass(slots=True)
-class _Trace:
+class FrontendTrace:
+    """One request: what happened once, and the first and last of what happens again and again."""
+
     client: str | None
     times: dict[str, float]
     num_prompt_tokens: int
@@ -36,6 +38,35 @@ class _Trace:
     num_outputs: int = 0
     processing_s: float = 0.0
     num_events: int = 0
+    last_output: float = 0.0
+    last_text: float = 0.0
+    last_event: float = 0.0
+
+    def note_outputs(self, came_s: float, processed_s: float) -> None:
+        """Outputs of one step came and became text."""
+        if not self.num_outputs:
+            self.times |= {"first_output": came_s, "first_text": processed_s}
+        self.num_outputs += 1
+        self.processing_s += processed_s - came_s
+        self.last_output = came_s
+        self.last_text = processed_s
+
+    def note_event(self) -> None:
+        """An event of the stream has been handed to the socket."""
+        self.last_event = time.monotonic()
+        if not self.num_events:
+            self.times["first_event"] = self.last_event
+        self.num_events += 1
+
+    @property
+    def marks(self) -> dict[str, float]:
+        """All readings of the clock by their names."""
+        marks = dict(self.times)
+        if self.num_outputs:
+            marks |= {"last_output": self.last_output, "last_text": self.last_text}
+        if self.num_events:
+            marks["last_event"] = self.last_event
+        return marks
 
 
 class FrontendTraces:
@@ -43,15 +74,19 @@ class FrontendTraces:
 
     def __init__(self, *, keeps_prompts: bool = False) -> None:
         self._keeps_prompts = keeps_prompts
-        self._traces: dict[str, _Trace] = {}
+        self._traces: dict[str, FrontendTrace] = {}
 
     def begin(self, request_id: str, marks: Marks, prompt_token_ids: Sequence[int]) -> None:
         """A request has been checked and made; `marks` says what led to it."""
         kept = prompt_token_ids[:MAX_SHOWN_TOKENS] if self._keeps_prompts else None
         num_tokens = len(prompt_token_ids)
-        self._traces[request_id] = _Trace(marks.client, dict(marks.times), num_tokens, kept)
+        self._traces[request_id] = FrontendTrace(marks.client, dict(marks.times), num_tokens, kept)
         if len(self._traces) > MAX_TRACES:
             del self._traces[next(iter(self._traces))]
+
+    def of(self, request_id: str) -> FrontendTrace | None:
+        """The trace of a request, if it is kept."""
+        return self._traces.get(request_id)
 
     def note(self, request_id: str, name: str) -> None:
         """Read the clock for a request; the first reading of a name is kept."""
@@ -63,23 +98,14 @@ class FrontendTraces:
         """One step's outputs came and became text; the time is that of all of them together."""
         for request_id in request_ids:
             trace = self._traces.get(request_id)
-            if trace is None:
-                continue
-            trace.num_outputs += 1
-            trace.processing_s += processed_s - came_s
-            trace.times.setdefault("first_output", came_s)
-            trace.times.setdefault("first_text", processed_s)
-            trace.times["last_output"] = came_s
-            trace.times["last_text"] = processed_s
+            if trace is not None:
+                trace.note_outputs(came_s, processed_s)
 
     def note_event(self, request_id: str) -> None:
         """An event of the stream has been handed to the socket."""
         trace = self._traces.get(request_id)
         if trace is not None:
-            now = time.monotonic()
-            trace.num_events += 1
-            trace.times.setdefault("first_event", now)
-            trace.times["last_event"] = now
+            trace.note_event()
 
     def client_of(self, request_id: str) -> str | None:
         """Address of the client that asked, if it is known."""
@@ -105,7 +131,7 @@ class FrontendTraces:
             "num_outputs": trace.num_outputs,
             "processing_s": round(trace.processing_s, 6),
             "num_events": trace.num_events,
-            "marks": {name: round(at - zero_s, 6) for name, at in trace.times.items()},
+            "marks": {name: round(at - zero_s, 6) for name, at in trace.marks.items()},
             "core": None if core is None else _since(core, zero_s),
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from starlette.routing import Route
 
 from engine.args import EngineArgs
 from engine.config import TaskConfig
@@ -36,7 +36,7 @@ def announce_routes(app: FastAPI, tasks: TaskConfig, url: str) -> None:
     logger.info("Starting Stoker server on %s", url)
     logger.info("Available routes are:")
     for route in app.routes:
-        if isinstance(route, APIRoute):
+        if isinstance(route, Route):
             logger.info(
                 "Route: %s, Methods: %s", route.path, ", ".join(sorted(route.methods or ()))
             )

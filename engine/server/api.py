@@ -5,7 +5,6 @@ Endpoints hold no logic of their own; chat, completions and introspection do.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -27,6 +26,7 @@ from engine.server.generation import Job, collect_job
 from engine.server.http.auth import BearerAuth
 from engine.server.http.body_limits import read_json_body
 from engine.server.http.browsers import BrowserAccess, add_browser_rules, browser_access
+from engine.server.http.client_watch import ClientGone, unless_client_goes
 from engine.server.http.connections import connection_of
 from engine.server.http.http_metrics import count_http_requests
 from engine.server.metrics import exposition
@@ -63,22 +63,16 @@ from engine.server.streaming import (
     EventStream,
     document,
     stream_job,
-    wait_for_disconnect,
 )
 
 logger = get_logger(__name__)
 
 _NO_BROWSERS = BrowserAccess()
 
-T = TypeVar("T")
 StreamedBodyT = TypeVar("StreamedBodyT", ChatBody, CompletionBody, ResponsesBody, MessagesBody)
 MakeAnswer = Callable[
     [Services, StreamedBodyT, Marks], Coroutine[Any, Any, tuple[Job, AnswerFormat]]
 ]
-
-
-class _ClientGone(Exception):
-    """The client closed its connection before the answer."""
 
 
 def app_of(state: ApiState, args: EngineArgs) -> FastAPI:
@@ -103,10 +97,16 @@ def create_app(
     """The application over `state`; with a key, /v1 and /debug need it."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     routes = _Routes(state)
+    # What is asked most comes first: a request is compared with one route after the other. These
+    # read their bodies themselves, and so do without what FastAPI does to find parameters.
+    for path, generate in (
+        ("/v1/chat/completions", routes.chat_completions),
+        ("/v1/completions", routes.completions),
+        ("/v1/responses", routes.responses),
+        ("/v1/messages", routes.messages),
+    ):
+        app.add_route(path, generate, methods=["POST"])
     for path, methods, endpoint in (
-        # What is asked most comes first: a request is compared with one route after the other.
-        ("/v1/chat/completions", ["POST"], routes.chat_completions),
-        ("/v1/completions", ["POST"], routes.completions),
         ("/", ["GET", "HEAD"], routes.root),
         ("/health", ["GET", "HEAD"], routes.health),
         ("/ping", ["GET", "POST"], routes.health),
@@ -128,8 +128,6 @@ def create_app(
         ("/v1/score", ["POST"], routes.score),
         ("/v1/rerank", ["POST"], routes.rerank),
         ("/v2/rerank", ["POST"], routes.rerank),
-        ("/v1/responses", ["POST"], routes.responses),
-        ("/v1/messages", ["POST"], routes.messages),
         ("/v1/messages/count_tokens", ["POST"], routes.count_tokens),
     ):
         app.add_api_route(path, endpoint, methods=methods, response_model=None)
@@ -142,7 +140,7 @@ def create_app(
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(EngineError, _on_engine_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(_ClientGone, _on_client_gone)
+    app.add_exception_handler(ClientGone, _on_client_gone)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
     app.add_middleware(AdmissionGate, admission=lambda: state.admission)
     app.add_middleware(_LastResort)
@@ -251,7 +249,7 @@ class _Routes:
             body = parse_body(kind, raw)
             del raw  # images in it are large, and the answer may take long
             marks.note("read")
-            job, form = await _unless_client_goes(request, answer(services, body, marks))
+            job, form = await unless_client_goes(request, answer(services, body, marks))
             services.admission.note_prompt(seat, job.num_prompt_tokens)
         except BaseException:
             seat.leave()
@@ -262,7 +260,7 @@ class _Routes:
         if is_streamed:
             events = stream_job(services.llm, job, form, connection_of(request.scope))
             return EventStream(events if ping is None else with_pings(events, form, ping))
-        choices = await _unless_client_goes(request, collect_job(services.llm, job))
+        choices = await unless_client_goes(request, collect_job(services.llm, job))
         return Document(await document(form, choices))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -291,10 +289,10 @@ class _Routes:
         try:
             body = parse_body(kind, raw)
             work = make_embedding_job(services, body.embedding_body)
-            job = await _unless_client_goes(request, work)
+            job = await unless_client_goes(request, work)
         finally:
             seat.leave()
-        vectors = await _unless_client_goes(request, embed_all(services.llm, job.requests))
+        vectors = await unless_client_goes(request, embed_all(services.llm, job.requests))
         return Document(await body.document(job, vectors))
 
 
@@ -303,23 +301,6 @@ def _arrival(request: Request) -> Marks:
     marks = Marks(None if client is None else f"{client.host}:{client.port}")
     marks.note("received")
     return marks
-
-
-async def _unless_client_goes(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, cancelled as soon as the client closes its connection."""
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(wait_for_disconnect(request.receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise _ClientGone
-        return task.result()
-    finally:
-        task.cancel()
-        watcher.cancel()
-        await asyncio.wait({task, watcher})
-        # The traceback of its error leads here: in a circle it would hold what the client sent.
-        del task
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:

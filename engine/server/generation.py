@@ -293,6 +293,9 @@ class ChoiceOutlet(Protocol):
     def take(self, index: int, output: RequestDelta) -> None:
         """Deal with an output of choice `index`."""
 
+    def text_taker(self, index: int) -> Callable[[str, int], bool] | None:
+        """`Outlet.take_text` of choice `index`, if there is one."""
+
 
 async def run_job(
     llm: AsyncLLM, job: Job, outlet: ChoiceOutlet | None = None
@@ -336,7 +339,10 @@ async def run_job(
 def _outlet_of(outlet: ChoiceOutlet | None, job: Job, index: int) -> Outlet | None:
     if outlet is None:
         return None
-    return Outlet(outlet.can_take, lambda output: outlet.take(index, job.visible(output)))
+    if job.is_prompt_only:
+        return Outlet(outlet.can_take, lambda output: outlet.take(index, job.visible(output)))
+    take_text = outlet.text_taker(index)
+    return Outlet(outlet.can_take, lambda output: outlet.take(index, output), take_text)
 
 
 def _outputs(
@@ -380,3 +386,6 @@ class _Collected:
 
     def take(self, index: int, output: RequestDelta) -> None:
         self.choices[index].add(output)
+
+    def text_taker(self, _index: int) -> None:
+        """None: the tokens are kept, too."""

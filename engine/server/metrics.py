@@ -130,7 +130,10 @@ class StepHistogram(Histogram):
         if not values:
             return
         self._sum.inc(sum(values))
-        buckets = collections.Counter(bisect_left(self._upper_bounds, value) for value in values)
+        # The requests of one step have mostly waited for it alike.
+        buckets: collections.Counter[int] = collections.Counter()
+        for value, count in collections.Counter(values).items():
+            buckets[bisect_left(self._upper_bounds, value)] += count
         for place, count in buckets.items():
             self._buckets[place].inc(count)
 
@@ -181,8 +184,9 @@ class _EngineSeries:
         self._itl.observe_all(iteration.inter_token_latencies_s)
         self._params_n.observe_all(iteration.n_params)
         self._max_generation.observe_all(iteration.max_generation_tokens)
-        self._success["abort"].inc(iteration.num_aborted)
-        self._success["error"].inc(iteration.num_failed)
+        if iteration.num_aborted or iteration.num_failed:
+            self._success["abort"].inc(iteration.num_aborted)
+            self._success["error"].inc(iteration.num_failed)
         for request in iteration.finished:
             self._record_finished(request)
 
@@ -351,9 +355,11 @@ class _EngineSeries:
         self._free_blocks.set(scheduler.num_free_blocks)
         if scheduler.sleep_level != self._sleep_level:
             self._set_sleep_level(scheduler.sleep_level)
-        self._preemptions.inc(scheduler.num_preemptions_delta)
-        self._queries.inc(scheduler.prefix_cache_queries_delta)
-        self._hits.inc(scheduler.prefix_cache_hits_delta)
+        if scheduler.num_preemptions_delta:
+            self._preemptions.inc(scheduler.num_preemptions_delta)
+        if scheduler.prefix_cache_queries_delta:
+            self._queries.inc(scheduler.prefix_cache_queries_delta)
+            self._hits.inc(scheduler.prefix_cache_hits_delta)
         if scheduler.drafts is not None:
             self._record_drafts(scheduler.drafts)
         if scheduler.graphs is not None:
@@ -400,10 +406,11 @@ class _EngineSeries:
 
     def _record_tokens(self, iteration: IterationStats) -> None:
         computed = iteration.num_computed_prompt_tokens
-        self._prompt_tokens.inc(iteration.num_prompt_tokens)
-        self._computed_tokens.inc(computed)
-        self._hit_tokens.inc(iteration.num_cached_tokens)
-        self._cached_tokens.inc(iteration.num_cached_tokens)
+        if iteration.num_prompt_tokens:
+            self._prompt_tokens.inc(iteration.num_prompt_tokens)
+            self._computed_tokens.inc(computed)
+            self._hit_tokens.inc(iteration.num_cached_tokens)
+            self._cached_tokens.inc(iteration.num_cached_tokens)
         for cause in iteration.misses:
             self._misses[cause].inc()
         self._generation_tokens.inc(iteration.num_generation_tokens)

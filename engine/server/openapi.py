@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from engine.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from engine.server.protocol_messages import CountTokensBody, MessagesBody
@@ -49,7 +48,7 @@ def openapi_document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     _, schemas = models_json_schema(bodies, ref_template=_REF)  # type: ignore[arg-type]
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        if isinstance(route, APIRoute):
+        if isinstance(route, Route):
             methods = paths.setdefault(route.path_format, {})
             for method in sorted(route.methods or ()):
                 methods[method.lower()] = _operation(route, method)
@@ -61,7 +60,7 @@ def openapi_document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     }
 
 
-def _operation(route: APIRoute, method: str) -> dict[str, Any]:
+def _operation(route: Route, method: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": f"{route.name}_{method.lower()}",
         "parameters": [

@@ -6,11 +6,13 @@ Chunks are glued from ready-made JSON pieces: at 32 streams this is the server's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -18,8 +20,10 @@ from engine.errors import EngineError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.logprobs import LogprobsList
 from engine.frontend.outputs import RequestDelta
+from engine.frontend.request_traces import FrontendTrace
 from engine.server.errors import ApiError, error_body, error_response, to_api_error
 from engine.server.generation import Choice, Job, run_job, usage
+from engine.server.http.client_watch import ClientGone, unless_client_goes
 from engine.server.http.connections import Connection
 
 DONE = b"data: [DONE]\n\n"
@@ -60,6 +64,11 @@ class AnswerFormat(Protocol):
 
     def event(self, index: int, delta: Delta) -> bytes: ...
 
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        """What stands before and behind the JSON string of an event that brings text and nothing
+        else; None where each event is written anew.
+        """
+
     def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """Last event of a choice: its last text and why it ended."""
 
@@ -94,10 +103,21 @@ class NamedEventStream:
         """Nothing: every answer has its counts."""
         return b""
 
+    def around_text(self, _index: int) -> None:
+        """None: events are numbered, or belong to blocks that text may open."""
+
 
 def named_event(kind: str, body: bytes) -> bytes:
     """An event of these streams; `body` is its JSON."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), body)
+
+
+def cut_open(event: bytes, field: bytes) -> tuple[bytes, bytes]:
+    """What stands before and behind the empty string of a field, such as b'"text":'. In a JSON
+    string its quotes would be escaped, so the field itself is found.
+    """
+    head, _, rest = event.partition(field + b'""')
+    return head + field, rest
 
 
 async def document(answer: AnswerFormat, choices: Sequence[Choice]) -> bytes:
@@ -144,6 +164,17 @@ class EventWriter:
             self._connection.write(event)
         self.note_sent(output)
 
+    def text_taker(self, index: int) -> Callable[[str, int], bool] | None:
+        """The short way of texts into the connection, where events bring nothing beside them."""
+        job, connection = self._job, self._connection
+        if connection is None or job.continuous_usage or job.shows_token_ids:
+            return None
+        frame = self._answer.around_text(index)
+        if frame is None:
+            return None
+        trace = None if self._traces is None else self._traces.of(job.requests[index].request_id)
+        return TextOutlet(self, connection, self._choices[index], trace, *frame).take
+
     def event(self, index: int, output: RequestDelta) -> bytes:
         """The event of one output, with the opening of its choice; may be empty."""
         job, choice, text = self._job, self._choices[index], output.text
@@ -171,6 +202,42 @@ class EventWriter:
         """Its event has been handed to the socket."""
         if self._traces is not None:
             self._traces.note_event(output.request_id)
+
+
+class TextOutlet:
+    """Writes the texts of a choice that has been opened into its connection: what `EventWriter`
+    does for any output, where next to nothing can differ between two events.
+    """
+
+    __slots__ = ("_after", "_before", "_choice", "_connection", "_trace", "_writer")
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        connection: Connection,
+        choice: Choice,
+        trace: FrontendTrace | None,
+        before: bytes,
+        after: bytes,
+    ) -> None:
+        self._writer = writer
+        self._connection = connection
+        self._choice = choice
+        self._trace = trace
+        self._before = before
+        self._after = after
+
+    def take(self, text: str, num_tokens: int) -> bool:
+        """Send the event of a text, if it makes one; False where the task has to."""
+        connection = self._connection
+        if not self._writer.is_waiting or not connection.can_write:
+            return False
+        self._choice.num_tokens += num_tokens
+        if text:
+            connection.write(self._before + encode_json(text) + self._after)
+        if self._trace is not None:
+            self._trace.note_event()
+        return True
 
 
 async def stream_job(
@@ -242,17 +309,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the events end or the client is gone, whichever is first."""
-        sender = asyncio.create_task(self._send_all(scope, receive, send))
-        watcher = asyncio.create_task(wait_for_disconnect(receive))
-        try:
-            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            watcher.cancel()
-            if not sender.done():
-                sender.cancel()
-            await asyncio.wait({sender, watcher})
-        if not sender.cancelled():
-            sender.result()
+        with contextlib.suppress(ClientGone):
+            request = Request(scope, receive)
+            await unless_client_goes(request, self._send_all(scope, receive, send))
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -272,12 +331,6 @@ class EventStream(Response):
             async for event in events:
                 await _send_body(send, event)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has gone away (or has the whole answer)."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _send_body(send: Send, body: bytes) -> None:

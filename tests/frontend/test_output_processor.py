@@ -195,12 +195,18 @@ async def test_box_keeps_order_of_text() -> None:
 
 
 class _Taken:
-    """An outlet that notes texts while it `is_open`."""
+    """An outlet that notes texts while it `is_open`, and with how many tokens they came."""
 
     def __init__(self) -> None:
         self.is_open = True
         self.texts: list[str] = []
+        self.short: list[tuple[str, int]] = []
         self.outlet = Outlet(lambda _: self.is_open, lambda output: self.texts.append(output.text))
+
+    def take_text(self, text: str, num_tokens: int) -> bool:
+        if self.is_open:
+            self.short.append((text, num_tokens))
+        return self.is_open
 
 
 async def _awaited(box: OutputBox) -> asyncio.Task[RequestDelta]:
@@ -260,4 +266,39 @@ async def test_what_stands_behind_a_change_gets_changed_outputs() -> None:
     waiting = await _awaited(box)
     box.put(RequestDelta("r", "a", [1]))
     assert taken.texts == ["A"]
+    waiting.cancel()
+
+
+async def test_more_text_alone_takes_the_short_way(bench: _Bench) -> None:
+    taken = _Taken()
+    outlet = dataclasses.replace(taken.outlet, take_text=taken.take_text)
+    box = bench.add(outlet=outlet)
+    waiting = await _awaited(box)
+    bench.step("a")  # the first is more than text
+    assert (taken.texts, taken.short) == (["a"], [])
+    for text in ("b", "cd"):
+        bench.step(text)
+    assert taken.short == [("b", 1), ("cd", 2)]
+    taken.is_open = False
+    bench.step("e")
+    taken.is_open = True
+    stats = bench.step("f").stats  # what came before it is not out yet
+    assert stats.num_generation_tokens == 1
+    output = await waiting
+    assert (output.text, len(output.token_ids)) == ("ef", 2)
+    waiting = await _awaited(box)
+    bench.step("g", finish_reason=FinishReason.LENGTH)
+    assert (await waiting).text == "g"
+    assert (taken.texts, taken.short) == (["a"], [("b", 1), ("cd", 2)])
+
+
+async def test_with_stop_strings_no_text_takes_the_short_way(bench: _Bench) -> None:
+    taken = _Taken()
+    box = bench.add(
+        outlet=dataclasses.replace(taken.outlet, take_text=taken.take_text), stop=("xy",)
+    )
+    waiting = await _awaited(box)
+    for text in "abx":
+        bench.step(text)
+    assert (taken.texts, taken.short) == (["a", "b", ""], [])
     waiting.cancel()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from engine.frontend.outputs import RequestDelta
-from engine.server.streaming import EventWriter
+from engine.server.streaming import EventWriter, TextOutlet
 from tests.server.fake_core import FakeCore
 from tests.server.serving import Served, serving
 
@@ -55,14 +55,19 @@ async def test_what_is_written_at_once_is_what_the_task_would_send(
     name: str, served: Served, over_sockets: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, body = REQUESTS[name]
-    taken: list[RequestDelta] = []
-    take = EventWriter.take
+    taken: list[str] = []
+    take, take_text = EventWriter.take, TextOutlet.take
 
     def noting(self: EventWriter, index: int, output: RequestDelta) -> None:
-        taken.append(output)
+        taken.append(output.text)
         take(self, index, output)
 
+    def noting_text(self: TextOutlet, text: str, num_tokens: int) -> bool:
+        taken.append(text)
+        return take_text(self, text, num_tokens)
+
     monkeypatch.setattr(EventWriter, "take", noting)
+    monkeypatch.setattr(TextOutlet, "take", noting_text)
     by_task = await served.http.post(path, json=body | {"stream": True})
     assert not taken  # there is no connection
     at_once = await over_sockets.http.post(path, json=body | {"stream": True})
@@ -74,15 +79,22 @@ async def test_what_is_written_at_once_is_what_the_task_would_send(
     assert _by_choice(at_once.text) == _by_choice(by_task.text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"), [(TextOutlet, {}), (EventWriter, {"return_token_ids": True})]
+)
 async def test_outputs_that_fail_to_be_written_end_their_stream_alone(
-    over_sockets: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: type,
+    more: dict[str, Any],
+    over_sockets: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def failing(self: EventWriter, index: int, output: RequestDelta) -> None:
+    def failing(*_: object) -> None:
         raise ZeroDivisionError
 
-    body = CHAT | {"stream": True, "ignore_eos": True, "max_tokens": 300}
+    body = CHAT | {"stream": True, "ignore_eos": True, "max_tokens": 300} | more
     with monkeypatch.context() as patch:
-        patch.setattr(EventWriter, "take", failing)
+        patch.setattr(kind, "take", failing)
         with pytest.raises(httpx.RemoteProtocolError):
             await over_sockets.http.post("/v1/chat/completions", json=body)
     assert "ZeroDivisionError" in caplog.text

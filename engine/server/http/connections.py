@@ -78,7 +78,7 @@ class Connections:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._open: dict[_BoundedProtocol, None] = {}
-        self._unsent: dict[_BoundedProtocol, list[bytes]] = {}
+        self._unsent: list[_BoundedProtocol] = []
         self._told = _Sometimes()
 
     def protocol(
@@ -110,21 +110,21 @@ class Connections:
     def remove(self, connection: _BoundedProtocol) -> None:
         self._open.pop(connection, None)
 
-    def send_soon(self, connection: _BoundedProtocol, data: bytes) -> None:
-        """Send together with what others have, before any task runs that is woken from now on.
+    def send_soon(self, connection: _BoundedProtocol) -> None:
+        """Send what it has together with what others have, before any task runs that is woken from
+        now on.
 
         One after the other in between, each would give the core to the client that it wakes, and
         find its caches full of the client's.
         """
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send_all)
-        self._unsent.setdefault(connection, []).append(data)
+        self._unsent.append(connection)
 
     def _send_all(self) -> None:
-        unsent, self._unsent = self._unsent, {}
-        for connection, parts in unsent.items():
-            if not connection.transport.is_closing():
-                connection.transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        unsent, self._unsent = self._unsent, []
+        for connection in unsent:
+            connection.send_parts()
 
 
 def connection_of(scope: Scope) -> Connection | None:
@@ -143,6 +143,16 @@ class Connection(Protocol):
     def write(self, data: bytes) -> None:
         """Send a part of the answer's body soon, past the application's wrappers."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended, whoever closed it."""
+
+    def bind(self, task: asyncio.Task[Any]) -> None:
+        """Cancel the task, once it has begun, when the connection is lost; one at a time."""
+
+    def unbind(self, task: asyncio.Task[Any]) -> None:
+        """Let it be; harmless where the next request's is bound already."""
+
 
 class _BoundedProtocol(H11Protocol):
     def __init__(self, all_of_them: Connections, *args: Any) -> None:
@@ -151,6 +161,9 @@ class _BoundedProtocol(H11Protocol):
         self.app_state = {**self.app_state, _STATE_KEY: self}
         self._deadline: asyncio.TimerHandle | None = None
         self._timed: RequestResponseCycle | None = None  # whose body has a deadline
+        self._parts: list[bytes] = []  # of the answer, to be sent soon
+        self._bound: asyncio.Task[Any] | None = None
+        self.is_lost = False
 
     @property
     def is_idle(self) -> bool:
@@ -172,8 +185,26 @@ class _BoundedProtocol(H11Protocol):
     def write(self, data: bytes) -> None:
         """A chunk of the body; to a client of HTTP/1.0, which knows no chunks, the data alone."""
         is_chunked = self.cycle.scope["http_version"] != "1.0"
-        framed = b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data
-        self._all.send_soon(self, framed)
+        if not self._parts:
+            self._all.send_soon(self)
+        self._parts.append(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
+
+    def send_parts(self) -> None:
+        """Send what was to be sent soon."""
+        parts, self._parts = self._parts, []
+        if not self.transport.is_closing():
+            self.transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def bind(self, task: asyncio.Task[Any]) -> None:
+        """Cancel the task, once it has begun, when the connection is lost."""
+        self._bound = task
+        self.flow.resume_reading()  # else nothing tells that the client has gone
+        if self.is_lost:
+            self.loop.call_soon(task.cancel)
+
+    def unbind(self, task: asyncio.Task[Any]) -> None:
+        if self._bound is task:
+            self._bound = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -187,6 +218,9 @@ class _BoundedProtocol(H11Protocol):
         self._cancel_deadline()
         self._all.remove(self)
         super().connection_lost(exc)
+        self.is_lost = True
+        if self._bound is not None:
+            self._bound.cancel()
 
     def handle_events(self) -> None:
         super().handle_events()

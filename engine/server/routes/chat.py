@@ -17,7 +17,7 @@ from engine.server.parsers.thinking import plan_thinking
 from engine.server.prompts import encode, text_allowance
 from engine.server.protocol import ChatBody, TokenizeBody
 from engine.server.state import Services
-from engine.server.streaming import Delta, OpenAIStream, encode_json
+from engine.server.streaming import Delta, OpenAIStream, cut_open, encode_json
 from engine.server.structured import check_structured_outputs
 from engine.server.tool_answer import ToolAnswer
 from engine.server.tools import ToolPlan, plan_tools
@@ -192,6 +192,12 @@ class ChatFormat(OpenAIStream):
             return self._chunk(index, b'{"content":%s}' % encode_json(delta.text), delta)
         pieces = self._pieces(index, delta)
         return self._chunks(index, pieces or [{}] * bool(delta.logprobs), delta)
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        """None with tools: text may be a part of a call."""
+        if self._tools:
+            return None
+        return cut_open(self.event(index, Delta("")), b'"content":')
 
     def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """The last text, if any, and a chunk with the finish reason."""

@@ -11,7 +11,7 @@ from engine.server.logprobs import CompletionLogprobs, prompt_logprobs
 from engine.server.prompts import decode, encode_all, text_allowance
 from engine.server.protocol import CompletionBody
 from engine.server.state import Services
-from engine.server.streaming import Delta, OpenAIStream, encode_json
+from engine.server.streaming import Delta, OpenAIStream, cut_open, encode_json
 from engine.server.structured import check_structured_outputs
 
 
@@ -113,6 +113,9 @@ class CompletionFormat(OpenAIStream):
 
     def event(self, index: int, delta: Delta) -> bytes:
         return self._chunk(index, delta, b'"finish_reason":null')
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        return cut_open(self.event(index, Delta("")), b'"text":')
 
     def closing(self, index: int, delta: Delta, choice: Choice) -> bytes:
         """The last text and why the choice ended."""
