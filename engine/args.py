@@ -295,7 +295,8 @@ class EngineArgs:
     )
     speculative_config: str | None = _flag(
         None,
-        'Several tokens a step, guessed from the text so far: {"method": "ngram"}.',
+        'Several tokens a step, guessed from the text so far: {"method": "ngram"}, the default '
+        "with native kernels on one rank; null turns it off.",
     )
     runner: str = _flag(
         "auto",
@@ -443,6 +444,13 @@ class EngineArgs:
                 "step; raise the first, or lower the second."
             )
         tokens, seqs = budget.max_num_batched_tokens, budget.max_num_seqs
+        device_config = DeviceConfig(
+            device=device,
+            dtype=_resolve_dtype(self.dtype, model, device),
+            num_threads=self.num_threads,
+            kernels=self.kernels,
+            quantization=self._resolve_quantization(model, device),
+        )
         return EngineConfig(
             model=model,
             cache=CacheConfig(
@@ -466,18 +474,12 @@ class EngineArgs:
                 if model.is_encoder
                 else self.long_prefill_token_threshold,
                 policy=self.scheduling_policy,
-                speculative=self._speculative(),
+                speculative=self._speculative(model, device_config),
                 # Half a minute each on two cores; a prompt that may not be cut takes all its own.
                 max_step_images=1 if device == "cpu" and is_chunked else None,
             ),
             parallel=self._parallel(model),
-            device=DeviceConfig(
-                device=device,
-                dtype=_resolve_dtype(self.dtype, model, device),
-                num_threads=self.num_threads,
-                kernels=self.kernels,
-                quantization=self._resolve_quantization(model, device),
-            ),
+            device=device_config,
             compilation=self._compilation(tokens, seqs),
             observability=ObservabilityConfig(
                 log_stats=not self.disable_log_stats,
@@ -556,8 +558,13 @@ class EngineArgs:
         require_layout_fits(model, parallel)
         return parallel
 
-    def _speculative(self) -> SpeculativeConfig | None:
+    def _speculative(self, model: ModelConfig, device: DeviceConfig) -> SpeculativeConfig | None:
+        """Without the flag there are drafts where they may cost nothing; which kernels run, and so
+        whether they do, is known once the worker has chosen them.
+        """
         speculative = parse_speculative_config(self.speculative_config)
+        if self.speculative_config is None and self._may_draft(model, device):
+            return SpeculativeConfig(is_default=True)
         if speculative is not None and self.likely_parallel.world_size > 1:
             raise ConfigError(
                 "--speculative-config works on one rank only; leave it out, or leave out "
@@ -565,13 +572,23 @@ class EngineArgs:
             )
         return speculative
 
+    def _may_draft(self, model: ModelConfig, device: DeviceConfig) -> bool:
+        may_be_native = (
+            device.device == "cpu"
+            and device.kernels in ("auto", "native")
+            and device.dtype == "bfloat16"
+            and model.implementation == "stoker"
+        )
+        generates = model.has_head and self.runner != "pooling"
+        return may_be_native and generates and self.likely_parallel.world_size == 1
+
     def _require_no_cache_flags(self, model: ModelConfig) -> None:
         """Of one whose cache is transformers': it cannot be stored otherwise nor wound back, and
         its layers are not those that adapters are added to.
         """
         for flag, given in (
             ("--kv-cache-dtype", self.kv_cache_dtype != "auto"),
-            ("--speculative-config", self.speculative_config is not None),
+            ("--speculative-config", parse_speculative_config(self.speculative_config) is not None),
             ("--enable-lora", self.enable_lora),
         ):
             if given:

@@ -250,7 +250,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     prefix_cache_queries_delta: int = 0  # tokens
     prefix_cache_hits_delta: int = 0  # tokens
     num_scheduled_tokens: int = 0  # computed in this step
-    drafts: DraftStats | None = None  # None without --speculative-config
+    drafts: DraftStats | None = None  # None where there are none
     graphs: GraphStats | None = None  # None where nothing is recorded
     sleep_level: int = 0  # 0 is awake
     num_taking_turns: int = 0  # waiting ones that nothing but the prompts before them holds up

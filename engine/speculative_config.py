@@ -11,6 +11,9 @@ from engine.errors import ConfigError
 from engine.json_flags import json_object
 
 MOST_DRAFT_TOKENS = 32
+NO_DRAFTS = "null"
+"""What turns them off where they are the default: JSON's word, which vLLM's flag takes too."""
+
 _FLAG = "--speculative-config"
 _KNOWN = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
 _USUAL_DRAFT_TOKENS = 15  # with the token before them two tiles of the products' rows
@@ -22,17 +25,19 @@ class SpeculativeConfig:
     """Drafts are copied from behind an earlier place where the last tokens stood.
 
     At most `num_speculative_tokens` a step and request; at least `prompt_lookup_min` tokens must be
-    equal, and of longer agreements no more than `prompt_lookup_max` are compared.
+    equal, and of longer agreements no more than `prompt_lookup_max` are compared. With
+    `is_default` nobody asked for them: there are none where the kernels round by what is in a step.
     """
 
     num_speculative_tokens: int = _USUAL_DRAFT_TOKENS
     prompt_lookup_min: int = _USUAL_LOOKUP
     prompt_lookup_max: int = 16
+    is_default: bool = False
 
 
 def parse_speculative_config(text: str | None) -> SpeculativeConfig | None:
-    """The value of --speculative-config; ConfigError names what is wrong. None: no drafts."""
-    if text is None:
+    """The value of --speculative-config; ConfigError names what is wrong. None: none asked for."""
+    if text is None or text.strip() == NO_DRAFTS:
         return None
     asked = json_object(_FLAG, text, '{"method": "ngram"}')
     for name in asked:

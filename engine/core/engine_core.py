@@ -52,6 +52,7 @@ from engine.sched.snapshot import (
     requests_document,
     scheduler_document,
 )
+from engine.speculative_config import NO_DRAFTS
 from engine.version import __version__
 
 logger = get_logger(__name__)
@@ -92,6 +93,7 @@ class EngineCore:
         self.loras = LoraAdapters(self.executor.call_workers)
         with memory_turn(config.device.device) as reserve:
             self.executor.load_model()
+            config = self._with_drafts_settled(config)
             self._load_adapters(config)
             start = time.monotonic()
             available = self.executor.determine_available_memory()
@@ -217,6 +219,22 @@ class EngineCore:
             self._free_adapters()
         taken = time.monotonic() - start
         logger.info("It took %.6f seconds to wake up tags %s.", taken, sorted(woken))
+
+    def _with_drafts_settled(self, config: EngineConfig) -> EngineConfig:
+        """Drafts that nobody asked for are left out where tokens could differ with them."""
+        speculative = config.scheduler.speculative
+        if speculative is None:
+            return config
+        if speculative.is_default and not all(self.executor.call_workers("computes_rows_alike")):
+            scheduler = dataclasses.replace(config.scheduler, speculative=None)
+            return dataclasses.replace(config, scheduler=scheduler)
+        logger.info(
+            "Drafts (n-gram lookup) are on: a step may give a request up to %d tokens. Start with "
+            "--speculative-config %s to turn them off.",
+            1 + speculative.num_speculative_tokens,
+            NO_DRAFTS,
+        )
+        return config
 
     def _load_adapters(self, config: EngineConfig) -> None:
         for request in config.lora.modules if config.lora else ():

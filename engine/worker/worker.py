@@ -88,6 +88,7 @@ class Worker:
         self._loras: LoraSlots | None = None
         self._tower: VisionTower | None = None
         self._ranks: RankGroup | None = None
+        self._is_native = False
         self._kv_cache: KVCache = []
         self._num_blocks = 0
         self._asleep: frozenset[str] = frozenset()  # of SLEEP_TAGS
@@ -121,6 +122,7 @@ class Worker:
 
     def _load(self) -> None:
         kernels = self._select_kernels()
+        self._is_native = isinstance(kernels, NativeKernels)
         try:
             self._model = self._build_model(kernels)
             self._graphed = self._with_graphs(kernels)
@@ -171,6 +173,10 @@ class Worker:
         size, seconds = format_gib(tower.weight_bytes), time.monotonic() - start
         logger.info("Loading the image tower (%s GiB) took %.2f seconds", size, seconds)
         return tower
+
+    def computes_rows_alike(self) -> bool:
+        """Whether what a token gets is the same, to the bit, whatever else is in its step."""
+        return self._is_native
 
     def warm_up(self) -> int:
         """On a CPU run a small step, so that all is there that steps need; bytes of the weights, of

@@ -208,6 +208,18 @@ _MEMORY = (
         _WHY,
     ),
 )
+_DRAFTS = (
+    _line(
+        "stoker-drafts",
+        "Drafts (n-gram lookup) are on: ",
+        r"a step may give a request up to (\d{1,4}) tokens",
+        "Tokens are guessed from the text so far and kept where the model would have chosen them, "
+        "so an answer stays the same and comes in fewer steps.",
+        "engine/core/engine_core.py",
+        2,
+        Take("tokens", Unit.COUNT),
+    ),
+)
 _FILES = (
     _line(
         "stoker-converting",
@@ -630,5 +642,5 @@ _NODES = (
 )
 
 STOKER_RULES: tuple[Rule, ...] = (
-    *(*_KERNELS, *_WEIGHTS, *_MEMORY, *_FILES, *_SERVING, *_RANKS, *_NODES),
+    *(*_KERNELS, *_WEIGHTS, *_MEMORY, *_DRAFTS, *_FILES, *_SERVING, *_RANKS, *_NODES),
 )

@@ -12,8 +12,10 @@ from engine.core.engine_core import EngineCore
 from engine.messages import EngineCoreRequest, FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams, StructuredOutputsParams
 from engine.sched import drafts, step_costs
+from engine.speculative_config import NO_DRAFTS
 from tests.core.conftest import engine_config
 from tests.core.core_runs import assert_same_texts, run
+from tests.kernels.native_models import native_library
 from tests.worker.kernel_choices import KernelChoice
 
 NGRAM = json.dumps(
@@ -72,7 +74,9 @@ def test_drafts_change_no_token(
     wider_folder: Path, choice: KernelChoice, flags: dict[str, object]
 ) -> None:
     every = requests()
-    plain = EngineCore(engine_config(wider_folder, **choice.flags, **flags))
+    plain = EngineCore(
+        engine_config(wider_folder, speculative_config=NO_DRAFTS, **choice.flags, **flags)
+    )
     try:
         wanted = run(plain, every)
         core = EngineCore(
@@ -214,3 +218,32 @@ def test_an_end_inside_a_draft_ends_the_request_there(tiny_folder: Path) -> None
         assert reasons[-1] is FinishReason.STOP
         assert core.scheduler.kv_cache_manager.usage == 0
     core.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_drafting"),
+    [
+        ({}, True),
+        ({"distributed_executor_backend": "mp"}, True),
+        ({"speculative_config": NO_DRAFTS}, False),
+        ({"block_size": 8}, False),  # too small for the native kernels
+        ({"block_size": 8, "speculative_config": NGRAM}, True),
+    ],
+    ids=str,
+)
+def test_drafts_by_default_are_those_of_native_kernels(
+    wider_folder: Path,
+    flags: dict[str, object],
+    is_drafting: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    native_library()
+    with caplog.at_level("INFO", logger="engine"):
+        core = EngineCore(engine_config(wider_folder, dtype="bfloat16", **flags))
+    try:
+        stats = core.stats_message().scheduler_stats
+    finally:
+        core.shutdown()
+    assert stats is not None
+    assert (stats.drafts is not None) == is_drafting
+    assert ("Drafts (n-gram lookup) are on" in caplog.text) == is_drafting

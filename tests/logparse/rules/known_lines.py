@@ -423,6 +423,12 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
         {"instructions": "AVX-512"},
     ),
     (
+        "stoker-drafts",
+        "Drafts (n-gram lookup) are on: a step may give a request up to 16 tokens. Start with "
+        "--speculative-config null to turn them off.",
+        {"tokens": 16},
+    ),
+    (
         "stoker-few-files",
         "This process may open 256 files, which is enough for 100 connections; allow more with x",
         {"files": 256, "connections": 100},
