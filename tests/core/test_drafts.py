@@ -74,9 +74,7 @@ def test_drafts_change_no_token(
     wider_folder: Path, choice: KernelChoice, flags: dict[str, object]
 ) -> None:
     every = requests()
-    plain = EngineCore(
-        engine_config(wider_folder, speculative_config=NO_DRAFTS, **choice.flags, **flags)
-    )
+    plain = EngineCore(engine_config(wider_folder, **choice.flags, **flags))
     try:
         wanted = run(plain, every)
         core = EngineCore(
@@ -239,7 +237,8 @@ def test_drafts_by_default_are_those_of_native_kernels(
 ) -> None:
     native_library()
     with caplog.at_level("INFO", logger="engine"):
-        core = EngineCore(engine_config(wider_folder, dtype="bfloat16", **flags))
+        flags = {"dtype": "bfloat16", "speculative_config": None, **flags}
+        core = EngineCore(engine_config(wider_folder, **flags))
     try:
         stats = core.stats_message().scheduler_stats
     finally:

@@ -54,7 +54,7 @@ def test_what_is_wrong_is_said(text: str, said: str) -> None:
         parse_speculative_config(text)
 
 
-NATIVE = {"dtype": "bfloat16"}
+NATIVE = {"dtype": "bfloat16", "speculative_config": None}
 
 
 @pytest.mark.parametrize("flags", [{}, {"kernels": "native"}, {"quantization": "int8"}], ids=str)
@@ -64,7 +64,7 @@ def test_drafts_are_the_default_where_native_kernels_may_run(
     folder = write_tiny_llama(tmp_path / "tiny")
     config = engine_config(folder, **NATIVE, **flags)
     assert config.scheduler.speculative == SpeculativeConfig(is_default=True)
-    without = engine_config(folder, speculative_config="null", **NATIVE, **flags)
+    without = engine_config(folder, **{**NATIVE, **flags, "speculative_config": "null"})
     assert without.scheduler.speculative is None
 
 
