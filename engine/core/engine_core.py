@@ -121,6 +121,7 @@ class EngineCore:
             num_micro_batches=config.parallel.pipeline_parallel_size,
             is_async=self._is_async,
             max_loras=None if config.lora is None else config.lora.max_loras,
+            most_rows=_most_rows(self.config),
         )
         self._in_flight: deque[_StepInFlight] = deque()
         self._sleep_level = 0
@@ -231,7 +232,7 @@ class EngineCore:
         logger.info(
             "Drafts (n-gram lookup) are on: a step may give a request up to %d tokens. Start with "
             "--speculative-config %s to turn them off.",
-            1 + speculative.num_speculative_tokens,
+            min(1 + speculative.num_speculative_tokens, _most_rows(config)),
             NO_DRAFTS,
         )
         return config
@@ -406,6 +407,16 @@ class EngineCore:
         self.structured_outputs.shutdown()
         self.executor.shutdown()
         leave_memory(self.config.device.device)
+
+
+def _most_rows(config: EngineConfig) -> int:
+    """How many positions of one step may ask for a token: a GPU keeps room for those of
+    --max-num-seqs, a CPU makes it in each step, so that a server of one request may draft, too.
+    """
+    limits = config.scheduler
+    if limits.speculative is None or config.device.device != "cpu":
+        return limits.max_num_seqs
+    return max(limits.max_num_seqs, 1 + limits.speculative.num_speculative_tokens)
 
 
 def _size_cache(

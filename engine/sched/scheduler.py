@@ -66,10 +66,12 @@ class Scheduler:
         num_micro_batches: int = 1,
         is_async: bool = False,
         max_loras: int | None = None,
+        most_rows: int | None = None,
     ) -> None:
         """With several micro-batches that many steps are under way at once, one per pipeline stage,
         and each takes its share of the running requests. `is_async` plans a step before the tokens
-        of the last one are known.
+        of the last one are known. With drafts, `most_rows` positions of a step may ask for a token,
+        without it as many as requests may run.
         """
         self.config = config
         self.num_taking_turns = 0
@@ -99,7 +101,9 @@ class Scheduler:
         self._prefill = JointPrefill(config.max_joint_prefill_tokens)
         self._prefix_history = PrefixHistory(cache.block_size)
         self._drafter = (
-            Drafter(config.speculative, config.max_num_seqs) if config.speculative else None
+            Drafter(config.speculative, most_rows or config.max_num_seqs)
+            if config.speculative
+            else None
         )
         self._num_added = 0
         self._num_preemptions = 0

@@ -14,7 +14,7 @@ from engine.sampling_params import SamplingParams, StructuredOutputsParams
 from engine.sched import drafts, step_costs
 from engine.speculative_config import NO_DRAFTS
 from tests.core.conftest import engine_config
-from tests.core.core_runs import assert_same_texts, run
+from tests.core.core_runs import assert_same_texts, engine, run
 from tests.kernels.native_models import native_library
 from tests.worker.kernel_choices import KernelChoice
 
@@ -216,6 +216,21 @@ def test_an_end_inside_a_draft_ends_the_request_there(tiny_folder: Path) -> None
         assert reasons[-1] is FinishReason.STOP
         assert core.scheduler.kv_cache_manager.usage == 0
     core.shutdown()
+
+
+def test_a_server_of_one_request_drafts_too(tiny_folder: Path) -> None:
+    request = asked("a", [5, 6, 7] * 6)
+    with engine(tiny_folder) as plain:
+        wanted = run(plain, [request]).texts
+    with engine(tiny_folder, speculative_config=NGRAM, max_num_seqs=1) as core:
+        first = run(core, [request, msgspec.structs.replace(request, request_id="b")])
+        num_steps = 0
+        core.add_request(msgspec.structs.replace(request, request_id="c"))
+        while not core.is_idle:
+            core.step()
+            num_steps += 1
+    assert first.texts == {"a": wanted["a"], "b": wanted["a"]}
+    assert num_steps < 0.5 * len(wanted["a"])
 
 
 @pytest.mark.parametrize(
