@@ -79,6 +79,8 @@ class ValueCounter:
 
     def feed(self, piece: bytes) -> int:
         """Weight of what stands outside texts in the next piece."""
+        if not piece:  # nothing follows a backslash yet
+            return 0
         if self._is_escaped:
             piece = piece[1:]
         self._is_escaped = (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1

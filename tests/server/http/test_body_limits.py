@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -34,6 +34,7 @@ def weight(value: Any) -> int:
 
 
 @given(_JSON, st.lists(st.integers(0, 200), max_size=6), st.booleans())
+@example({'"': None}, [3, 3], True).via("a piece of no bytes behind a backslash")
 def test_values_are_counted_wherever_the_body_is_cut(
     value: Any, cuts: list[int], ascii_only: bool
 ) -> None:
