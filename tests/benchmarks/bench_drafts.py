@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import statistics
 import subprocess
 import time
@@ -110,14 +111,20 @@ class Kind:
         )
 
 
-def compare(pair: tuple[Server, Server], questions: Sequence[str], load: Load) -> Kind:
-    """Ask both servers, the drafting one first in every other wave."""
+def waves(questions: Sequence[str], streams: int) -> list[Sequence[str]]:
+    """One question each for one stream, else about two for each of them, in equal parts."""
+    count = len(questions) if streams == 1 else max(1, round(len(questions) / (2 * streams)))
+    return [questions[number::count] for number in range(count)]
+
+
+def compare(
+    pair: tuple[Server, Server], questions: Sequence[str], load: Load, turns: Iterator[bool]
+) -> Kind:
+    """Ask both servers; `turns` say whether the drafting one is first in the next wave."""
     drafting, plain = candidates = [Candidate(server) for server in pair]
-    size = 1 if load.streams == 1 else 2 * load.streams
     num_equal, ratios = 0, []
-    for number, first in enumerate(range(0, len(questions), size)):
-        wave = questions[first : first + size]
-        order = candidates if number % 2 else candidates[::-1]
+    for wave in waves(questions, load.streams):
+        order = candidates if next(turns) else candidates[::-1]
         found = {id(one): one.ask(wave, load) for one in order}
         (tokens, wall_s), (expected, plain_s) = found[id(drafting)], found[id(plain)]
         ratios.append(plain_s / wall_s)
@@ -157,9 +164,10 @@ def main() -> None:
             server(options.model, [*flags, *no_drafts]) as plain,
         ):
             pair = drafting, plain
-            compare(pair, _WARM_UP, load)
+            turns = itertools.cycle([True, False])
+            compare(pair, _WARM_UP, load, turns)
             for name in options.kinds:
-                kind = compare(pair, questions[name], load)
+                kind = compare(pair, questions[name], load, turns)
                 are_equal &= kind.num_equal == kind.num_answers
                 print(f"{streams:3d} streams  {name:10s} {kind.line()}", flush=True)
     raise SystemExit(0 if are_equal else 1)
