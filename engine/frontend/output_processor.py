@@ -211,7 +211,7 @@ def _to_delta(state: _RequestState, output: EngineCoreOutput) -> RequestDelta:
         pooling_output=output.pooling_output,
     )
     visible = _visible_tokens(state, output)
-    if len(visible) > 1 and state.has_stops:
+    if len(output.new_token_ids) > 1 and state.has_stops:
         return _stopped_within(state, output, visible, result)
     text = state.detokenizer.feed(visible)
     min_tokens = state.request.sampling_params.min_tokens

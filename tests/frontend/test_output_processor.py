@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 
 import pytest
 
@@ -106,6 +107,26 @@ async def test_stop_strings_wait_for_min_tokens(bench: _Bench) -> None:
     assert (await box.get()).text == "aa"
     assert bench.step("ba").stopped_ids == ["r"]
     assert (await box.get()).text == "b"
+
+
+@pytest.mark.parametrize("stop", ["a", "ND", "ND!", "none"])
+@pytest.mark.parametrize("cuts", list(itertools.product([False, True], repeat=4)), ids=str)
+async def test_the_steps_that_tokens_come_in_change_nothing(
+    bench: _Bench, stop: str, cuts: tuple[bool, ...]
+) -> None:
+    """The last of five tokens ends the request in EngineCore, which may have made it too much."""
+    text = "aND!."
+    places = [0, *(at for at, is_cut in enumerate(cuts, start=1) if is_cut), len(text)]
+    box, counted = bench.add(stop=(stop,)), 0
+    for start, end in itertools.pairwise(places):
+        reason = FinishReason.STOP if end == len(text) else None
+        counted += bench.step(text[start:end], finish_reason=reason).stats.num_generation_tokens
+    output = await box.get()
+    is_found = stop in text
+    num_tokens = text.index(stop) + len(stop) if is_found else len(text)
+    assert output.text == (text.partition(stop)[0] if is_found else text[:-1])
+    assert (len(output.token_ids), counted) == (num_tokens, num_tokens)
+    assert output.stop_reason == (stop if is_found else None)
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "hi"), (True, "hi.")])
