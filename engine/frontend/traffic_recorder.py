@@ -93,12 +93,6 @@ class TrafficRecorder:
             _Request(arrival_s, token_ids, num_output_tokens, request.prefix_salt, images)
         )
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether all that has ended is written, or given up."""
-        with self._lock:
-            return not self._waiting_tokens
-
     def close(self) -> None:
         """Write what is left; a disk that hangs is not waited for long."""
         self._ended.put(None)
@@ -183,7 +177,7 @@ class _LineFile:
             return
         self._has_failed = False
         if self._num_lost:
-            logger.warning("The traffic record %s lacks %d requests.", self._path, self._num_lost)
+            logger.warning("The traffic record %s lacks %d request(s).", self._path, self._num_lost)
             self._num_lost = 0
 
     def close(self) -> None:

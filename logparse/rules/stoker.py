@@ -402,7 +402,8 @@ _SERVING = (
     _line(
         "stoker-traffic-record",
         "The traffic record ",
-        r"(\S.{0,400}?) (cannot be written: .{1,200}|lacks \d{1,12} requests|ends here: .{1,200})",
+        r"(\S.{0,400}?) "
+        r"(cannot be written: .{1,200}|lacks \d{1,12} request\(s\)|ends here: .{1,200})",
         "The file of --record-traffic is not whole; requests are served as before.",
         "engine/frontend/traffic_recorder.py",
         None,
