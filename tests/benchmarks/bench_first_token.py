@@ -73,12 +73,13 @@ def main() -> None:
 
 
 def engine() -> EngineCore:
-    """The default model, without a prefix cache."""
+    """The default model, without a prefix cache and without drafts."""
     args = EngineArgs(
         dtype="bfloat16",
         max_model_len=4096,
         kv_cache_memory_bytes=2 << 30,
         enable_prefix_caching=False,
+        speculative_config="null",
     )
     model = ModelConfig.from_folder(default_model_folder(), "default")
     return EngineCore(args.create_engine_config(model, HostDevice("cpu", "cpu", None)))
