@@ -160,6 +160,15 @@ _WEIGHTS = (
         Take("seconds", Unit.SECONDS, (2,)),
     ),
     _line(
+        "stoker-measured-inputs",
+        "Measuring inputs for int4 took ",
+        NUM + " seconds",
+        "How much each input carries was measured, so that int4 errs where it matters least.",
+        "engine/models/measured_inputs.py",
+        2,
+        Take("seconds", Unit.SECONDS),
+    ),
+    _line(
         "stoker-packed-kept",
         "Keeping packed weights for the next start took ",
         NUM + " seconds",
