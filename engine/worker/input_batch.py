@@ -127,6 +127,8 @@ class InputBatch:
 
         With `drafted`, lengths per row, each position of a draft asks for logits too.
         """
+        if drafted is None and int(scheduled.sum()) == len(rows):
+            return self._build_single(rows)
         computed = self.num_computed[rows]
         ends = np.cumsum(scheduled)
         owner = np.repeat(np.arange(len(rows)), scheduled)
@@ -150,6 +152,28 @@ class InputBatch:
             block_table=table,
             logits_rows=logits_rows,
             adapters=adapters[owner] if (adapters >= 0).any() else None,
+            rows=rows,
+        )
+        return batch, sampling
+
+    def _build_single(self, rows: IntArray) -> tuple[StepBatch, IntArray]:
+        """The same with one token of each row, as in most steps: a third fewer arrays to make."""
+        computed = self.num_computed[rows]
+        starts = np.arange(len(rows) + 1)
+        blocks, offsets = np.divmod(computed, self._block_size)
+        width = int(self.num_blocks[rows].max())
+        table = self.block_table[:, rows, :width].astype(np.int64)
+        sampling = np.flatnonzero(computed + 1 == self.num_tokens[rows])
+        adapters = self.adapter[rows]
+        batch = StepBatch(
+            token_ids=self.token_ids[rows, computed].astype(np.int64),
+            positions=computed,
+            slot_mapping=table[:, starts[:-1], blocks] * self._block_size + offsets,
+            query_start_loc=starts,
+            num_computed=computed,
+            block_table=table,
+            logits_rows=sampling,
+            adapters=adapters if (adapters >= 0).any() else None,
             rows=rows,
         )
         return batch, sampling
