@@ -193,11 +193,10 @@ class Scheduler:
         self._logprobs_budget.begin(self.requests.values())
         self._images.begin()
         self._prefill.begin()
-        budget = self.config.max_num_batched_tokens
-        budget, has_preempted = self._schedule_running(output, budget)
-        if not has_preempted:
-            budget = self._schedule_waiting(output, budget)
-        self.num_taking_turns = 0 if has_preempted else self._num_held_back()
+        budget = self._plan(output, self.config.max_num_batched_tokens)
+        if self._prefill.holds_decodes and not output.num_scheduled_tokens:
+            self._prefill.release_decodes()
+            budget = self._plan(output, budget)
         output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
         if output.total_num_scheduled_tokens:  # an empty step is not run, so nobody would hear them
             output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
@@ -211,19 +210,32 @@ class Scheduler:
             self._num_in_flight.update(output.num_scheduled_tokens.keys())
         return output
 
+    def _plan(self, output: SchedulerOutput, budget: int) -> int:
+        """Both phases; returns the budget that is left."""
+        budget, has_preempted = self._schedule_running(output, budget)
+        if not has_preempted:
+            budget = self._schedule_waiting(output, budget)
+        self.num_taking_turns = 0 if has_preempted else self._num_held_back()
+        return budget
+
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> tuple[int, bool]:
         """Phase 1, in admission order. Returns the budget left and whether anyone was preempted."""
         manager, cached = self.kv_cache_manager, output.cached_requests
         threshold = self.config.long_prefill_token_threshold
         max_model_len = self.config.max_model_len
         has_preempted = False
-        drafts = self._drafter.propose(self.running) if self._drafter else {}
+        holds_decodes = self._prefill.holds_decodes
+        has_drafts = self._drafter is not None and not holds_decodes
+        drafts = self._drafter.propose(self.running) if has_drafts else {}
         share = -(-len(self.running) // self._num_micro_batches)
         index = 0
         while index < len(self.running) and budget > 0 and len(cached.req_ids) < share:
             request = self.running[index]
             draft = drafts.get(request.request_id, [])
             known = self._num_to_compute(request)
+            if holds_decodes and known <= 1:
+                index += 1
+                continue
             count = known + len(draft)
             if 0 < threshold < count:
                 count = threshold

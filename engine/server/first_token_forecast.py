@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from engine.frontend.iteration_stats import IterationStats
 from engine.messages import SchedulerStats
-from engine.sched.joint_prefill import room_beside
 
 _KEEP = 0.9  # of what was known, at each step: about the last ten count
 _ENOUGH_SPREAD = 256.0  # prompt tokens squared: steps that are more alike tell nothing of a token
@@ -107,15 +106,13 @@ class _BusyTime:
 
 class FirstTokenForecast:
     """Of all engines of one server. `step_tokens` is the most that one step computes, and
-    `joint_tokens` the most of several prompts together where no answers run beside them, however
-    large one alone is; None: as many.
+    `joint_tokens` the most of several prompts together, however large one alone is; None: as many.
     """
 
     def __init__(self, step_tokens: int, joint_tokens: int | None = None) -> None:
         self._step_tokens = step_tokens
         self._joint_tokens = joint_tokens
         self._engines: dict[int, StepTimes] = {}
-        self._num_running: dict[int, int] = {}
         self._busy = _BusyTime()
         # Seconds at work until requests ended, and how many had by then; never empty.
         self._ends: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=_ENDS)
@@ -126,7 +123,6 @@ class FirstTokenForecast:
     ) -> None:
         """An engine has made a step."""
         steps = self._engines.setdefault(engine, StepTimes())
-        self._num_running[engine] = scheduler.num_running_reqs
         # Of a step's tokens every one that was no prompt's has brought a token of an answer.
         latencies = iteration.first_token_latencies_s
         longest_s = max(latencies, default=0.0)
@@ -154,24 +150,20 @@ class FirstTokenForecast:
         """Until the last of `num_tokens` waiting prompt tokens is computed, or found in the prefix
         cache as often as lately: in the step after the one that runs, which may just have begun.
         """
-        engines = self._engines or {0: StepTimes()}
+        engines = self._engines.values() or [StepTimes()]
         tokens = num_tokens / len(engines)
         if self._prompt_tokens:
             tokens *= self._computed_tokens / self._prompt_tokens
 
-        def in_engine(engine: int, steps: StepTimes) -> float:
-            num_steps = max(1, math.ceil(tokens / self._tokens_of_a_step(engine)))
-            return steps.base_s * (num_steps + 1) + steps.per_token_s * tokens
+        num_steps = max(1, math.ceil(tokens / self._tokens_of_a_step()))
+        return min(one.base_s * (num_steps + 1) + one.per_token_s * tokens for one in engines)
 
-        return min(in_engine(engine, steps) for engine, steps in engines.items())
-
-    def _tokens_of_a_step(self, engine: int) -> float:
+    def _tokens_of_a_step(self) -> float:
         """Where prompts like the last ones wait: as many of them as go into one step together."""
         if self._joint_tokens is None or not self._num_prompts:
             return self._step_tokens
         usual = max(1.0, self._computed_tokens / self._num_prompts)
-        room = room_beside(self._joint_tokens, self._num_running.get(engine, 0))
-        return min(max(usual, room // usual * usual), self._step_tokens)
+        return min(max(usual, self._joint_tokens // usual * usual), self._step_tokens)
 
     def seconds_to_a_place(self, now_s: float, num_waiting: int) -> float:
         """Until `num_waiting` requests have ended. Where they end at random it takes longer in one

@@ -21,16 +21,40 @@ def add(scheduler: Scheduler, *prompts: int, outputs: int = 50, first: int = 0) 
         scheduler.add_request(make_request(scheduler, str(number), prompt, outputs))
 
 
-def test_a_burst_is_computed_in_the_order_of_arrival_beside_the_decodes() -> None:
+def test_a_burst_is_computed_in_the_order_of_arrival_and_the_decodes_wait() -> None:
     scheduler = make_scheduler(joint=64)
     run = Run(scheduler)
     add(scheduler, 60, 60, 60)
     found = [(run.step()[0].num_scheduled_tokens, scheduler.num_taking_turns) for _ in range(4)]
     assert found == [
         ({"0": 60}, 2),
-        ({"0": 1, "1": 60}, 1),
-        ({"0": 1, "1": 1, "2": 60}, 0),
+        ({"1": 60}, 1),
+        ({"2": 60}, 0),
         ({"0": 1, "1": 1, "2": 1}, 0),
+    ]
+
+
+def test_the_last_prompts_and_one_alone_take_the_decodes_along() -> None:
+    scheduler = make_scheduler(joint=128)
+    run = Run(scheduler)
+    add(scheduler, 60)
+    run.step()
+    add(scheduler, 60, 60, first=1)
+    assert run.step()[0].num_scheduled_tokens == {"0": 1, "1": 60, "2": 60}
+
+
+def test_decodes_wait_for_so_many_prompt_tokens_and_no_more() -> None:
+    scheduler = make_scheduler(joint=128)
+    run = Run(scheduler)
+    add(scheduler, *[100] * 14)
+    found = [run.step()[0].num_scheduled_tokens for _ in range(15)]
+    alone = [[number] for number in range(14)]
+    after_six = [*range(8)]  # the first step had no decodes that could wait
+    assert [[int(key) for key in step] for step in found] == [
+        *alone[:7],
+        after_six,
+        *alone[8:],
+        [*range(14)],
     ]
 
 
@@ -80,14 +104,13 @@ def test_a_cut_prompt_that_does_not_fit_keeps_its_place() -> None:
     assert found == [{"0": 7}, {"1": 8, "2": 3}, {"1": 4}]
 
 
-def test_many_decodes_take_more_prompts_along() -> None:
-    scheduler = make_scheduler(joint=64)
+def test_decodes_go_on_where_no_prompt_can_be_computed() -> None:
+    scheduler = make_scheduler(joint=8, block_size=4, num_blocks=8, max_model_len=32)
     run = Run(scheduler)
-    add(scheduler, *[1] * 20)
-    run.step()
-    add(scheduler, *[60] * 3, first=20)
-    counts = run.step()[0].num_scheduled_tokens
-    assert [key for key, count in counts.items() if count > 1] == ["20", "21"]
+    add(scheduler, 8, 8, 20, outputs=4)
+    found = [run.step()[0].num_scheduled_tokens for _ in range(3)]
+    assert found == [{"0": 8}, {"1": 8}, {"0": 1, "1": 1}]
+    assert scheduler.num_taking_turns == 0
 
 
 def test_what_the_prefix_cache_has_takes_no_room() -> None:
@@ -167,10 +190,7 @@ def planned(
             }
             done = {output.request_id for output in outputs}
             prompts = [count for key, count in known.items() if count > 1 and key in done]
-            num_rows = sum(
-                count for key, count in step.num_scheduled_tokens.items() if known[key] <= 1
-            )
-            assert len(prompts) < 2 or sum(prompts) <= max(joint, 8 * num_rows)
+            assert len(prompts) < 2 or sum(prompts) <= joint
         assert scheduler.num_taking_turns <= len(scheduler.waiting)
         assert len(steps) < 5000, "no progress"
     if scheduler.config.policy == "fcfs":

@@ -59,6 +59,8 @@ class Simulation:
         self.dice = random.Random(0)
         self.waiting: deque[float] = deque()  # when they came
         self.running: list[int] = []  # tokens that are left of each answer
+        self.has_held_back = False
+        self.before_decodes = 0  # prompt tokens
         self.admission = Admission(lambda: self.now_s)
         self.admission.open(
             QueueLimits(
@@ -105,18 +107,21 @@ class Simulation:
 
     def _begin_step(self) -> float:
         load = self.load
-        joint = max(load.joint_tokens or load.step_tokens, 8 * len(self.running))
-        together = max(1, min(joint, load.step_tokens) // load.prompt_tokens)
-        places = min(load.num_places - len(self.running), together)
-        self.starting = min(places, len(self.waiting))
-        seconds = load.step_s + load.running_s * len(self.running)
-        seconds += load.token_s * load.prompt_tokens * self.starting
+        together = min(load.joint_tokens or load.step_tokens, load.step_tokens)
+        free = min(load.num_places - len(self.running), len(self.waiting))
+        self.starting = min(free, max(1, together // load.prompt_tokens))
+        goes_first = bool(load.joint_tokens) and self.has_held_back and self.before_decodes < 512
+        self.num_decoded = 0 if goes_first and self.starting else len(self.running)
+        self.has_held_back = self.starting < free
+        num_tokens = load.prompt_tokens * self.starting
+        self.before_decodes = 0 if self.num_decoded else self.before_decodes + num_tokens
+        seconds = load.step_s + load.running_s * self.num_decoded + load.token_s * num_tokens
         return seconds * self.dice.uniform(0.8, 1.3)
 
     def _end_step(self) -> None:
         load, stats = self.load, IterationStats()
-        num_decoded = len(self.running)
-        self.running = [left - 1 for left in self.running]
+        if self.num_decoded:
+            self.running = [left - 1 for left in self.running]
         stats.finished = [None] * self.running.count(0)  # type: ignore[list-item]
         self.running = [left for left in self.running if left]
         for _ in range(self.starting):
@@ -125,9 +130,9 @@ class Simulation:
             self.running.append(load.output_tokens - 1)
         stats.first_token_latencies_s = self.ttfts_s[len(self.ttfts_s) - self.starting :]
         stats.num_prompt_tokens = self.starting * load.prompt_tokens
-        stats.num_generation_tokens = num_decoded + self.starting
+        stats.num_generation_tokens = self.num_decoded + self.starting
         turns = min(len(self.waiting), load.num_places - len(self.running))
-        scheduled = num_decoded + stats.num_prompt_tokens
+        scheduled = self.num_decoded + stats.num_prompt_tokens
         self.admission.record(
             SchedulerStats(
                 len(self.running),
