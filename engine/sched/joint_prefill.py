@@ -6,11 +6,6 @@ once are done as soon one after the other as they are together: together, all wa
 
 from __future__ import annotations
 
-_MOST_BEFORE_DECODES = 512
-"""Prompt tokens that are computed at most before the decodes have a step: about as many as take
-what ten of their steps take.
-"""
-
 
 class JointPrefill:
     """The prompt tokens of the step that is being planned.
@@ -20,12 +15,13 @@ class JointPrefill:
     computes again counts as a prompt; one that is done in a later step does not, since nobody is to
     wait for all of its steps.
 
-    While prompts take turns the decodes wait for a few of them, as they would for one step of all:
-    answers that begin in the same burst so go on side by side, in steps of many rows.
+    While prompts take turns the decodes wait for as many of their tokens as one step may have, the
+    `budget`: no longer than if all were computed in one. The answers of a burst so go on side by
+    side, in steps of many rows.
     """
 
-    def __init__(self, most: int | None) -> None:
-        self._most = most
+    def __init__(self, most: int | None, budget: int) -> None:
+        self._most, self._budget = most, budget
         self._num_tokens = 0
         self._num_before_decodes = 0  # in the steps since the decodes had theirs
         self.has_held_back = False
@@ -38,8 +34,8 @@ class JointPrefill:
         self._num_before_decodes += self._num_tokens
         if not self.holds_decodes:
             self._num_before_decodes = 0
-        is_early = self._num_before_decodes < _MOST_BEFORE_DECODES
-        self.holds_decodes = self.has_held_back and is_early
+        has_turns_left = self._num_before_decodes < self._budget
+        self.holds_decodes = self.has_held_back and has_turns_left
         self._num_tokens = 0
         self.has_held_back = False
 

@@ -98,7 +98,7 @@ class Scheduler:
         self._num_in_flight: Counter[str] = Counter()  # steps under way that a request is in
         self._logprobs_budget = LogprobsBudget()
         self._images = StepImages(config.max_step_images)
-        self._prefill = JointPrefill(config.max_joint_prefill_tokens)
+        self._prefill = JointPrefill(config.max_joint_prefill_tokens, config.max_num_batched_tokens)
         self._prefix_history = PrefixHistory(cache.block_size)
         self._drafter = (
             Drafter(config.speculative, most_rows or config.max_num_seqs)

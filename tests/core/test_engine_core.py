@@ -101,7 +101,7 @@ def test_prompts_take_turns_on_native_kernels_alone(
     is_native = choice.kernels == "native"
     assert (core.ready_message.max_joint_prefill_tokens is not None) == is_native
     for name in "abc":
-        core.add_request(request(name, [ord(name)] * 60, 4))
+        core.add_request(request(name, [ord(name)] * 100, 4))
     assert [output.request_id for output in core.step().outputs] == list(
-        "a" if is_native else "abc"
+        "ab" if is_native else "abc"
     )

@@ -43,8 +43,8 @@ def test_the_last_prompts_and_one_alone_take_the_decodes_along() -> None:
     assert run.step()[0].num_scheduled_tokens == {"0": 1, "1": 60, "2": 60}
 
 
-def test_decodes_wait_for_so_many_prompt_tokens_and_no_more() -> None:
-    scheduler = make_scheduler(joint=128)
+def test_decodes_wait_for_the_tokens_of_one_step_and_no_more() -> None:
+    scheduler = make_scheduler(joint=128, tokens=512)
     run = Run(scheduler)
     add(scheduler, *[100] * 14)
     found = [run.step()[0].num_scheduled_tokens for _ in range(15)]
@@ -126,7 +126,7 @@ def test_what_the_prefix_cache_has_takes_no_room() -> None:
 
 
 def test_a_victim_leaves_the_room_that_it_had() -> None:
-    prefill = JointPrefill(32)
+    prefill = JointPrefill(32, 100)
     prefill.note(28)
     prefill.note(3, num_drafted=2)
     prefill.take_back(28, 0)

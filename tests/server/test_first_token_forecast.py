@@ -110,7 +110,11 @@ class Simulation:
         together = min(load.joint_tokens or load.step_tokens, load.step_tokens)
         free = min(load.num_places - len(self.running), len(self.waiting))
         self.starting = min(free, max(1, together // load.prompt_tokens))
-        goes_first = bool(load.joint_tokens) and self.has_held_back and self.before_decodes < 512
+        goes_first = (
+            bool(load.joint_tokens)
+            and self.has_held_back
+            and self.before_decodes < load.step_tokens
+        )
         self.num_decoded = 0 if goes_first and self.starting else len(self.running)
         self.has_held_back = self.starting < free
         num_tokens = load.prompt_tokens * self.starting

@@ -65,7 +65,7 @@ class NativeKernels:
     formats: WeightFormats = field(default_factory=WeightFormats)
     instructions: str = ""  # what the library was built for
     build: str = ""  # from which sources, by which compiler: packed weights belong to it
-    max_joint_prefill_tokens: int = 128
+    max_joint_prefill_tokens: int = 256
     """Of several prompts in one step: from here on a step takes as much longer as it has rows."""
 
 
