@@ -225,8 +225,8 @@ class Scheduler:
         max_model_len = self.config.max_model_len
         has_preempted = False
         holds_decodes = self._prefill.holds_decodes
-        has_drafts = self._drafter is not None and not holds_decodes
-        drafts = self._drafter.propose(self.running) if has_drafts else {}
+        drafter = None if holds_decodes else self._drafter
+        drafts = drafter.propose(self.running) if drafter else {}
         share = -(-len(self.running) // self._num_micro_batches)
         index = 0
         while index < len(self.running) and budget > 0 and len(cached.req_ids) < share:

@@ -59,13 +59,14 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     core = engine()
     limit = core.config.scheduler.max_joint_prefill_tokens
+    budget = core.config.scheduler.max_num_batched_tokens
     assert limit is not None, "no native kernels here"
     run(core, Load(1, 1, 60, 2))
     for load in LOADS:
         found: dict[int | None, list[Outcome]] = {limit: [], None: []}
         for number in range(rounds):
             for most in sorted(found, key=str, reverse=bool(number % 2)):
-                core.scheduler._prefill = JointPrefill(most)
+                core.scheduler._prefill = JointPrefill(most, budget)
                 found[most].append(run(core, load))
         for most, outcomes in found.items():
             print_line(load, most, outcomes)
