@@ -1,6 +1,6 @@
 """Curves of `stoker bench --json` files as a picture and as rows for a document.
 
-    python -m tests.benchmarks.bench_curves A.json ... --picture docs/pictures/streams.svg
+    python -m tests.benchmarks.bench_curves A.json ... --picture docs/curves/streams.svg
 
 The points of all files together are one curve for each server: over the streams at once where they
 differ, else over the length of the prompts. Needs matplotlib, which nothing else here does.
