@@ -685,6 +685,12 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
     ("llama-loaded-old", 'INFO [                    main] model loaded | tid="1" x', {}),
     ("llama-idle-old", 'INFO [            update_slots] all slots are idle | tid="1"', {}),
     ("llama-idle", "srv  update_slots: all slots are idle", {}),
+    ("stoker-measured-inputs", "Measuring inputs for int4 took 0.31 seconds.", {"seconds": 0.31}),
+    (
+        "stoker-traffic-record",
+        "The traffic record /var/day.jsonl lacks 3 request(s).",
+        {"file": "/var/day.jsonl", "what": "lacks 3 request(s)"},
+    ),
     # Those that no first word finds.
     ("stoker-transformers", "o/m runs in the Transformers implementation, which is slower.", {}),
     ("stoker-unused-tensors", "9 tensors of the checkpoint are not used: a, b.", {"tensors": 9}),
