@@ -93,7 +93,7 @@ class EngineCore:
         self.loras = LoraAdapters(self.executor.call_workers)
         with memory_turn(config.device.device) as reserve:
             self.executor.load_model()
-            config = self._with_drafts_settled(config)
+            config = _with_joint_prefill(self._with_drafts_settled(config), self.executor)
             self._load_adapters(config)
             start = time.monotonic()
             available = self.executor.determine_available_memory()
@@ -103,7 +103,6 @@ class EngineCore:
             max_model_len = self.config.scheduler.max_model_len
             logger.info("%s", capacity_line(self.capacity, max_model_len, device))
             self._held_bytes = self.executor.initialize_kv_cache(self.capacity.num_blocks)
-            self.config = _with_joint_prefill(self.config, self.executor)
             reserve(self._held_bytes)
         logger.info(
             "init engine (profile, create kv cache, warmup model) took %.2f s",

@@ -150,13 +150,12 @@ class FirstTokenForecast:
         """Until the last of `num_tokens` waiting prompt tokens is computed, or found in the prefix
         cache as often as lately: in the step after the one that runs, which may just have begun.
         """
-        engines = self._engines.values() or [StepTimes()]
-        tokens = num_tokens / len(engines)
+        steps = self._engines.values() or [StepTimes()]
+        tokens = num_tokens / len(steps)
         if self._prompt_tokens:
             tokens *= self._computed_tokens / self._prompt_tokens
-
         num_steps = max(1, math.ceil(tokens / self._tokens_of_a_step()))
-        return min(one.base_s * (num_steps + 1) + one.per_token_s * tokens for one in engines)
+        return min(one.base_s * (num_steps + 1) + one.per_token_s * tokens for one in steps)
 
     def _tokens_of_a_step(self) -> float:
         """Where prompts like the last ones wait: as many of them as go into one step together."""

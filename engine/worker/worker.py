@@ -88,14 +88,13 @@ class Worker:
         self._loras: LoraSlots | None = None
         self._tower: VisionTower | None = None
         self._ranks: RankGroup | None = None
-        self._is_native = False
+        self._native: NativeKernels | None = None  # if it is these that compute
         self._kv_cache: KVCache = []
         self._num_blocks = 0
         self._asleep: frozenset[str] = frozenset()  # of SLEEP_TAGS
         self._offloaded: OffloadedWeights | None = None
         self._is_dropped = False  # the model, until it is loaded again
         self._state_bytes = 0  # of all requests that can run at once, beside the KV cache
-        self._max_joint_prefill_tokens: int | None = None
 
     def init_device(self) -> None:
         """Set threads on a CPU; on a GPU check that it is there and the requested share free."""
@@ -122,7 +121,7 @@ class Worker:
 
     def _load(self) -> None:
         kernels = self._select_kernels()
-        self._is_native = isinstance(kernels, NativeKernels)
+        self._native = kernels if isinstance(kernels, NativeKernels) else None
         try:
             self._model = self._build_model(kernels)
             self._graphed = self._with_graphs(kernels)
@@ -176,7 +175,7 @@ class Worker:
 
     def computes_rows_alike(self) -> bool:
         """Whether what a token gets is the same, to the bit, whatever else is in its step."""
-        return self._is_native
+        return self._native is not None
 
     def warm_up(self) -> int:
         """On a CPU run a small step, so that all is there that steps need; bytes of the weights, of
@@ -226,7 +225,7 @@ class Worker:
 
     def max_joint_prefill_tokens(self) -> int | None:
         """Prompt tokens of several requests in a step that the kernels gain from; None: any."""
-        return self._max_joint_prefill_tokens
+        return None if self._native is None else self._native.max_joint_prefill_tokens
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
         """Allocate the cache that all requests share; returns its bytes.
@@ -375,7 +374,6 @@ class Worker:
             selected.candidates,
         )
         if isinstance(selected.kernels, NativeKernels):
-            self._max_joint_prefill_tokens = selected.kernels.max_joint_prefill_tokens
             # They have threads of their own; torch's would spin beside them after every operation.
             torch.set_num_threads(1)
         return quantized(selected.kernels, device.quantization)
